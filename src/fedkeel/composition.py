@@ -1,0 +1,124 @@
+"""Methods as plain data: what TOML files and fingerprints hold. `load(save(method)) == method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from fedkeel.errors import MethodError, nearest
+from fedkeel.importing import import_name
+from fedkeel.method import Method, Phase
+from fedkeel.rule import Rule, Weighting
+from fedkeel.rules import RULES
+
+
+def save_rule(rule: Rule) -> dict[str, Any]:
+    """`{rule = "HighPass", ratio = 0.01}`; a rule of the user's own is named `module:Class`."""
+    kind = type(rule)
+    name = kind.__name__ if RULES.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
+    if not is_dataclass(rule):
+        raise MethodError(
+            f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
+        )
+    return {"rule": name} | {field.name: _save_value(getattr(rule, field.name)) for field in fields(rule)}
+
+
+def _save_value(value: Any) -> Any:
+    if isinstance(value, Rule):
+        return save_rule(value)
+    return [_save_value(item) for item in value] if isinstance(value, tuple) else value
+
+
+def load_rule(data: Mapping[str, Any]) -> Rule:
+    settings = dict(data)
+    name = settings.pop("rule", None)
+    if not isinstance(name, str):
+        raise MethodError(f"a rule needs its name: {dict(data)}", 'write {rule = "Sam", rho = 0.1}')
+    kind = import_name(name, "rule") if ":" in name else RULES.get(name)
+    if kind is None:
+        raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
+    known = {field.name: field for field in fields(kind)}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"rule {name} has no field: {word}", nearest(word, known, "fields"))
+    missing = [
+        n for n, f in known.items() if n not in settings and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
+    rule: Rule = kind(**{word: _load_value(value) for word, value in settings.items()})
+    return rule
+
+
+def _load_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return load_rule(value)
+    return tuple(_load_value(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def save(method: Method) -> dict[str, Any]:
+    """The composition in full, defaults of the method left out."""
+    data: dict[str, Any] = {"name": method.name, "weights": save_rule(method.weights)}
+    if method.server_lr != 1.0:
+        data["server_lr"] = method.server_lr
+    if method.papers:
+        data["papers"] = list(method.papers)
+    for part in ("server", "personal"):
+        if getattr(method, part):
+            data[part] = [save_rule(rule) for rule in getattr(method, part)]
+    data["phases"] = [_save_phase(phase) for phase in method.phases]
+    return data
+
+
+def _save_phase(phase: Phase) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for field in fields(Phase):
+        value = getattr(phase, field.name)
+        if field.name in ("perturb", "gradient"):
+            if value:
+                data[field.name] = [save_rule(rule) for rule in value]
+        elif value != field.default:
+            data[field.name] = value
+    return data
+
+
+def load(data: Mapping[str, Any]) -> Method:
+    """A method from its composition; `phases` may be left out when `perturb` and `gradient` say all."""
+    settings = dict(data)
+    known = {*(field.name for field in fields(Method)), "perturb", "gradient"}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"a method has no part: {word}", nearest(word, known, "parts"))
+    single = {part: settings.pop(part) for part in ("perturb", "gradient") if part in settings}
+    phases = settings.pop("phases", None)
+    if single and phases:
+        raise MethodError("a method has either phases or perturb and gradient, not both.")
+    weights = load_rule(settings.pop("weights", {"rule": "BySize"}))
+    if not isinstance(weights, Weighting):
+        raise MethodError(
+            f"{type(weights).__name__} is not a weighting of clients.", 'use weights = {rule = "Uniform"}'
+        )
+    return Method(
+        name=str(settings.pop("name", "composed")),
+        phases=tuple(_load_phase(phase) for phase in (phases or [single])),
+        weights=weights,
+        server=_load_rules(settings.pop("server", [])),
+        personal=_load_rules(settings.pop("personal", [])),
+        papers=tuple(settings.pop("papers", ())),
+        **settings,
+    )
+
+
+def _load_rules(data: Any) -> tuple[Rule, ...]:
+    return tuple(load_rule(rule) for rule in data)
+
+
+def _load_phase(data: Mapping[str, Any]) -> Phase:
+    settings = dict(data)
+    known = [field.name for field in fields(Phase)]
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
+    chains = {part: _load_rules(settings.pop(part)) for part in ("perturb", "gradient") if part in settings}
+    return Phase(**chains, **settings)

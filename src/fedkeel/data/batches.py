@@ -1,0 +1,36 @@
+"""Which of its samples a client sees in which local step, decided before any step is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.randomness import FIRST, bits, key
+
+ROW = np.uint64(FIRST)
+
+
+def steps(size: int, batch_size: int, epochs: int, batches: int | None = None) -> int:
+    """K = epochs · ⌈size / batch_size⌉, or just `batches`; a client without data takes no step."""
+    if size == 0:
+        return 0
+    return epochs * -(-size // batch_size) if batches is None else batches
+
+
+def plan(of: int, size: int, batch_size: int, epochs: int, batches: int | None = None) -> list[NDArray[np.int64]]:
+    """The samples of each local step, by their numbers within the client's own data; `of` is the plan's key.
+
+    Each epoch is a fresh random order cut into batches, of which the last, partial one is kept. `batches` asks for
+    exactly that many steps instead: the last epoch is cut short, or further epochs follow.
+    """
+    count = steps(size, batch_size, epochs, batches)
+    passes = -(-count // max(-(-size // batch_size), 1))
+    keys = np.array([key(of, "epoch", epoch) for epoch in range(passes)], dtype=np.uint64)
+    orders = bits(keys, size).argsort(axis=-1, kind="stable")
+    return [order[start : start + batch_size] for order in orders for start in range(0, size, batch_size)][:count]
+
+
+def sample_keys(of: int, step: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """One key for each sample of a step, a function of (of, step, row) and of nothing beside it in the batch."""
+    # `bits` steps a key by another odd constant before it mixes, so neighbouring rows share no number
+    return np.uint64(key(of, "sample", step)) + ROW * rows.astype(np.uint64)

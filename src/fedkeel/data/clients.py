@@ -1,0 +1,83 @@
+"""The data of all clients, by client and row. Nothing here grows with clients that are never asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data.partition import Partition
+from fedkeel.errors import DataError
+from fedkeel.randomness import key, permutation
+
+Rows = NDArray[np.int64]
+Sample = tuple[Tensor, ...]
+
+
+class ClientData(Protocol):
+    """What a task needs to know of its clients."""
+
+    @property
+    def sizes(self) -> Rows: ...
+
+    def rows(self, client: int, rows: Rows) -> Sample: ...
+
+
+def as_tensors(data: Any, whose: str) -> Sample:
+    """One tensor or array, or a tuple of them, of equal length."""
+    parts = data if isinstance(data, tuple | list) else (data,)
+    try:
+        tensors = tuple(torch.as_tensor(part) for part in parts)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{whose} is not made of tensors: {error}", "give a tensor, or a tuple of tensors") from None
+    if not tensors or any(t.dim() == 0 or len(t) != len(tensors[0]) for t in tensors):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise DataError(f"the tensors of {whose} differ in length: {shapes}", "rows are samples, in each of them")
+    return tensors
+
+
+class TensorClients:
+    """Each client's own tensors, from any sequence; one that knows its `sizes` is not walked through."""
+
+    def __init__(self, clients: Sequence[Any]):
+        self.clients = clients
+        sizes = getattr(clients, "sizes", None)
+        if sizes is None:
+            sizes = [len(as_tensors(clients[i], f"client {i}")[0]) for i in range(len(clients))]
+        self.sizes = np.asarray(sizes, dtype=np.int64)
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        at = torch.from_numpy(rows)
+        return tuple(part[at] for part in as_tensors(self.clients[client], f"client {client}"))
+
+
+class SharedClients:
+    """One data set on disk, divided among clients by a partition."""
+
+    def __init__(self, inputs: Any, labels: NDArray[np.int64], partition: Partition):
+        self.inputs, self.labels, self.partition = inputs, labels, partition
+        self.sizes = np.diff(partition.offsets)
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        at = self.partition.indices[self.partition.offsets[client] + rows]
+        return torch.from_numpy(np.ascontiguousarray(self.inputs[at])), torch.from_numpy(self.labels[at])
+
+
+class HeldOut:
+    """A share of each client's rows kept aside: `validation` False gives the rest, at least one row of each client."""
+
+    def __init__(self, clients: ClientData, share: float, seed: int, *, validation: bool):
+        self.clients, self.seed, self.validation = clients, seed, validation
+        self.kept = clients.sizes - np.minimum(
+            (share * clients.sizes).astype(np.int64), np.maximum(clients.sizes - 1, 0)
+        )
+        self.sizes = clients.sizes - self.kept if validation else self.kept
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        order = permutation(key(self.seed, "validation", client), int(self.clients.sizes[client]))
+        kept = int(self.kept[client])
+        return self.clients.rows(client, (order[kept:] if self.validation else order[:kept])[rows])

@@ -1,0 +1,146 @@
+"""What a data set is: its card (facts, known before any file is read) and its arrays (opened, not read)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = slice | NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """Inputs gathered by row. A memory-mapped numpy array is one; so are the text windows of Shakespeare."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where Hugging Face `datasets` finds a set: repository, configuration, column names, names of the two splits."""
+
+    repository: str
+    image: str
+    label: str
+    group: str | None = None
+    configuration: str | None = None
+    splits: tuple[str, str] = ("train", "test")
+
+    def __str__(self) -> str:
+        return self.repository
+
+
+@dataclass(frozen=True)
+class Url:
+    """One published file, fetched as it is and then read like a file of the user's."""
+
+    address: str
+    file: str
+
+    def __str__(self) -> str:
+        return self.address
+
+
+@dataclass(frozen=True)
+class DatasetCard:
+    """The facts of a data set.
+
+    `shape` is that of one sample, (channels, height, width) or (tokens,); `train` and `test` count samples, 0 where
+    the number depends on what was imported. `mean` and `std` are per channel of pixels divided by 255. `checksums`
+    are "algorithm:digest" by file name. `preset` is what `--dataset NAME` alone means. `natural` says what a natural
+    client is. `vocabulary` is the number of token ids, 0 for images. `notes` are choices we made where the papers are
+    silent.
+    """
+
+    name: str
+    title: str
+    classes: int
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    home: Hub | Url | str
+    licence: str
+    citation: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    natural: str | None = None
+    vocabulary: int = 0
+    dtype: str = "uint8"
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("checksums", "preset"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, name) for name in self.__dataclass_fields__]
+        return type(self), tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of one sample on disk: channels last, and no channel axis for grey images."""
+        if len(self.shape) != 3:
+            return self.shape
+        channels, height, width = self.shape
+        return (height, width) if channels == 1 else (height, width, channels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test samples with labels. Inputs stay on disk until rows are asked for.
+
+    `groups` gives the natural client (writer, role, domain) of each training sample, `test_groups` of each test
+    sample, both None where a set has no natural clients. `remarks` say what was left out of this copy, and by which
+    rule.
+    """
+
+    card: DatasetCard
+    train_images: Samples
+    train_labels: NDArray[np.int64]
+    test_images: Samples
+    test_labels: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
+    test_groups: NDArray[np.int64] | None = None
+    root: Path | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def classes(self) -> int:
+        return self.card.classes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.card.shape
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.card.mean
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.card.std
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a pickled memory map would carry the whole array to every worker process; the folder's path is enough
+        from fedkeel.data.loading import reopen
+
+        return reopen, (self.card, self.root)

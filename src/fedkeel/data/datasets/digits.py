@@ -1,0 +1,64 @@
+"""The 1 797 handwritten digits that ship with scikit-learn: 8×8 pixels, real data, no download.
+
+They are the test part of the UCI "Optical Recognition of Handwritten Digits" set (43 writers). Grey levels 0 … 16 are
+stored as the nearest of 0 … 255. The set has no published split of its own: a fifth of each class, drawn once and for
+all by a fixed key, is the test set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedkeel.data.dataset import Dataset, DatasetCard
+from fedkeel.data.source import Source
+from fedkeel.randomness import key, permutation
+
+CARD = DatasetCard(
+    name="digits",
+    title="Optical recognition of handwritten digits, 8×8 (embedded)",
+    classes=10,
+    shape=(1, 8, 8),
+    train=1442,
+    test=355,
+    home="scikit-learn",
+    licence="CC BY 4.0",
+    citation="""@misc{alpaydin1998optical,
+  author = {Alpaydin, E. and Kaynak, C.},
+  title = {Optical Recognition of Handwritten Digits},
+  year = {1998},
+  howpublished = {UCI Machine Learning Repository},
+  doi = {10.24432/C50P49}
+}""",
+    mean=(0.3049,),
+    std=(0.3757,),
+    preset={
+        "model": "small-cnn",
+        "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 20},
+        "rounds": 30,
+        "participation": 0.5,
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 0.05,
+        "augment": "none",
+    },
+    notes="Test set: a fifth of each class, by a fixed key. Used for the quick start and for tests, not by the papers.",
+)
+
+
+def open_digits(card: DatasetCard, folder: Path, root: Path) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    labels = digits.target.astype(np.int64)
+    orders = [
+        np.flatnonzero(labels == c)[permutation(key(0, "digits", c), int((labels == c).sum()))] for c in range(10)
+    ]
+    test = np.sort(np.concatenate([order[: len(order) // 5] for order in orders]))
+    train = np.setdiff1d(np.arange(len(labels)), test)
+    return Dataset(card, images[train], labels[train], images[test], labels[test], root=root)
+
+
+DIGITS = Source(CARD, open_digits, is_complete=lambda card, folder: True)

@@ -1,0 +1,146 @@
+"""FEMNIST: handwritten digits and letters by writer, 62 classes, 28×28, black ink on white paper (LEAF).
+
+Three forms are read. LEAF's JSON files, split by LEAF into train/ and test/: taken as they are. LEAF's JSON files
+before the split, and the copy of all writers on the Hugging Face hub: split here by LEAF's rule, ⌊0.9 n⌋ (at least one)
+of a writer's n samples, drawn by a key of the writer's name, are for training. Writers are numbered in the order of
+their names. A writer with a single sample has it for training and no test sample; a writer without samples is no
+client.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.data.dataset import DatasetCard, Hub
+from fedkeel.data.datasets.leaf import CITATION, users
+from fedkeel.data.download import BATCH, explained, hub_of, open_split, stacked
+from fedkeel.data.folder import Draft, is_complete, open_folder
+from fedkeel.data.source import Source
+from fedkeel.errors import DataError
+from fedkeel.randomness import key, permutation
+
+SHARE = 0.9
+Writer = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
+
+
+def convert(path: Path, draft: Draft, check: bool) -> None:
+    given = {"train": [], "test": [], "all": []}  # type: dict[str, list[Writer]]
+    for part, name, x, y in users(path):
+        if y:
+            given[part].append((name, pixels(name, x), np.array(y, np.int64)))
+    if given["all"] and (given["train"] or given["test"]):
+        raise DataError(
+            f"{path} holds split and unsplit files at once", hint="give LEAF's folder data, or data/all_data"
+        )
+    if given["all"]:
+        save_writers(draft, *split(merged(given["all"])))
+    elif given["train"] and given["test"]:
+        save_writers(draft, merged(given["train"]), merged(given["test"]))
+    else:
+        raise DataError(
+            f"{path} holds no LEAF files with users, or only half of a split", hint=draft.source.import_hint
+        )
+
+
+def pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:
+    """LEAF divides by 255 and writes 784 numbers a sample, 1 for white."""
+    try:
+        values = np.array(x, np.float64).reshape(-1, 28, 28)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"a sample of writer {writer!r} does not have 784 numbers") from error
+    if len(values) != len(x) or not ((values >= 0) & (values <= 1)).all():
+        raise DataError(f"the samples of writer {writer!r} are not {len(x)} times 784 numbers between 0 and 1")
+    return np.rint(values * 255).astype(np.uint8)
+
+
+def fetch(draft: Draft) -> None:
+    """All writers from the hub, which has one split only."""
+    hub, rows = hub_of(draft), open_split(draft, "train")
+    writers: list[Writer] = []
+    with explained(draft, "train"):
+        for batch in rows.iter(batch_size=BATCH):
+            names, images = np.array(batch[hub.group]), stacked(draft, batch[hub.image])
+            labels = np.array(batch[hub.label], np.int64)
+            writers += [(str(name), images[names == name], labels[names == name]) for name in np.unique(names)]
+    save_writers(draft, *split(merged(writers)))
+
+
+def merged(pieces: Sequence[Writer]) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+    """One entry for each writer, by name; a writer may be spread over several files or batches."""
+    by_name: dict[str, list[Writer]] = {}
+    for piece in pieces:
+        by_name.setdefault(piece[0], []).append(piece)
+    return {
+        name: (np.concatenate([p[1] for p in parts]), np.concatenate([p[2] for p in parts]))
+        for name, parts in sorted(by_name.items())
+    }
+
+
+Samples = dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]
+
+
+def split(writers: Samples) -> tuple[Samples, Samples]:
+    train: Samples = {}
+    test: Samples = {}
+    for name, (images, labels) in writers.items():
+        order = permutation(key(0, "femnist", zlib.crc32(name.encode())), len(labels))
+        count = max(1, int(SHARE * len(labels)))
+        first, rest = np.sort(order[:count]), np.sort(order[count:])
+        train[name] = images[first], labels[first]
+        if len(rest):
+            test[name] = images[rest], labels[rest]
+    return train, test
+
+
+def save_writers(draft: Draft, train: Samples, test: Samples) -> None:
+    number = {name: index for index, name in enumerate(sorted(train.keys() | test.keys()))}
+    for part, writers in (("train", train), ("test", test)):
+        with draft.split(part) as writer:
+            for name, (images, labels) in in_order(writers):
+                writer.write(images, labels.tolist(), [number[name]] * len(labels))
+
+
+def in_order(writers: Samples) -> Iterator[tuple[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]]:
+    return iter(sorted(writers.items()))
+
+
+FEMNIST = Source(
+    DatasetCard(
+        name="femnist",
+        title="FEMNIST: handwritten characters by writer (LEAF)",
+        classes=62,
+        shape=(1, 28, 28),
+        train=0,
+        test=0,
+        home=Hub("flwrlabs/femnist", image="image", label="character", group="writer_id"),
+        licence="BSD 2-clause (LEAF); NIST Special Database 19 is free of restrictions",
+        citation=CITATION,
+        mean=(0.5,),
+        std=(0.5,),
+        preset={
+            "model": "leaf-cnn",
+            "partition": {"kind": "natural"},
+            "rounds": 300,
+            "participation": 0.1,
+            "epochs": 5,
+            "batch_size": 50,
+            "lr": 0.05,
+            "augment": "none",
+        },
+        natural="writer",
+        notes="Test: the last tenth of each writer by LEAF's rule, drawn by key where LEAF has not split. The papers' "
+        "clients are a sample of the writers, of unstated size. Normalised by 0.5 and 0.5, up to the sign as in the "
+        "FedSAM line of code. A writer of one sample trains on it and is not tested.",
+    ),
+    open=open_folder,
+    is_complete=is_complete,
+    convert=convert,
+    fetch=fetch,
+    accepts="LEAF's folder data/femnist/data (train/ and test/, or all_data/)",
+)

@@ -1,0 +1,56 @@
+"""The JSON files of the LEAF benchmark.
+
+{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedkeel.data.archives import entries
+from fedkeel.errors import DataError
+
+CITATION = """@article{caldas2018leaf,
+  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
+            Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
+  title = {{LEAF}: A Benchmark for Federated Settings},
+  journal = {arXiv preprint arXiv:1812.01097},
+  year = {2018}
+}"""
+
+
+class User(NamedTuple):
+    """One client of one file. `part` is "train", "test" or, where a file does not say, "all"."""
+
+    part: str
+    name: str
+    x: list[Any]
+    y: list[Any]
+
+
+def users(path: Path) -> Iterator[User]:
+    """Every client of every file, file by file: a whole FEMNIST does not fit into memory as JSON."""
+    for name, content in entries(path, lambda name: name.endswith(".json")):
+        try:
+            document = json.loads(content)
+        except (ValueError, UnicodeDecodeError) as error:
+            raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
+        if not isinstance(document, dict) or "user_data" not in document:
+            continue
+        for user, data in document["user_data"].items():
+            if not isinstance(data, dict) or "x" not in data or "y" not in data:
+                raise DataError(f"{name} has no samples 'x' and 'y' for user {user!r}")
+            if len(data["x"]) != len(data["y"]):
+                raise DataError(f"{name} has {len(data['x'])} inputs and {len(data['y'])} labels for user {user!r}")
+            yield User(part_of(name), user, data["x"], data["y"])
+
+
+def part_of(name: str) -> str:
+    """LEAF writes …/train/…_train_9.json and …/test/…_test_9.json once it has split the data."""
+    for part in ("train", "test"):
+        if f"{part}/" in name or f"_{part}_" in name:
+            return part
+    return "all"

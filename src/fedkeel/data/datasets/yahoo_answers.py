@@ -1,0 +1,142 @@
+"""Yahoo! Answers: the topic (of ten) of a question, from its title, its text and the best answer.
+
+Text becomes numbers by a vocabulary of the training texts: words are runs of letters, digits and apostrophes in lower
+case; the 98 633 most frequent (ties in alphabetical order) get the numbers from 2 on, 1 is any other word and 0 fills
+the rows up to 200 words. Longer texts are cut. The size is that of the fastText-style model in PFLlib, so that its
+embedding has the same number of parameters.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.data.archives import basename, streams
+from fedkeel.data.dataset import DatasetCard, Hub
+from fedkeel.data.download import BATCH, check_count, explained, open_split
+from fedkeel.data.folder import Draft, is_complete, open_folder
+from fedkeel.data.source import Source
+from fedkeel.errors import DataError
+
+WORD = re.compile(r"[a-z0-9']+")
+LENGTH = 200
+VOCABULARY = 98_635
+PADDING, UNKNOWN, FIRST = 0, 1, 2
+TEXT_COLUMNS = ("question_title", "question_content", "best_answer")
+Row = tuple[int, str]
+
+
+def words(text: str) -> list[str]:
+    # the published files write a line break as backslash and n
+    return WORD.findall(text.lower().replace("\\n", " "))
+
+
+def vocabulary_of(texts: Iterable[str], size: int = VOCABULARY) -> dict[str, int]:
+    counts = Counter(word for text in texts for word in words(text))
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - FIRST]
+    return {word: number for number, (word, _) in enumerate(ranked, FIRST)}
+
+
+def encode(texts: list[str], vocabulary: dict[str, int]) -> NDArray[np.int32]:
+    rows = np.full((len(texts), LENGTH), PADDING, np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        numbers = [vocabulary.get(word, UNKNOWN) for word in words(text)[:LENGTH]]
+        row[: len(numbers)] = numbers
+    return rows
+
+
+def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
+    """Two passes over the training rows, one for the vocabulary and one to write; one over the test rows."""
+    vocabulary = vocabulary_of(text for _, text in rows_of("train"))
+    for split in ("train", "test"):
+        with draft.split(split) as writer:
+            batch: list[Row] = []
+            for row in rows_of(split):
+                batch.append(row)
+                if len(batch) == BATCH:
+                    writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
+                    batch = []
+            writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
+    (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8")
+
+
+def convert(path: Path, draft: Draft, check: bool) -> None:
+    """The published comma-separated files: topic from 1 on, title, text, answer."""
+
+    def rows_of(split: str) -> Iterator[Row]:
+        found = False
+        for name, file in streams(path, lambda name: basename(name) == f"{split}.csv"):
+            found = True
+            with io.TextIOWrapper(file, "utf-8", "replace", newline="") as lines:
+                for line, fields in enumerate(csv.reader(lines), 1):
+                    if len(fields) != 4 or not fields[0].isdecimal():
+                        raise DataError(f"line {line} of {name} is not a topic and three texts: {fields[:1]}")
+                    yield int(fields[0]) - 1, " ".join(fields[1:])
+        if not found:
+            raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)
+
+    save(draft, rows_of)
+
+
+def fetch(draft: Draft) -> None:
+    splits = {split: open_split(draft, split) for split in ("train", "test")}
+    for split, rows in splits.items():
+        check_count(draft, split, len(rows))
+        if missing := [column for column in TEXT_COLUMNS if column not in rows.column_names]:
+            raise DataError(f"{draft.card.home} has no column {missing[0]!r}", hint=draft.source.import_hint)
+
+    def rows_of(split: str) -> Iterator[Row]:
+        for batch in splits[split].iter(batch_size=BATCH):
+            for topic, *texts in zip(batch["topic"], *(batch[column] for column in TEXT_COLUMNS), strict=True):
+                yield topic, " ".join(text or "" for text in texts)
+
+    with explained(draft, "train"):
+        save(draft, rows_of)
+
+
+YAHOO_ANSWERS = Source(
+    DatasetCard(
+        name="yahoo-answers",
+        title="Yahoo! Answers: topics of questions",
+        classes=10,
+        shape=(LENGTH,),
+        train=1_400_000,
+        test=60_000,
+        home=Hub("community-datasets/yahoo_answers_topics", image="question_title", label="topic"),
+        licence="Yahoo! Webscope terms: research only",
+        citation="""@inproceedings{zhang2015character,
+  author = {Zhang, Xiang and Zhao, Junbo and LeCun, Yann},
+  title = {Character-level Convolutional Networks for Text Classification},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2015}
+}""",
+        checksums={"yahoo_answers_csv.tar.gz": "md5:f3f9899b997a42beb24157e62e3eea8d"},
+        preset={
+            "model": "fasttext",
+            "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 100},
+            "rounds": 300,
+            "participation": 0.1,
+            "epochs": 5,
+            "batch_size": 50,
+            "lr": 0.1,
+            "augment": "none",
+        },
+        vocabulary=VOCABULARY,
+        dtype="int32",
+        notes="SpecGradFilter names no model or tokens; its accuracies exclude pre-trained encoders. Ours: a "
+        f"fastText-style classifier on the {VOCABULARY - FIRST} most frequent words; title, question and answer, "
+        f"{LENGTH} words at most.",
+    ),
+    open=open_folder,
+    is_complete=is_complete,
+    convert=convert,
+    fetch=fetch,
+    accepts="yahoo_answers_csv.tar.gz or the folder of train.csv and test.csv",
+)

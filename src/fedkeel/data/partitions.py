@@ -1,0 +1,80 @@
+"""Partitions by name, as plain data: `{kind = "dirichlet", alpha = 0.1, clients = 100}` or "dirichlet:alpha=0.1"."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from fedkeel.data.dirichlet import Dirichlet
+from fedkeel.data.partition import Partitioner
+from fedkeel.data.pathological import Pathological
+from fedkeel.data.plain import Iid, LongTail, Natural, QuantitySkew
+from fedkeel.errors import ExperimentError, nearest
+
+PARTITIONS: dict[str, type[Any]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "pathological": Pathological,
+    "quantity-skew": QuantitySkew,
+    "natural": Natural,
+    "long-tail": LongTail,
+}
+
+
+def load_partition(given: Any) -> Partitioner:
+    """A partition from itself, from plain data, or from `kind:field=value,field=value`."""
+    if isinstance(given, str):
+        given = parse(given)
+    if not isinstance(given, Mapping):
+        if type(given) in PARTITIONS.values() or hasattr(given, "divide"):
+            return given  # type: ignore[no-any-return]
+        raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
+    settings = dict(given)
+    kind = str(settings.pop("kind", "dirichlet"))
+    if kind not in PARTITIONS:
+        raise ExperimentError(f"unknown partition: {kind}", nearest(kind, PARTITIONS, "partitions"))
+    known = {field.name: field for field in fields(PARTITIONS[kind])}
+    for word in settings:
+        if word not in known:
+            raise ExperimentError(f"partition {kind} has no field: {word}", nearest(word, known, "fields"))
+    missing = [name for name, field in known.items() if name not in settings and field.default is MISSING]
+    if missing:
+        raise ExperimentError(f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
+    if "base" in settings:
+        settings["base"] = load_partition(settings["base"])
+    return PARTITIONS[kind](**settings)  # type: ignore[no-any-return]
+
+
+def parse(text: str) -> dict[str, Any]:
+    """`dirichlet:alpha=0.1,clients=100` as plain data."""
+    kind, _, rest = text.partition(":")
+    settings: dict[str, Any] = {"kind": kind.strip()}
+    for piece in filter(None, (piece.strip() for piece in rest.split(","))):
+        name, equals, value = piece.partition("=")
+        if not equals:
+            raise ExperimentError(
+                f"a partition's field needs a value: {piece}", 'write "dirichlet:alpha=0.1,clients=100"'
+            )
+        settings[name.strip()] = plain_value(value.strip())
+    return settings
+
+
+def plain_value(text: str) -> Any:
+    """A TOML value, or the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def save_partition(partition: Partitioner) -> dict[str, Any]:
+    """Plain data; a partition of the user's own by its representation, which says what it was."""
+    kind = next((name for name, made in PARTITIONS.items() if made is type(partition)), None)
+    if kind is None:
+        return {"kind": f"python:{partition!r}"}
+    settings = {field.name: getattr(partition, field.name) for field in fields(PARTITIONS[kind])}
+    if "base" in settings:
+        settings["base"] = save_partition(settings["base"])
+    return {"kind": kind} | settings

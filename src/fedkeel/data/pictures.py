@@ -1,0 +1,27 @@
+"""Published image files (JPEG, PNG) as arrays, through Pillow."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.errors import DataError
+
+
+def decode(name: str, content: bytes, shape: tuple[int, ...], resize: bool = False) -> NDArray[np.uint8]:
+    """The pixels of an image file in the channels of `shape`; `resize` brings the image to its size (bicubic)."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError(
+            "reading image files needs the package pillow", hint='pip install "fedkeel[download]"'
+        ) from error
+    channels, height, width = shape
+    try:
+        with Image.open(io.BytesIO(content)) as file:
+            image = file.convert("L" if channels == 1 else "RGB")
+        return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC) if resize else image)
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error

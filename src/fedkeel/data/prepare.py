@@ -1,0 +1,64 @@
+"""From stored rows to what a model sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data.augment import Augment
+from fedkeel.data.clients import Sample
+from fedkeel.errors import ExperimentError, nearest
+
+AUGMENTATIONS: dict[str, Augment | None] = {
+    "none": None,
+    "crop-flip": Augment(crop=4, flip=True),
+    "crop-flip-half": Augment(crop=4, flip=True, probability=0.5),  # FL-Simulator's
+}
+
+
+def augmentation(name: str, shape: tuple[int, ...]) -> Augment | None:
+    """By name; 64-pixel images are cropped from 8 pixels of padding instead of 4."""
+    if name not in AUGMENTATIONS:
+        raise ExperimentError(f"unknown augmentation: {name}", nearest(name, AUGMENTATIONS, "augmentations"))
+    found = AUGMENTATIONS[name]
+    if found is None or len(shape) < 3:
+        return None
+    return Augment(found.crop * max(1, shape[-1] // 32), found.flip, found.probability)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Images: bytes to floats, (x / 255 − mean) / std by channel, then augmented where keys are given. Tokens: as they are."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment | None = None
+
+    @property
+    def augments(self) -> bool:
+        return self.augment is not None
+
+    @cached_property
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """x · scale + shift, by channel."""
+        std = torch.tensor(self.std, dtype=torch.float64) * 255
+        shift = -torch.tensor(self.mean, dtype=torch.float64) * 255 / std
+        return (1 / std).float().view(-1, 1, 1), shift.float().view(-1, 1, 1)
+
+    def __call__(self, raw: Sample, keys: NDArray[np.uint64] | None) -> Sample:
+        inputs, *rest = raw
+        if not self.mean:
+            return (inputs.to(torch.int64), *rest)
+        scale, shift = (part.to(inputs.device) for part in self.affine)
+        # [N, H, W] or [N, H, W, C] -> [N, C, H, W]
+        images = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
+        images = torch.addcmul(shift, images.float(), scale).contiguous()
+        if self.augment is not None and keys is not None:
+            draws = self.augment.draw(keys)
+            images = self.augment.apply(images, None if draws is None else torch.from_numpy(draws).to(images.device))
+        return (images, *rest)

@@ -1,0 +1,26 @@
+"""Dirichlet draws as logarithms, so that any alpha > 0 works and a draw can be restricted to some of its parts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel import randomness
+
+Floats = NDArray[np.float64]
+
+
+def log_dirichlet(key: int, alpha: float, rows: int, columns: int) -> Floats:
+    """Logarithms of `rows` draws of the symmetric Dirichlet distribution, each row up to a constant.
+
+    Gamma variates of a small alpha underflow; their logarithms do not: log Γ(α) = log Γ(α + 1) + log(U) / α.
+    """
+    generator = randomness.generator(key)
+    logs = np.log(generator.standard_gamma(alpha + 1.0, (rows, columns)))
+    return np.asarray(logs + np.log1p(-generator.random((rows, columns))) / alpha)
+
+
+def normalised(logs: Floats) -> Floats:
+    """The shares of each row. Parts at -∞ have none; to restrict a Dirichlet draw, set the others to -∞."""
+    weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

@@ -1,0 +1,79 @@
+"""What an engine is: it trains the clients of a round and scores models. It never imports a rule or a method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.method import Method
+from fedkeel.randomness import key, uniforms
+from fedkeel.round import init_client
+from fedkeel.rule import State
+from fedkeel.task import Scores, Task
+from fedkeel.trees import Tree
+
+
+@dataclass(frozen=True)
+class Training:
+    """How much local work a client does."""
+
+    seed: int
+    epochs: int | tuple[int, int]
+    batch_size: int
+
+    def epochs_of(self, round: int, client: int) -> int:
+        """The client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
+        if isinstance(self.epochs, int):
+            return self.epochs
+        low, high = self.epochs
+        draw = float(uniforms(key(self.seed, "epochs", round, client), 1)[0])
+        return low + int(draw * (high - low + 1))
+
+
+class Outcome(NamedTuple):
+    """What a client sends and what it remembers."""
+
+    client: int
+    report: State
+    state: State
+
+
+class Engine(Protocol):
+    """The contract; `train` may finish clients in any order, but returns them in the order they were asked for."""
+
+    name: str
+
+    def train(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]: ...
+
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]: ...
+
+    def close(self) -> None: ...
+
+
+def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:
+    """What the server knows of a client without being told by a rule."""
+    size = float(task.clients.sizes[client])
+    return {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+
+
+def uploaded_steps(method: Method, lengths: Sequence[int]) -> int:
+    """K_i: the steps that move the model the client sends."""
+    return sum(n for phase, n in zip(method.phases, lengths, strict=True) if phase.trains and phase.uploads)
+
+
+def state_of(method: Method, task: Task, state: State | None) -> State:
+    """A client's state, or that of one who has never taken part."""
+    return init_client(method, task.initial, task.buffers) if state is None else state
+
+
+def step_keys(training: Training, round: int, client: int, phase: int, steps: int) -> Tensor:
+    """One key per step, for rules that are random."""
+    keys = [key(training.seed, "rule", round, client, phase, step) for step in range(steps)]
+    return torch.from_numpy(np.asarray(keys, dtype=np.int64))

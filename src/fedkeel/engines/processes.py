@@ -1,0 +1,153 @@
+"""A pool of serial engines in processes of their own: bitwise equal to serial, whoever finishes first."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, cast
+
+import cloudpickle
+
+from fedkeel.engines.engine import Outcome, Training
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.worker import pack, receive, send, unpack
+from fedkeel.errors import RunError
+from fedkeel.method import Method
+from fedkeel.problem import Problem
+from fedkeel.rule import State
+from fedkeel.task import Scores, Task
+from fedkeel.trees import Tree
+
+
+class Worker:
+    """One child process and its two pipes."""
+
+    def __init__(self, number: int):
+        command = [sys.executable, "-c", "from fedkeel.engines.worker import main; main()"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        paths = [package_root, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        self.number = number
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self.requests = cast(BinaryIO, self.process.stdin)
+        self.replies = cast(BinaryIO, self.process.stdout)
+
+    def ask(self, kind: str, payload: Any) -> None:
+        self.ask_bytes(pickle.dumps((kind, payload), protocol=5))
+
+    def ask_bytes(self, body: bytes) -> None:
+        try:
+            send(self.requests, body)
+        except BrokenPipeError:
+            raise self.gone() from None
+
+    def answer(self) -> Any:
+        try:
+            reply = pickle.loads(receive(self.replies))
+        except EOFError:
+            raise self.gone() from None
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def gone(self) -> RunError:
+        code = self.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return RunError(f"worker process {self.number} {how}.", "out of memory? Try fewer workers, or --engine serial")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.requests, self.replies):
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+
+
+class ProcessesEngine:
+    """Hands clients to workers as they become free; the parent keeps every client's state."""
+
+    name = "processes"
+
+    def __init__(
+        self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
+    ):
+        self.task = task
+        self.seconds: Counter[str] = Counter()
+        self.workers: list[Worker] = []
+        problem = task.problem
+
+        def make() -> SerialEngine:
+            return SerialEngine(make_task(problem), method, training)
+
+        try:
+            engine = cloudpickle.dumps(make)
+        except Exception as error:
+            raise RunError(
+                f"this problem cannot be sent to worker processes: {error}", "use --engine serial (engine='serial')"
+            ) from error
+        try:
+            self.workers = [Worker(number) for number in range(workers)]
+            for worker in self.workers:
+                worker.ask("setup", {"path": sys.path, "engine": engine})
+            for worker in self.workers:
+                worker.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def train(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]:
+        body = pickle.dumps(("message", pack(message)), protocol=5)
+        for worker in self.workers:
+            worker.ask_bytes(body)
+        known = [None if state is None else pack(state) for state in states]
+        answers = self.spread("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
+        for _, _, seconds in answers:
+            self.seconds.update(seconds)
+        return [
+            Outcome(c, unpack(report), unpack(state)) for c, (report, state, _) in zip(clients, answers, strict=True)
+        ]
+
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        parts = list(self.task.parts(split))
+        share = max(1, -(-len(parts) // (2 * len(self.workers))))
+        model = (pack(params), None if buffers is None else pack(buffers))
+        pieces = [(*model, parts[i : i + share]) for i in range(0, len(parts), share)]
+        return [scores for piece in self.spread("score", pieces) for scores in piece]
+
+    def spread(self, kind: str, payloads: Sequence[Any]) -> list[Any]:
+        """Ask workers as they become free; answers in the order of the payloads."""
+        waiting = deque(enumerate(payloads))
+        answers: list[Any] = [None] * len(payloads)
+        busy: dict[Worker, int] = {}
+        with selectors.DefaultSelector() as ready:
+            for worker in self.workers:
+                ready.register(worker.replies, selectors.EVENT_READ, worker)
+                self._next(kind, worker, waiting, busy)
+            while busy:
+                for event, _ in ready.select():
+                    worker = event.data
+                    if worker not in busy:
+                        raise worker.gone()
+                    answers[busy.pop(worker)] = worker.answer()
+                    self._next(kind, worker, waiting, busy)
+        return answers
+
+    def _next(self, kind: str, worker: Worker, waiting: deque[tuple[int, Any]], busy: dict[Worker, int]) -> None:
+        if waiting:
+            busy[worker], payload = waiting.popleft()
+            worker.ask(kind, payload)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []

@@ -1,0 +1,92 @@
+"""One client after another: the reference that every other engine is held against."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedkeel.data.batches import plan, sample_keys
+from fedkeel.data.clients import Rows
+from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, step_keys, uploaded_steps
+from fedkeel.gradients import Workspace
+from fedkeel.method import Method, Phase
+from fedkeel.randomness import key
+from fedkeel.round import Gradient, Moment, Stretch, local_round
+from fedkeel.rule import State
+from fedkeel.task import Batch, Scores, Task
+from fedkeel.trees import Tree
+
+
+class SerialEngine:
+    """Trains clients in the calling process."""
+
+    name = "serial"
+
+    def __init__(self, task: Task, method: Method, training: Training):
+        self.task, self.method, self.training = task, method, training
+        self.workspace = Workspace(task)
+        self.seconds: Counter[str] = Counter()  # by part of the work
+        self.counters = torch.arange(1024)
+        self.nothing = torch.zeros((), dtype=torch.int64)
+
+    def train(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]:
+        return [self.train_one(message, round, lr, c, s) for c, s in zip(clients, states, strict=True)]
+
+    def train_one(self, message: State, round: int, lr: float, client: int, state: State | None) -> Outcome:
+        rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
+        began, spent = time.perf_counter(), self.seconds["data"] + self.seconds["gradients"]
+        plans = [self.plan(round, client, i, phase) for i, phase in enumerate(self.method.phases)]
+        steps = uploaded_steps(self.method, [len(rows) for rows in plans])
+        facts = facts_of(self.task, client, steps, rate)
+        work = [self.stretch(round, client, i, phase, plans[i]) for i, phase in enumerate(self.method.phases)]
+        state = state_of(self.method, self.task, state)
+        report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
+        spent = self.seconds["data"] + self.seconds["gradients"] - spent
+        self.seconds["rules"] += time.perf_counter() - began - spent
+        return Outcome(client, report, state)
+
+    def plan(self, round: int, client: int, index: int, phase: Phase) -> list[Rows]:
+        """Which rows of its data the client sees in each step of a phase."""
+        size, epochs = int(self.task.clients.sizes[client]), self.training.epochs_of(round, client)
+        of = key(self.training.seed, "batches", round, client, index)
+        return plan(of, size, self.training.batch_size, epochs, phase.batches)
+
+    def stretch(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Stretch:
+        """A phase's moments, made one at a time as they are used."""
+        sizes = torch.tensor([len(rows) for rows in plan], dtype=self.task.dtype, device=self.task.device)
+        return Stretch(self.moments(round, client, index, phase, plan), sizes / sizes.sum())
+
+    def moments(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[Moment]:
+        of = key(self.training.seed, "samples", round, client, index)
+        random = any(rule.random for rule in phase.rules)
+        keys = step_keys(self.training, round, client, index, len(plan)) if random else None
+        for step, rows in enumerate(plan):
+            began = time.perf_counter()
+            seeds = sample_keys(of, step, rows) if self.task.augments else None
+            seed = key(of, "module", step) if self.task.stochastic else None
+            batch = self.task.batch(client, rows, seeds, seed)
+            self.seconds["data"] += time.perf_counter() - began
+            yield Moment(batch, self.counter(step), self.nothing if keys is None else keys[step])
+
+    def counter(self, step: int) -> Tensor:
+        if step >= len(self.counters):
+            self.counters = torch.arange(2 * step)
+        return self.counters[step]
+
+    def gradient(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
+        began = time.perf_counter()
+        result = self.workspace(params, batch, objective, message, buffers)
+        self.seconds["gradients"] += time.perf_counter() - began
+        return result
+
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,101 @@
+"""A worker process: a serial engine that answers requests on its standard streams.
+
+Started as a command of its own, so that the user's main module is never imported again. Messages are
+pickles between a parent and the child it started; they never cross a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+import sys
+from typing import Any, BinaryIO
+
+import torch
+
+from fedkeel.machine import steady
+from fedkeel.trees import Tree
+
+LENGTH = struct.Struct("<Q")
+
+
+def send(stream: BinaryIO, message: bytes) -> None:
+    stream.write(LENGTH.pack(len(message)))
+    stream.write(message)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes:
+    """The next message; EOFError when the other side is gone."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise EOFError
+    size = LENGTH.unpack(head)[0]
+    body = stream.read(size)
+    if len(body) < size:
+        raise EOFError
+    return body
+
+
+def pack(state: Any) -> Any:
+    """Tensors as arrays: pickling a tensor itself takes longer than a small step."""
+    if isinstance(state, dict):
+        return {name: pack(slot) for name, slot in state.items()}
+    return (state.buffer.numpy(), state.layout) if isinstance(state, Tree) else state.numpy()
+
+
+def unpack(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: unpack(slot) for name, slot in state.items()}
+    return Tree(torch.from_numpy(state[0]), state[1]) if isinstance(state, tuple) else torch.from_numpy(state)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    requests = os.fdopen(os.dup(0), "rb", buffering=1 << 20)
+    replies = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
+    os.dup2(2, 1)  # what the user's code prints must not fall between replies
+    with steady():
+        serve(requests, replies)
+
+
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answer until the parent closes its end."""
+    engine: Any = None
+    message: Any = None
+    while True:
+        try:
+            kind, payload = pickle.loads(receive(requests))
+        except EOFError:
+            return
+        try:
+            if kind == "setup":
+                sys.path[:0] = [p for p in payload["path"] if p not in sys.path]
+                engine = pickle.loads(payload["engine"])()
+                answer: Any = "ready"
+            elif kind == "message":
+                message, answer = unpack(payload), None
+            elif kind == "train":
+                *asked, state = payload
+                outcome = engine.train_one(message, *asked, None if state is None else unpack(state))
+                answer = (pack(outcome.report), pack(outcome.state), take(engine.seconds))
+            else:
+                params, buffers = unpack(payload[0]), None if payload[1] is None else unpack(payload[1])
+                answer = [engine.workspace.score(params, buffers, part) for part in payload[2]]
+        except BaseException as error:  # handed to the parent, whatever it is
+            answer = error
+        if answer is not None:
+            try:
+                body = pickle.dumps(answer, protocol=5)
+            except Exception:
+                body = pickle.dumps(RuntimeError(f"{type(answer).__name__}: {answer}"))
+            send(replies, body)
+
+
+def take(seconds: Any) -> dict[str, float]:
+    """What the clock counted since the last reply."""
+    counted = dict(seconds)
+    seconds.clear()
+    return counted

@@ -1,0 +1,47 @@
+"""Where a run took place: recorded beside it, never part of its identity."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
+
+
+def environment(device: torch.device, dtype: torch.dtype, engine: str, command: Sequence[str] | None) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: installed(name) for name in PACKAGES},
+        "device": device_name(device),
+        "engine": engine,
+        "precision": str(dtype).removeprefix("torch."),
+        "git_revision": git_revision(),
+        "command": list(command if command is not None else sys.argv),
+    }
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def git_revision() -> str | None:
+    """Of the repository in the current folder, if it is one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

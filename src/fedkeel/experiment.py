@@ -1,0 +1,215 @@
+"""An experiment: everything that determines a result, as one frozen value that a TOML file can hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import nn
+
+from fedkeel import composition
+from fedkeel.data import DATASETS
+from fedkeel.data.partition import Partitioner
+from fedkeel.data.partitions import load_partition, save_partition
+from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.method import Method
+from fedkeel.methods import build
+from fedkeel.participation import share_of
+from fedkeel.problem import Problem
+
+PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
+"""Settings that neither the experiment nor its data set's preset gives."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
+
+    `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number or a range
+    drawn per client and round; `participants` an explicit schedule; `unavailable` the chance that a selected client
+    does not answer; `validation` a share of each client's training data that sweeps may choose on;
+    `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run.
+    """
+
+    method: str | Method | Mapping[str, Any] = "fedavg"
+    dataset: str | None = None
+    problem: Problem | None = None
+    partition: Partitioner | str | Mapping[str, Any] | None = None
+    model: str | nn.Module | None = None
+    rounds: int | None = None
+    participation: float | str | None = None
+    epochs: int | tuple[int, int] | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    lr_decay: float | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    augment: str | None = None
+    seed: int = 0
+    partition_seed: int | None = None
+    validation: float = 0.0
+    participants: Sequence[Sequence[int]] | None = None
+    unavailable: float = 0.0
+    on_nonfinite: str = "drop"
+    buffers: str = "average"
+    evaluate_every: int = 1
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        resolved = resolve(self)
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        check(self)
+
+    # the fields below are never None once an experiment exists; these names spare every reader the question
+    @property
+    def composed(self) -> Method:
+        assert isinstance(self.method, Method)
+        return self.method
+
+    def with_(self, **changes: Any) -> Experiment:
+        """This experiment with some fields changed."""
+        return replace(self, **changes)
+
+    def lr_at(self, round: int) -> float:
+        """η_t = η_0 γ^t."""
+        assert self.lr is not None and self.lr_decay is not None
+        return float(self.lr * self.lr_decay**round)
+
+    # ---- as data -------------------------------------------------------------------------------------------------
+    def save(self) -> dict[str, Any]:
+        """Plain data for TOML; a problem or module of the user's own is named by its digest."""
+        data: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None or field.name in ("method", "partition", "problem"):
+                continue
+            if field.name == "model" and isinstance(value, nn.Module):
+                value = f"python:{type(value).__qualname__}"
+            data[field.name] = _plain(value)
+        if self.problem is not None:
+            data["problem"] = f"python:{self.problem.digest()}"
+        if self.dataset is not None:
+            data["partition"] = save_partition(load_partition(self.partition))
+        return data | {"method": composition.save(self.composed)}
+
+    @staticmethod
+    def load(data: Mapping[str, Any]) -> Experiment:
+        """From plain data. Unknown keys are errors that name the nearest known one."""
+        known = {field.name for field in fields(Experiment)}
+        for word in data:
+            if word not in known:
+                raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
+        for word in ("problem", "model"):
+            if str(data.get(word, "")).startswith("python:"):
+                raise ExperimentError(
+                    f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
+                    "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes",
+                )
+        return Experiment(**dict(data))
+
+    def fingerprint(self) -> str:
+        """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
+        data = {name: value for name, value in self.save().items() if name != "rounds"}
+        data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def resolve(experiment: Experiment) -> dict[str, Any]:
+    """Fields given as None or as data, in their final form."""
+    if (experiment.dataset is None) == (experiment.problem is None):
+        raise ExperimentError(
+            "an experiment has either a dataset or a problem of its own.", 'dataset="digits", or problem=fk.Problem(…)'
+        )
+    found: dict[str, Any] = {"method": _method(experiment.method)}
+    preset: Mapping[str, Any] = {}
+    if experiment.dataset is not None:
+        if experiment.dataset not in DATASETS:
+            raise DataError(
+                f"unknown data set: {experiment.dataset}", nearest(experiment.dataset, DATASETS, "data sets")
+            )
+        preset = DATASETS[experiment.dataset].preset
+        found["partition"] = load_partition(
+            experiment.partition if experiment.partition is not None else preset["partition"]
+        )
+        found["model"] = experiment.model if experiment.model is not None else preset["model"]
+        found["augment"] = experiment.augment or preset.get("augment", "none")
+    for name, value in PLAIN.items():
+        if getattr(experiment, name) is None:
+            found[name] = preset.get(name, value)
+    for name, neutral in (("lr_decay", 1.0), ("weight_decay", 0.0)):
+        if getattr(experiment, name) is None:
+            found[name] = preset.get(name, neutral)
+    if experiment.clip is None and "clip" in preset:
+        found["clip"] = preset["clip"]
+    if isinstance(experiment.epochs, list):
+        found["epochs"] = tuple(experiment.epochs)
+    if experiment.partition_seed is None:
+        found["partition_seed"] = experiment.seed
+    return found
+
+
+def _method(given: str | Method | Mapping[str, Any]) -> Method:
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return build(given)
+    if isinstance(given, Mapping):
+        if {"phases", "perturb", "gradient", "weights"} & set(given):
+            return composition.load(given)
+        settings = dict(given)
+        return build(str(settings.pop("name", "fedavg")), settings)
+    raise ExperimentError(f"a method is a name or a Method, not {type(given).__name__}.", 'method="fedavg"')
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse values out of range, naming the key and the value."""
+    for name in ("rounds", "batch_size", "evaluate_every"):
+        value = getattr(experiment, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ExperimentError(f"{name} must be a whole number of at least 1: {value}")
+    for name in ("lr", "lr_decay"):
+        _number(experiment, name, low=0, open_low=True)
+    _number(experiment, "weight_decay", low=0)
+    if experiment.clip is not None:
+        _number(experiment, "clip", low=0, open_low=True)
+    for name in ("validation", "unavailable"):
+        _number(experiment, name, low=0, high=1)
+    for name in ("seed", "partition_seed"):
+        if not isinstance(getattr(experiment, name), int):
+            raise ExperimentError(f"{name} must be a whole number: {getattr(experiment, name)}")
+    _check_epochs(experiment.epochs)
+    assert experiment.participation is not None
+    share_of(experiment.participation)
+    for name, choices in (("on_nonfinite", ("drop", "stop")), ("buffers", ("average", "keep"))):
+        if getattr(experiment, name) not in choices:
+            raise ExperimentError(f"{name} must be one of {', '.join(choices)}: {getattr(experiment, name)}")
+
+
+def _number(
+    experiment: Experiment, name: str, *, low: float, high: float = float("inf"), open_low: bool = False
+) -> None:
+    value = getattr(experiment, name)
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+    if not fits or (open_low and value == low):
+        bounds = f"{'above' if open_low else 'at least'} {low:g}" + (
+            f" and below {high:g}" if high < float("inf") else ""
+        )
+        raise ExperimentError(f"{name} must be a number {bounds}: {value}")
+
+
+def _check_epochs(epochs: Any) -> None:
+    pair = epochs if isinstance(epochs, tuple) else (epochs, epochs)
+    if (
+        len(pair) != 2
+        or not all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+        or not 1 <= pair[0] <= pair[1]
+    ):
+        raise ExperimentError(f"epochs must be a whole number of at least 1, or a range (low, high): {epochs}")

@@ -1,0 +1,75 @@
+"""Where the gradients of one client come from: plain autograd, with respect to the leaves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.errors import ExperimentError
+from fedkeel.round import Gradient
+from fedkeel.rule import State
+from fedkeel.task import Batch, Part, Scores, Task
+from fedkeel.trees import Tree
+
+
+class Workspace:
+    """The task's module, or its plain parameters, as views of one flat buffer that is written before each use.
+
+    It is the only place that writes into a buffer. Gradients are taken of the leaves and joined once: taking them
+    through the views is four times slower, and preallocated `.grad` views break when a module is moved.
+    """
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.weights = task.initial.to(task.device)
+        self.weights = Tree(self.weights.buffer.clone(), self.weights.layout)
+        self.buffers = None if task.buffers is None else Tree(task.buffers.buffer.clone(), task.buffers.layout)
+        self.model: nn.Module | dict[str, Tensor]
+        if task.module is not None:
+            self.model = task.module
+            named = dict(task.module.named_parameters())
+            self.leaves = {name: named[name] for name in self.weights}
+            for name, leaf in self.leaves.items():
+                leaf.data = self.weights[name]  # not a new Parameter: ties survive
+            for name in self.buffers or ():
+                task.module.get_buffer(name).data = self.buffers[name]  # type: ignore[index]
+        else:
+            self.leaves = {name: self.weights[name].detach().requires_grad_() for name in self.weights}  # type: ignore[misc]
+            self.model = dict(self.leaves)
+        self.list = list(self.leaves.values())
+
+    def load(self, params: Tree, buffers: Tree | None) -> None:
+        with torch.no_grad():
+            self.weights.buffer.copy_(self.weights.fits(params))
+            if self.buffers is not None and buffers is not None:
+                self.buffers.buffer.copy_(self.buffers.fits(buffers))
+
+    def __call__(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
+        """The gradient of the objective on a batch, and the loss."""
+        self.load(params, buffers)
+        if batch.key is not None:
+            torch.manual_seed(batch.key)
+        with torch.enable_grad():
+            loss = self.task.loss(self.model, batch)
+            try:
+                grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
+            except RuntimeError as error:
+                if "does not require grad" not in str(error):
+                    raise
+                raise ExperimentError(
+                    "the loss does not depend on the parameters.", "is it computed from them?"
+                ) from None
+        tree = Tree.of(dict(zip(self.leaves, grads, strict=True)), params.layout)
+        after = None if self.buffers is None else Tree(self.buffers.buffer.clone(), self.buffers.layout)
+        return Gradient(tree, loss.detach(), after)
+
+    def score(self, params: Tree, buffers: Tree | None, part: Part) -> Scores:
+        """How well a model does on a stretch of evaluation data."""
+        self.load(params, buffers)
+        if not isinstance(self.model, nn.Module):
+            return self.task.score(self.model, part)
+        self.model.eval()
+        try:
+            return self.task.score(self.model, part)
+        finally:
+            self.model.train()

@@ -1,0 +1,20 @@
+"""Which parameters form the classifier of a model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedkeel.errors import ModelError
+
+
+def head(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters of the last module that has trainable ones: what FedPer keeps private."""
+    own = [
+        [parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad]
+        for part in module.modules()
+    ]
+    last = next((parameters for parameters in reversed(own) if parameters), None)
+    if last is None:
+        raise ModelError(f"{type(module).__name__} has no parameters to train", hint="a model needs at least one layer")
+    # by identity: a tied tensor is known by its first name only
+    return tuple(name for name, parameter in module.named_parameters() if any(parameter is one for one in last))

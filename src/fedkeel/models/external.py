@@ -1,0 +1,116 @@
+"""Models that are not ours: `timm:NAME`, `torchvision:NAME`, and `module:function` of the user."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedkeel.errors import ModelError, nearest
+from fedkeel.models.card import Images, Shape
+
+
+def external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
+    """The model behind a name with a colon."""
+    package, _, which = name.partition(":")
+    if package == "timm":
+        return _checked(name, _from_timm(name, which, shape, classes, options), shape, classes)
+    if package == "torchvision":
+        return _checked(name, _from_torchvision(name, which, shape, classes, options), shape, classes)
+    return _from_module(name, package, which, shape, classes, options)
+
+
+def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
+    timm = _package(name, "timm")
+    _need_images(name, shape)
+    settings = {"pretrained": False, "num_classes": classes, "in_chans": shape[0], **options}
+    try:
+        try:
+            return timm.create_model(which, img_size=shape[1:], **settings)
+        except TypeError:  # only models with positions have an img_size
+            return timm.create_model(which, **settings)
+    except Exception as error:
+        raise ModelError(
+            f"timm cannot build {which!r}: {_line(error)}", hint="timm.list_models() has the names"
+        ) from error
+
+
+def _from_torchvision(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
+    models = _package(name, "torchvision").models
+    _need_images(name, shape)
+    if shape[0] != 3:
+        raise ModelError(
+            f"{name!r} takes images of 3 channels, not {shape[0]}", hint="timm:NAME takes any number of channels"
+        )
+    try:
+        return models.get_model(which, weights=None, num_classes=classes, **options)
+    except Exception as error:
+        raise ModelError(
+            f"torchvision cannot build {which!r}: {_line(error)}", hint="torchvision.models.list_models() has the names"
+        ) from error
+
+
+def _from_module(
+    name: str, module_name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ModelError(
+            f"the module of model {name!r} cannot be imported: {_line(error)}",
+            hint="a model is a known name, or module:function with the module's folder on PYTHONPATH",
+        ) from error
+    factory = getattr(module, which, None)
+    if not callable(factory):
+        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
+        raise ModelError(
+            f"module {module_name!r} has no function {which!r}", hint=nearest(which, functions, f"in {module_name}")
+        )
+    try:
+        parameters = inspect.signature(factory).parameters
+        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        offered = {"classes": classes, "shape": shape}
+        model = factory(**{key: value for key, value in offered.items() if anything or key in parameters}, **options)
+    except Exception as error:
+        raise ModelError(
+            f"{name!r} failed: {_line(error)}", hint="it is called with classes= and shape= where it takes them"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _package(name: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ModelError(
+            f"model {name!r} needs the package {package}: {_line(error)}", hint=f"pip install {package}"
+        ) from error
+
+
+def _need_images(name: str, shape: Shape) -> None:
+    if not Images().fit(shape):
+        raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {Images()}")
+
+
+def _checked(name: str, model: nn.Module, shape: Shape, classes: int) -> nn.Module:
+    """The model, once it has answered one empty image with `classes` numbers."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            answer = model(torch.zeros(1, *shape))
+    except Exception as error:
+        raise ModelError(f"model {name!r} does not take images of shape {shape}: {_line(error)}") from error
+    if not isinstance(answer, torch.Tensor) or answer.shape != (1, classes):
+        raise ModelError(f"model {name!r} does not give {classes} logits for one image", hint="take a classifier")
+    return model.train()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

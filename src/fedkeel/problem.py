@@ -1,0 +1,80 @@
+"""Your own problem: a model or plain parameters, a loss, and the data of each client."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkeel.data.clients import ClientData, Sample, TensorClients, as_tensors
+from fedkeel.errors import ExperimentError
+
+Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be learned, and from whom.
+
+    With a `model`, data are tuples whose last tensor is the target: `loss(model(*inputs), target)`. With `params`, a
+    dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are (a tensor or a
+    tuple). `loss` returns one value per sample, or their mean.
+    """
+
+    loss: Callable[..., Tensor]
+    clients: Sequence[Any] | ClientData
+    model: nn.Module | None = None
+    params: Mapping[str, Tensor] | None = None
+    test: Any = None
+    head: tuple[str, ...] | None = None
+    classes: int | None = None
+    proxy: Any = None
+    metrics: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    separable: bool = True
+    prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.params is None):
+            raise ExperimentError(
+                "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
+            )
+        if not callable(self.loss):
+            raise ExperimentError(f"the loss of a problem is a function, not {type(self.loss).__name__}.")
+        if self.params is not None and not self.params:
+            raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
+        if not hasattr(self.clients, "rows") and len(self.clients) == 0:
+            raise ExperimentError("a problem needs at least one client.", "clients=[client_0_data, client_1_data, …]")
+
+    @property
+    def data(self) -> ClientData:
+        return self.clients if hasattr(self.clients, "rows") else TensorClients(self.clients)
+
+    def tested(self) -> Sample | None:
+        return None if self.test is None else as_tensors(self.test, "the test set")
+
+    def digest(self) -> str:
+        """Identity of the problem for run folders: initial weights, sizes, test set and the first clients' data."""
+        seen = hashlib.sha256()
+        weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
+        for name, value in sorted(weights.items()):
+            _feed(seen, name, value)
+        data = self.data
+        seen.update(data.sizes.tobytes())
+        for i, part in enumerate(self.tested() or ()):
+            _feed(seen, f"test {i}", part)
+        for client in range(min(64, len(data.sizes))):
+            for part in data.rows(client, np.arange(min(64, data.sizes[client]))):
+                _feed(seen, f"client {client}", part)
+        return seen.hexdigest()[:16]
+
+
+def _feed(seen: Any, name: str, value: Tensor) -> None:
+    value = value.detach().cpu().contiguous()
+    seen.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    seen.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,88 @@
+"""Randomness as a function of its purpose: no generator is ever advanced, so nothing depends on what ran before.
+
+A key is a 64-bit integer made from (seed, purpose, round, client, …). Numbers are hashes of a key and a counter.
+The same integers come out of numpy (plans, on the host) and of torch (rules, on any device and under vmap).
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+
+
+def mix(z: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection that scatters neighbouring integers."""
+    z = ((z ^ (z >> 30)) * FIRST) & MASK
+    z = ((z ^ (z >> 27)) * SECOND) & MASK
+    return z ^ (z >> 31)
+
+
+def key(seed: int, purpose: str, *numbers: int) -> int:
+    """The key of one purpose, e.g. ``key(seed, "shuffle", round, client)``; an integer below 2^63."""
+    z = mix((seed & MASK) + GOLDEN)
+    for number in (zlib.crc32(purpose.encode()), *numbers):
+        z = mix((z + GOLDEN + (number & MASK)) & MASK)
+    return z >> 1
+
+
+def bits(of: int | NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
+    """`count` independent 64-bit numbers; for an array of keys, one row for each."""
+    start = np.asarray(of, dtype=np.uint64)[..., None]
+    z = start + np.uint64(GOLDEN) * np.arange(1, count + 1, dtype=np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+def uniforms(of: int | NDArray[np.uint64], count: int) -> NDArray[np.float64]:
+    """`count` numbers in [0, 1)."""
+    return np.asarray((bits(of, count) >> np.uint64(11)) * 2.0**-53)
+
+
+def permutation(of: int, count: int) -> NDArray[np.int64]:
+    """A random order of 0 … count - 1."""
+    return np.argsort(bits(of, count), kind="stable")
+
+
+def choice(of: int, population: int, count: int) -> list[int]:
+    """`count` different numbers below `population`, sorted. Costs `count`, not `population` (Floyd's algorithm)."""
+    draws = uniforms(of, count)
+    chosen: set[int] = set()
+    for last, draw in zip(range(population - count, population), draws, strict=True):
+        pick = int(draw * (last + 1))
+        chosen.add(last if pick in chosen else pick)
+    return sorted(chosen)
+
+
+def generator(of: int) -> np.random.Generator:
+    """numpy's generator for the distributions a hash does not give (Dirichlet, binomial)."""
+    return np.random.Generator(np.random.Philox(key=of))
+
+
+def keyed_uniforms(of: Tensor, count: int) -> Tensor:
+    """`uniforms` inside a rule: `of` is a 0-d int64 tensor, and the result has float64 bits on any device."""
+    z = of + GOLDEN_SIGNED * torch.arange(1, count + 1, dtype=torch.int64, device=of.device)
+    z = (z ^ _shifted(z, 30)) * FIRST_SIGNED
+    z = (z ^ _shifted(z, 27)) * SECOND_SIGNED
+    return _shifted(z ^ _shifted(z, 31), 11).to(torch.float64) * 2.0**-53
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    # torch shifts int64 arithmetically: the copies of the sign bit must go
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+GOLDEN_SIGNED, FIRST_SIGNED, SECOND_SIGNED = map(_signed, (GOLDEN, FIRST, SECOND))

@@ -1,0 +1,79 @@
+"""The contract of a rule: one idea of a federated method, both halves of it, written for one client."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedkeel.errors import MethodError
+from fedkeel.trees import Tree
+
+State = dict[str, Any]
+"""Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
+
+
+class Local(NamedTuple):
+    """What a rule may read during a local step, of one client."""
+
+    params: Tree  # w: where the client stands
+    start: Tree  # where this phase began
+    message: State  # what the server sent; "params" is w_t, unless a rule sends another model
+    gradient: Tree | None  # the gradient at w, before the perturbation; None unless the phase ascends
+    lr: Tensor  # 0-d: a captured graph or compiled step must not bake it in
+    step: Tensor  # 0-d: 0, 1, … within the phase
+    steps: Tensor  # 0-d: the local steps K_i of this client in this round
+    key: Tensor  # 0-d int64: randomness for this (seed, round, client, step)
+
+
+class Rule:
+    """One idea of a method. Pure functions, all neutral by default; override only those the idea needs.
+
+    A subclass is a frozen dataclass whose fields are the paper's hyper-parameters. It never sees a client axis, a
+    device, a file or a generator, never branches on a tensor, and never writes into what it was given.
+    """
+
+    needs_gradient: ClassVar[str] = ""  # first in a perturb chain: start from the gradient at w of this objective
+    reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
+    random: ClassVar[bool] = False  # reads `at.key`
+
+    def server_slots(self, params: Tree) -> State:
+        """What the server remembers between rounds, at the start."""
+        return {}
+
+    def client_slots(self, params: Tree) -> State:
+        """What each client remembers between rounds, before it first takes part."""
+        return {}
+
+    def broadcast(self, message: State, server: State) -> State:
+        """What the server sends at the start of a round."""
+        return message
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        """Where a client begins a phase."""
+        return params, client
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        """One link of a chain: a perturbation in a perturb chain, a direction in a gradient chain."""
+        return tree, client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        """What a client sends and remembers at the end of a phase."""
+        return report, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        """The server's half: `reports` are stacked in client order, with the facts of each client."""
+        return update, server
+
+
+class Weighting(Rule):
+    """How much each client's update counts: one weight per client, usually summing to 1."""
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        raise NotImplementedError
+
+
+def require(holds: bool, rule: Rule, what: str) -> None:
+    """Refuse a hyper-parameter out of range when the rule is built."""
+    if not holds:
+        raise MethodError(f"{what}: {rule!r}", "see `fedkeel methods NAME` for the defaults")

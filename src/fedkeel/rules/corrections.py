@@ -1,0 +1,130 @@
+"""Corrections of the local direction, with the server's half of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedkeel.rule import Local, Rule, State, require
+from fedkeel.trees import Tree
+
+
+@dataclass(frozen=True)
+class ClipNorm(Rule):
+    """Shorten the direction to at most `max_norm`: v · min(1, c / (‖v‖ + 1e-6)), as torch's clip_grad_norm_."""
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        require(self.max_norm > 0, self, "max_norm must be positive")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return (self.max_norm / (tree.norm() + 1e-6)).clamp(max=1.0) * tree, client
+
+
+@dataclass(frozen=True)
+class WeightDecay(Rule):
+    """Pull towards zero: g + μ w, at the unperturbed point, as torch.optim.SGD does it.  rate = 0 does nothing."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(self.rate >= 0, self, "rate must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.moved(at.params, self.rate), client
+
+
+@dataclass(frozen=True)
+class Proximal(Rule):
+    """Pull back to where the round started: g + μ (w − w_t).  mu = 0 is FedAvg.  (FedProx, Li et al. 2020)"""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, self, "mu must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree + self.mu * (at.params - at.start), client
+
+
+@dataclass(frozen=True)
+class ControlVariates(Rule):
+    """Replace the client's mean direction by everyone's: g + c − c_i.
+
+    c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
+    (SCAFFOLD, option II, Karimireddy et al. 2020)
+    """
+
+    def server_slots(self, params: Tree) -> State:
+        return {"c": params.zeros()}
+
+    def client_slots(self, params: Tree) -> State:
+        return {"c_i": params.zeros()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"c": server["c"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree + at.message["c"] - client["c_i"], client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        moved = (at.start - at.params) / (at.lr * at.steps) - at.message["c"]
+        return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
+
+
+@dataclass(frozen=True)
+class DynamicDual(Rule):
+    """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
+
+    lam must be positive: with λ = 0 the server would still add the mean dual.  (FedDyn, Acar et al. 2021)
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        require(self.lam > 0, self, "lam must be positive: with 0 the server would still add the mean dual")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"h": params.zeros()}
+
+    def client_slots(self, params: Tree) -> State:
+        return {"h_i": params.zeros()}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree + self.lam * (at.params - at.start + client["h_i"]), client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report, client | {"h_i": client["h_i"] + at.params - at.start}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        h = server["h"] + reports["delta"].sum() / reports["population"]
+        return update + h, server | {"h": h}
+
+
+@dataclass(frozen=True)
+class ClientMomentum(Rule):
+    """Mix the gradient with the last global direction: α g + (1 − α) m, m = −mean_i Δ_i / (K_i η).
+
+    alpha = 1 is FedAvg. m = 0 in the first round, which therefore runs at α η.  (FedCM, Xu et al. 2021)
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha <= 1, self, "alpha must lie in (0, 1]")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"momentum": params.zeros()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"momentum": server["momentum"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return self.alpha * tree + (1 - self.alpha) * at.message["momentum"], client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        directions = reports["delta"] / (-reports["lr"] * reports["steps"])
+        return update, server | {"momentum": directions.mean()}

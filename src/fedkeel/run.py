@@ -1,0 +1,302 @@
+"""The loop over rounds: choose, broadcast, train, combine, evaluate, record, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fedkeel import checkpoint
+from fedkeel.checkpoint import Checkpoint
+from fedkeel.data.batches import steps
+from fedkeel.engines.choose import make_engine
+from fedkeel.engines.engine import Engine, Outcome, Training
+from fedkeel.environment import environment
+from fedkeel.errors import FolderError, RunError
+from fedkeel.experiment import Experiment
+from fedkeel.folder import RunFolder
+from fedkeel.machine import device_of, steady
+from fedkeel.method import FACTS, Method
+from fedkeel.participation import Participation
+from fedkeel.record import RoundRecord, result
+from fedkeel.round import broadcast, init_server, server_round
+from fedkeel.rule import State
+from fedkeel.runs import Run
+from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.task import Task, add_up
+from fedkeel.trees import stack, tensors
+
+log = logging.getLogger("fedkeel")
+
+CHECKPOINT_SECONDS = 30.0
+
+
+class Progress(Protocol):
+    """Who wants to know how a run goes."""
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None: ...
+
+    def round(self, record: RoundRecord) -> None: ...
+
+    def finished(self, run: Run) -> None: ...
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: str | PathLike[str] | None = None,
+    engine: str = "auto",
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    keep_params: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    command: Sequence[str] | None = None,
+) -> Run:
+    """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit."""
+    where = device_of(device)
+    folder = None if out is None else RunFolder(Path(out))
+    with steady(), contextlib.ExitStack() as closing:
+        if folder is not None:
+            folder.open()
+            closing.callback(folder.close)
+            claim(folder, experiment)
+        began = time.perf_counter()
+        maker = task_maker(experiment, where, dtype)
+        task = maker(problem_of(experiment))
+        method = method_of(experiment, task)
+        assert experiment.epochs is not None and experiment.batch_size is not None
+        training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+        loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds)
+        loop.restore()
+        made = make_engine(engine, task, method, training, maker, workers, loop.trainings_left())
+        closing.callback(made.close)
+        loop.seconds["setup"] += time.perf_counter() - began
+        if folder is not None:
+            folder.write_json("environment.json", environment(where, dtype, made.name, command))
+        if progress is not None:
+            progress.started(experiment, loop.done, made.name)
+        finished = loop.go(made, training, progress)
+        if progress is not None:
+            progress.finished(finished)
+        return finished
+
+
+def claim(folder: RunFolder, experiment: Experiment) -> None:
+    """Take a folder for an experiment: an empty one, or one that holds this experiment already."""
+    data, there = experiment.save(), folder.read_experiment()
+    if there is not None:
+        mine = {name: value for name, value in data.items() if name != "rounds"}
+        other = {name: value for name, value in there.items() if name != "rounds"}
+        if mine != other:
+            keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+            raise FolderError(
+                f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
+                "choose another folder with --out, or `fedkeel resume` that one",
+            )
+    if there != data:
+        folder.write_experiment(data)
+
+
+class Loop:
+    """A run between rounds: what the server knows, what clients remember, what has been recorded."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        task: Task,
+        method: Method,
+        folder: RunFolder | None,
+        keep_params: bool,
+        checkpoint_seconds: float,
+    ):
+        self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
+        self.server: State = init_server(method, task.initial, task.buffers)
+        self.store: dict[int, State] = {}  # only clients that have taken part
+        self.records: list[RoundRecord] = []
+        self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
+        self.seconds: Counter[str] = Counter()
+        self.saved, self.checkpoint_seconds = -1, checkpoint_seconds
+        assert experiment.participation is not None
+        self.participation = Participation(
+            experiment.seed,
+            task.clients.sizes,
+            experiment.participation,
+            experiment.unavailable,
+            experiment.participants,
+        )
+
+    @property
+    def done(self) -> int:
+        return len(self.records)
+
+    def rounds_left(self) -> int:
+        assert self.experiment.rounds is not None
+        return self.experiment.rounds - self.done
+
+    def trainings_left(self) -> int:
+        """How many times a client is still to be trained."""
+        return 0 if self.rounds_left() <= 0 else self.rounds_left() * len(self.participation.selected(self.done))
+
+    # ---- before and after ----------------------------------------------------------------------------------------
+    def restore(self) -> None:
+        """Go back to the last checkpoint of the folder, if there is one."""
+        if self.folder is None:
+            return
+        found, wrong = checkpoint.newest(self.folder.checkpoints, self.task.device)
+        for problem in wrong:
+            log.warning("skipping a damaged checkpoint: %s", problem)
+        done = 0
+        if found is not None:
+            done = self.saved = found.round
+            if done > (self.experiment.rounds or 0):
+                raise FolderError(
+                    f"{self.folder.path} is at round {done} already, past the {self.experiment.rounds} asked for.",
+                    "ask for more rounds, or choose another folder with --out",
+                )
+            self.server, self.store = found.server, dict(found.clients)
+        self.records = self.folder.begin(done)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished round."""
+        if self.folder is None or self.saved == self.done:
+            return
+        began = time.perf_counter()
+        self.folder.sync()
+        path = self.folder.checkpoints / f"{self.done:08d}.safetensors"
+        Checkpoint(self.done, self.server, self.store).save(path, self.experiment.fingerprint())
+        checkpoint.prune(self.folder.checkpoints)
+        self.saved = self.done
+        self.seconds["checkpoints"] += time.perf_counter() - began
+
+    def go(self, engine: Engine, training: Training, progress: Progress | None) -> Run:
+        """All rounds that are left."""
+        last_saved = time.monotonic()
+        try:
+            while self.rounds_left() > 0:
+                record = self.one_round(engine, training)
+                if progress is not None:
+                    progress.round(record)
+                if time.monotonic() - last_saved >= self.checkpoint_seconds:
+                    self.save()
+                    last_saved = time.monotonic()
+        finally:
+            # Ctrl-C and failures included: state is replaced only when a round is complete
+            self.save()
+            self.seconds.update(getattr(engine, "seconds", {}))
+            self._write_timing()
+        final = result(
+            self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
+        )
+        if self.folder is not None:
+            self.folder.write_json("result.json", final)
+        path = None if self.folder is None else self.folder.path
+        return Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
+
+    def _write_timing(self) -> None:
+        if self.folder is not None:
+            total = sum(record.seconds for record in self.records)
+            parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
+            self.folder.write_json("timing.json", {"seconds": round(total, 3), "this_session": parts})
+
+    # ---- one round -----------------------------------------------------------------------------------------------
+    def one_round(self, engine: Engine, training: Training) -> RoundRecord:
+        began, t = time.perf_counter(), self.done
+        selected = self.participation.selected(t)
+        answering = self.participation.answering(t, selected)
+        message = broadcast(self.method, self.server)
+        lr = self.experiment.lr_at(t)
+        outcomes = engine.train(message, t, lr, answering, [self.store.get(client) for client in answering])
+        kept, dropped = self.sound(outcomes, t)
+        server, loss, drift = self.server, math.nan, math.nan
+        timed = time.perf_counter()
+        if kept:
+            reports = stack([outcome.report for outcome in kept])
+            reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
+            server = server_round(self.method, server, reports)
+            loss = float(reports["loss"].to(torch.float64).mean())
+            drift = float(reports["delta"].norm().to(torch.float64).mean())
+        self.seconds["aggregation"] += time.perf_counter() - timed
+        measures = self.evaluate(engine, server, t + 1)
+        record = RoundRecord(
+            round=t + 1,
+            selected=selected,
+            loss=finite(loss),
+            drift=finite(drift),
+            backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
+            bytes_down=sum(size_of(slot) for slot in tensors(message)) * len(selected),
+            bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
+            seconds=round(time.perf_counter() - began, 6),
+            accuracy=measures.pop("accuracy", None),
+            absent=sorted(set(selected) - set(answering)),
+            dropped=dropped,
+            extra=measures,
+        )
+        if self.folder is not None:
+            self.folder.append(record)
+        self.server = server
+        self.store.update((outcome.client, outcome.state) for outcome in kept if outcome.state)
+        if self.history is not None:
+            self.history.append(server["params"].named())
+        self.records.append(record)
+        return record
+
+    def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
+        """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
+        kept = [outcome for outcome in outcomes if all_finite(outcome)]
+        dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
+        if dropped and (self.experiment.on_nonfinite == "stop" or not kept):
+            raise RunError(
+                f"the loss or the model of client {dropped[0]} is not finite in round {t + 1}"
+                + (f" ({len(dropped)} of {len(outcomes)} clients)." if len(outcomes) > 1 else "."),
+                "lower lr or set clip; the rounds before this one are kept",
+            )
+        if dropped:
+            log.warning("round %d: left out the reports of clients %s, which are not finite", t + 1, dropped)
+        return kept, dropped
+
+    def evaluate(self, engine: Engine, server: State, round: int) -> dict[str, float | None]:
+        """Measures of the server's model, where this round is an evaluated one."""
+        if round % self.experiment.evaluate_every and round != self.experiment.rounds:
+            return {}
+        began = time.perf_counter()
+        found: dict[str, float | None] = {}
+        for split in ("test", "validation"):
+            for name, value in add_up(engine.evaluate(server["params"], server.get("buffers"), split)).items():
+                plain = name != "loss" and split == "test"
+                found[name if plain else f"{split}_{name}"] = finite(value)
+        self.seconds["evaluation"] += time.perf_counter() - began
+        return found
+
+
+def all_finite(outcome: Outcome) -> bool:
+    found = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
+    return all(bool(torch.isfinite(slot).all()) for slot in found)
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def uploaded(report: State) -> State:
+    """What a client sends, without the facts that the server knows or that weigh nothing."""
+    return {name: slot for name, slot in report.items() if name == "delta" or name not in FACTS}
+
+
+def size_of(slot: Any) -> int:
+    return int(slot.numel() * slot.element_size())
+
+
+def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
+    """Backward passes of one client in one round, as declared."""
+    size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
+    return sum(p.backward_passes * steps(size, training.batch_size, epochs, p.batches) for p in method.phases)

@@ -1,0 +1,89 @@
+"""A run that is done, in memory or read from its folder."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedkeel import checkpoint
+from fedkeel.errors import FolderError, RequestError
+from fedkeel.experiment import Experiment
+from fedkeel.folder import read_experiment, read_rounds
+from fedkeel.problem import Problem
+from fedkeel.record import RoundRecord, result
+from fedkeel.rule import State
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run gave: numbers, curves, the trained model."""
+
+    experiment: Experiment
+    records: list[RoundRecord]
+    result: dict[str, Any]
+    server: State
+    path: Path | None
+    problem: Problem | None
+    history: list[dict[str, Tensor]] | None
+
+    @property
+    def best(self) -> float | None:
+        """The best round's accuracy (or loss, where there is no accuracy); best on test, as in the papers."""
+        return self.result.get("best")
+
+    @property
+    def last(self) -> float | None:
+        return self.result.get("last")
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The final server model by name."""
+        named: dict[str, Tensor] = self.server["params"].named()
+        return named
+
+    def curve(self, measure: str) -> list[float]:
+        """A measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
+        return [value for record in self.records if (value := record.measure(measure)) is not None]
+
+    def rounds(self, measure: str) -> list[int]:
+        """The rounds that `curve` has values of."""
+        return [record.round for record in self.records if record.measure(measure) is not None]
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first round that reaches an accuracy."""
+        return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
+
+    def model(self) -> nn.Module:
+        """The trained module: a copy, in evaluation mode."""
+        problem = self.problem
+        if problem is None:
+            from fedkeel.setup import problem_of
+
+            problem = problem_of(self.experiment)
+        if problem.model is None:
+            raise RequestError("this problem has no module, only params.", "use run.params")
+        module = copy.deepcopy(problem.model).eval()
+        state = dict(self.server["params"].items())
+        if "buffers" in self.server:
+            state |= dict(self.server["buffers"].items())
+        for name, tensor in module.state_dict().items():
+            if name in state:
+                tensor.copy_(state[name].to(tensor.device))
+        return module
+
+
+def load_run(path: str | PathLike[str]) -> Run:
+    """A run from its folder, as far as it has come."""
+    folder = Path(path)
+    experiment = Experiment.load(read_experiment(folder))
+    found, _ = checkpoint.newest(folder / "checkpoint")
+    if found is None:
+        raise FolderError(f"{folder} has no checkpoint yet.", f"`fedkeel resume {folder}` trains it")
+    records = read_rounds(folder)[: found.round]
+    final = result(records, found.server["params"], experiment.evaluate_every, experiment.fingerprint())
+    return Run(experiment, records, final, found.server, folder, None, None)

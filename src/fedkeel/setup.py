@@ -1,0 +1,95 @@
+"""From an experiment to what engines need: the problem, the task, the method in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkeel.data import Dataset, load
+from fedkeel.data.clients import SharedClients
+from fedkeel.data.partition import Partition
+from fedkeel.data.partitions import load_partition
+from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.errors import ExperimentError
+from fedkeel.experiment import Experiment
+from fedkeel.method import Method
+from fedkeel.models import build as build_model
+from fedkeel.problem import Problem
+from fedkeel.randomness import key
+from fedkeel.rule import Rule
+from fedkeel.rules import ClipNorm, WeightDecay
+from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
+from fedkeel.task import Task
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """One value per sample."""
+    return functional.cross_entropy(output, target, reduction="none")
+
+
+def problem_of(experiment: Experiment) -> Problem:
+    """The experiment's own problem, or the one its data set and model make."""
+    if experiment.problem is not None:
+        return experiment.problem
+    assert experiment.dataset is not None
+    data = load(experiment.dataset)
+    partition = divide(experiment, data)
+    model = experiment.model
+    if not isinstance(model, nn.Module):
+        model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed)
+    prepare = Preparation(data.mean, data.std, augmentation(experiment.augment or "none", data.shape))
+    test = (torch.from_numpy(np.asarray(data.test_images)), torch.from_numpy(np.asarray(data.test_labels)))
+    return Problem(
+        model=model,
+        loss=cross_entropy,
+        clients=SharedClients(data.train_images, np.asarray(data.train_labels), partition),
+        test=test,
+        classes=data.classes,
+        prepare=prepare,
+    )
+
+
+def divide(experiment: Experiment, data: Dataset) -> Partition:
+    """The data set's training samples, divided among clients."""
+    assert experiment.partition_seed is not None
+    labels, of = np.asarray(data.train_labels), key(experiment.partition_seed, "partition")
+    return load_partition(experiment.partition).divide(labels, of, groups=data.groups)
+
+
+def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
+    """How a task is made from a problem: here and in every worker process alike."""
+    validation, seed, init = experiment.validation, experiment.seed, experiment.init
+    start = None if init is None else start_weights(Path(init))
+
+    def make(problem: Problem) -> Task:
+        return Task(problem, device=device, dtype=dtype, validation=validation, seed=seed, start=start)
+
+    return make
+
+
+def start_weights(path: Path) -> dict[str, Tensor]:
+    """Weights to begin from, by name."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ExperimentError(f"cannot read start weights {path}: {error}", "give a .safetensors file") from None
+
+
+def method_of(experiment: Experiment, task: Task) -> Method:
+    """The method with what every local step ends in: clip, then weight decay, as SGD after clip_grad_norm_."""
+    last: list[Rule] = [] if experiment.clip is None else [ClipNorm(experiment.clip)]
+    if experiment.weight_decay:
+        last.append(WeightDecay(experiment.weight_decay))
+    method = experiment.composed.then(*last)
+    if task.buffers is None:
+        return method
+    policy: Rule = ShareBuffers() if experiment.buffers == "average" else KeepBuffers()
+    return replace(method, personal=(*method.personal, policy))

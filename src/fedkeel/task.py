@@ -1,0 +1,174 @@
+"""A problem made ready for engines: initial weights, batches, losses, and scores of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedkeel.data.clients import ClientData, HeldOut, Rows, Sample
+from fedkeel.errors import ExperimentError
+from fedkeel.problem import Problem
+from fedkeel.trees import Tree
+
+CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same numbers in the same order
+
+
+class Batch(NamedTuple):
+    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout)."""
+
+    tensors: Sample
+    key: int | None = None
+
+
+class Part(NamedTuple):
+    """A stretch of evaluation data: rows of the test set, or of one client's validation share."""
+
+    split: str
+    client: int
+    first: int
+    last: int
+
+
+Scores = dict[str, tuple[float, int]]
+"""Sums and counts by name."""
+
+
+class Task:
+    """What engines need of a problem, on one device and in one precision."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        validation: float = 0.0,
+        seed: int = 0,
+        start: Mapping[str, Tensor] | None = None,
+    ):
+        self.problem, self.device, self.dtype = problem, torch.device(device), dtype
+        whole = problem.data
+        self.clients: ClientData = HeldOut(whole, validation, seed, validation=False) if validation else whole
+        self.validation = HeldOut(whole, validation, seed, validation=True) if validation else None
+        self.test = problem.tested()
+        self.module = None if problem.model is None else copy.deepcopy(problem.model).to(self.device, dtype)
+        self.augments = bool(getattr(problem.prepare, "augments", False))
+        self.initial = self._initial(start)
+        self.buffers = self._buffers()
+        self.stochastic = self.module is not None and any(
+            isinstance(m, _DropoutNd) and m.p > 0 for m in self.module.modules()
+        )
+
+    def _initial(self, start: Mapping[str, Tensor] | None) -> Tree:
+        leaves: Mapping[str, Tensor]
+        if self.module is None:
+            assert self.problem.params is not None
+            leaves = {
+                n: torch.as_tensor(v).detach().to(self.device, self.dtype) for n, v in self.problem.params.items()
+            }
+        else:
+            # tied weights once, frozen ones never
+            leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
+        if not leaves:
+            raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
+        return Tree.of(leaves if start is None else taken_from(start, leaves))
+
+    def _buffers(self) -> Tree | None:
+        if self.module is None:
+            return None
+        found = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
+        return Tree.of(found) if found else None
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def ready(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
+        """What the model sees of raw rows: prepared, on the device, floats in the task's precision."""
+        if self.problem.prepare is not None:
+            raw = self.problem.prepare(raw, keys)
+        return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in raw)
+
+    def batch(self, client: int, rows: Rows, keys: NDArray[np.uint64] | None = None, key: int | None = None) -> Batch:
+        return Batch(self.ready(self.clients.rows(client, rows), keys), key)
+
+    # ---- losses --------------------------------------------------------------------------------------------------
+    def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Tensor | None:
+        return model(*(tensors[:-1] or tensors)) if isinstance(model, nn.Module) else None
+
+    def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
+        """One value per sample, or their mean, as the problem's own loss gives them."""
+        return self._judge(self.problem.loss, model, tensors, output)
+
+    def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch) -> Tensor:
+        losses = self.losses(model, batch.tensors, self.predict(model, batch.tensors))
+        return losses if losses.dim() == 0 else losses.mean()
+
+    def _judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+        if not isinstance(model, nn.Module):
+            return f(model, tensors if len(tensors) > 1 else tensors[0])
+        return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
+
+    # ---- scores --------------------------------------------------------------------------------------------------
+    def parts(self, split: str) -> Iterator[Part]:
+        """The stretches of a split, in the order in which their scores are added."""
+        if split == "test" and self.test is not None:
+            for first in range(0, len(self.test[0]), CHUNK):
+                yield Part(split, -1, first, min(first + CHUNK, len(self.test[0])))
+        if split == "validation" and self.validation is not None:
+            for client, size in enumerate(self.validation.sizes.tolist()):
+                for first in range(0, size, CHUNK):
+                    yield Part(split, client, first, min(first + CHUNK, size))
+
+    def raw(self, part: Part) -> Sample:
+        if part.split == "test":
+            assert self.test is not None
+            return tuple(t[part.first : part.last] for t in self.test)
+        assert self.validation is not None
+        return self.validation.rows(part.client, np.arange(part.first, part.last))
+
+    @torch.no_grad()
+    def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
+        tensors = self.ready(self.raw(part))
+        output = self.predict(model, tensors)
+        count = part.last - part.first
+        measured = {"loss": self.losses(model, tensors, output)}
+        if output is not None and counts_as_labels(output, tensors[-1]):
+            measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
+        for name, metric in self.problem.metrics.items():
+            measured[name] = torch.as_tensor(self._judge(metric, model, tensors, output))
+        return {name: (_mean(value) * count, count) for name, value in measured.items()}
+
+
+def _mean(value: Tensor) -> float:
+    return float(value.to(torch.float64).mean())
+
+
+def counts_as_labels(output: Tensor, target: Tensor) -> bool:
+    """Whether outputs are class scores and targets are classes."""
+    return output.dim() == target.dim() + 1 and target.dtype == torch.int64 and output.is_floating_point()
+
+
+def add_up(scores: list[Scores]) -> dict[str, float]:
+    """Means from sums, added in order."""
+    names = scores[0] if scores else {}
+    return {name: sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores) for name in names}
+
+
+def taken_from(start: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Start weights in place of the initial ones; names and shapes must match."""
+    for name, leaf in leaves.items():
+        if name not in start:
+            raise ExperimentError(
+                f"the start weights lack parameter: {name}", "were they exported from the same model?"
+            )
+        if start[name].shape != leaf.shape:
+            raise ExperimentError(
+                f"start weight {name} has shape {tuple(start[name].shape)}, the model's has {tuple(leaf.shape)}.",
+                "were they exported from the same model?",
+            )
+    return {name: start[name].to(leaf) for name, leaf in leaves.items()}

@@ -1,0 +1,74 @@
+"""Which samples a client sees in which step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fedkeel.data.batches import plan, sample_keys, steps
+from fedkeel.randomness import key, permutation
+from hypothesis import given
+from hypothesis import strategies as st
+
+keys = st.integers(0, 2**63 - 1)
+sizes, batch_sizes, epochs = st.integers(0, 60), st.integers(1, 70), st.integers(1, 4)
+
+
+@given(keys, sizes, batch_sizes, epochs)
+def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int, epochs: int) -> None:
+    rows = plan(of, size, batch_size, epochs)
+    per_epoch = -(-size // batch_size)
+    assert len(rows) == epochs * per_epoch == steps(size, batch_size, epochs)
+    for epoch in range(epochs if size else 0):
+        batches = rows[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(np.concatenate(batches)) == list(range(size))
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+        assert len(batches[-1]) == size - batch_size * (per_epoch - 1)
+
+
+@given(keys, st.integers(1, 60), batch_sizes, epochs, st.integers(0, 30))
+def test_a_number_of_batches_cuts_or_extends_the_same_plan(
+    of: int, size: int, batch_size: int, epochs: int, batches: int
+) -> None:
+    exact, long = plan(of, size, batch_size, epochs, batches), plan(of, size, batch_size, 30)
+    assert len(exact) == batches == steps(size, batch_size, epochs, batches)
+    for one, other in zip(exact, long, strict=False):
+        assert np.array_equal(one, other)
+
+
+def test_the_papers_numbers_of_steps() -> None:
+    assert steps(500, 50, 5) == 50
+    assert steps(420, 48, 10) == 90  # FedFSA on CIFAR
+    assert steps(490, 48, 10) == 110
+    assert steps(770, 48, 10) == 170
+
+
+def test_a_client_without_data_takes_no_step_even_if_some_are_asked_for() -> None:
+    assert plan(1, 0, 10, 3) == []
+    assert plan(1, 0, 10, 3, batches=5) == []
+
+
+def test_an_epoch_is_the_permutation_of_its_key() -> None:
+    rows = plan(77, 23, 5, 3)
+    for epoch in range(3):
+        whole = np.concatenate(rows[5 * epoch : 5 * epoch + 5])
+        assert np.array_equal(whole, permutation(key(77, "epoch", epoch), 23))
+
+
+def test_epochs_and_keys_give_different_orders() -> None:
+    whole = [np.concatenate(plan(of, 50, 50, 2)).reshape(2, 50) for of in (1, 2)]
+    orders = {order.tobytes() for pair in whole for order in pair}
+    assert len(orders) == 4
+
+
+def test_a_samples_key_depends_on_the_plan_the_step_and_the_row_alone() -> None:
+    rows = np.array([5, 0, 17, 3])
+    together = sample_keys(9, 2, rows)
+    assert together.dtype == np.uint64
+    for place, row in enumerate(rows):
+        assert sample_keys(9, 2, np.array([row]))[0] == together[place]
+
+
+@pytest.mark.parametrize("of", [0, 2**63 - 1])
+def test_no_two_samples_of_a_plan_share_a_key(of: int) -> None:
+    made = np.concatenate([sample_keys(of, step, np.arange(1000)) for step in range(50)])
+    assert len(np.unique(made)) == len(made)
