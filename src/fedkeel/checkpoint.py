@@ -105,7 +105,7 @@ class Checkpoint:
         try:
             with safe_open(path, framework="np") as file:
                 facts = json.loads((file.metadata() or {})["fedkeel"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                arrays = {name: file.get_tensor(name) for name in file.keys()}
             if _checksum(arrays) != facts["checksum"]:
                 raise Damaged(f"{path.name} does not match its checksum")
             layouts = {name: Layout.loads(facts["layouts"][i]) for name, i in facts["layout_of"].items()}
@@ -130,7 +130,7 @@ def _checksum(arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
     total = 0
     for name in sorted(arrays):
         total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8), total)
+        total = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total)
     return total
 
 
@@ -148,7 +148,7 @@ def prune(folder: Path) -> None:
 
 def newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with newer ones. None when there has never been one."""
-    wrong = []
+    wrong: list[str] = []
     for path in names(folder):
         try:
             return Checkpoint.load(path, device), wrong

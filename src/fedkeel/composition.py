@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import import_name
@@ -17,11 +17,11 @@ def save_rule(rule: Rule) -> dict[str, Any]:
     """`{rule = "HighPass", ratio = 0.01}`; a rule of the user's own is named `module:Class`."""
     kind = type(rule)
     name = kind.__name__ if RULES.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
-    if not is_dataclass(rule):
+    if not is_dataclass(cast(Any, kind)):
         raise MethodError(
             f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
         )
-    return {"rule": name} | {field.name: _save_value(getattr(rule, field.name)) for field in fields(rule)}
+    return {"rule": name} | {field.name: _save_value(getattr(rule, field.name)) for field in fields(cast(Any, rule))}
 
 
 def _save_value(value: Any) -> Any:
@@ -38,7 +38,7 @@ def load_rule(data: Mapping[str, Any]) -> Rule:
     kind = import_name(name, "rule") if ":" in name else RULES.get(name)
     if kind is None:
         raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
-    known = {field.name: field for field in fields(kind)}
+    known = {field.name: field for field in fields(cast(Any, kind))}
     for word in settings:
         if word not in known:
             raise MethodError(f"rule {name} has no field: {word}", nearest(word, known, "fields"))
@@ -68,6 +68,9 @@ def save(method: Method) -> dict[str, Any]:
         if getattr(method, part):
             data[part] = [save_rule(rule) for rule in getattr(method, part)]
     data["phases"] = [_save_phase(phase) for phase in method.phases]
+    for part in ("server_phase", "final"):
+        if getattr(method, part) is not None:
+            data[part] = _save_phase(getattr(method, part))
     return data
 
 
@@ -94,6 +97,7 @@ def load(data: Mapping[str, Any]) -> Method:
     phases = settings.pop("phases", None)
     if single and phases:
         raise MethodError("a method has either phases or perturb and gradient, not both.")
+    extra = {part: _load_phase(settings.pop(part)) for part in ("server_phase", "final") if part in settings}
     weights = load_rule(settings.pop("weights", {"rule": "BySize"}))
     if not isinstance(weights, Weighting):
         raise MethodError(
@@ -106,6 +110,7 @@ def load(data: Mapping[str, Any]) -> Method:
         server=_load_rules(settings.pop("server", [])),
         personal=_load_rules(settings.pop("personal", [])),
         papers=tuple(settings.pop("papers", ())),
+        **extra,
         **settings,
     )
 
@@ -120,5 +125,7 @@ def _load_phase(data: Mapping[str, Any]) -> Phase:
     for word in settings:
         if word not in known:
             raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
-    chains = {part: _load_rules(settings.pop(part)) for part in ("perturb", "gradient") if part in settings}
+    chains: dict[str, Any] = {
+        part: _load_rules(settings.pop(part)) for part in ("perturb", "gradient") if part in settings
+    }
     return Phase(**chains, **settings)

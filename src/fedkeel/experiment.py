@@ -29,9 +29,9 @@ class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
     `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number or a range
-    drawn per client and round; `participants` an explicit schedule; `unavailable` the chance that a selected client
-    does not answer; `validation` a share of each client's training data that sweeps may choose on;
-    `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run.
+    drawn per client and round; clip = 0 does not clip; `participants` an explicit schedule; `unavailable` the chance
+    that a selected client does not answer; `validation` a share of each client's training data that sweeps may choose
+    on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or "keep".
     """
 
     method: str | Method | Mapping[str, Any] = "fedavg"
@@ -76,7 +76,8 @@ class Experiment:
 
     def lr_at(self, round: int) -> float:
         """η_t = η_0 γ^t."""
-        assert self.lr is not None and self.lr_decay is not None
+        assert self.lr is not None
+        assert self.lr_decay is not None
         return float(self.lr * self.lr_decay**round)
 
     # ---- as data -------------------------------------------------------------------------------------------------
@@ -149,14 +150,14 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
             found[name] = preset.get(name, neutral)
     if experiment.clip is None and "clip" in preset:
         found["clip"] = preset["clip"]
-    if isinstance(experiment.epochs, list):
-        found["epochs"] = tuple(experiment.epochs)
+    if experiment.epochs is not None and not isinstance(experiment.epochs, int):
+        found["epochs"] = tuple(experiment.epochs)  # a list, from a file
     if experiment.partition_seed is None:
         found["partition_seed"] = experiment.seed
     return found
 
 
-def _method(given: str | Method | Mapping[str, Any]) -> Method:
+def _method(given: Any) -> Method:
     if isinstance(given, Method):
         return given
     if isinstance(given, str):
@@ -166,7 +167,7 @@ def _method(given: str | Method | Mapping[str, Any]) -> Method:
             return composition.load(given)
         settings = dict(given)
         return build(str(settings.pop("name", "fedavg")), settings)
-    raise ExperimentError(f"a method is a name or a Method, not {type(given).__name__}.", 'method="fedavg"')
+    raise ExperimentError(f"a method is a name or a Method, not {given!r}.", 'method="fedavg"')
 
 
 def check(experiment: Experiment) -> None:
@@ -179,7 +180,7 @@ def check(experiment: Experiment) -> None:
         _number(experiment, name, low=0, open_low=True)
     _number(experiment, "weight_decay", low=0)
     if experiment.clip is not None:
-        _number(experiment, "clip", low=0, open_low=True)
+        _number(experiment, "clip", low=0)
     for name in ("validation", "unavailable"):
         _number(experiment, name, low=0, high=1)
     for name in ("seed", "partition_seed"):

@@ -37,11 +37,11 @@ class RunFolder:
         """Create the folder if need be, and hold it until `close` (or the end of the process, however it comes)."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / EXPERIMENT).exists() and any(p.name != "run.lock" for p in self.path.iterdir()):
+            if not (self.path / EXPERIMENT).exists() and any(map(foreign, self.path.iterdir())):
                 raise FolderError(
                     f"{self.path} holds something that is not a run.", "choose another folder: nothing was written here"
                 )
-            self.lock = open(self.path / "run.lock", "w")  # noqa: SIM115
+            self.lock = open(self.path / "run.lock", "w")
         except OSError as error:
             raise FolderError(
                 f"cannot write into {self.path}: {error.strerror}", "choose another folder with --out"
@@ -81,8 +81,10 @@ class RunFolder:
             )
         write_text(self.path / ROUNDS, "".join(record.dumps() + "\n" for record in records))
         (self.path / "result.json").unlink(missing_ok=True)
+        for half in self.path.glob(".*.partial"):
+            half.unlink(missing_ok=True)
         prune(self.checkpoints)
-        self.lines = open(self.path / ROUNDS, "a")  # noqa: SIM115
+        self.lines = open(self.path / ROUNDS, "a")
         return records
 
     def append(self, record: RoundRecord) -> None:
@@ -99,6 +101,11 @@ class RunFolder:
         """Records reach the disk before the checkpoint that counts them."""
         if self.lines is not None:
             os.fsync(self.lines.fileno())
+
+
+def foreign(path: Path) -> bool:
+    """Whether a file is not of a run that was killed before it had written its experiment."""
+    return path.name != "run.lock" and not path.name.endswith(".partial")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ExperimentError
+from fedkeel.objectives import Given, objective_of
 from fedkeel.round import Gradient
 from fedkeel.rule import State
 from fedkeel.task import Batch, Part, Scores, Task
@@ -46,11 +47,17 @@ class Workspace:
 
     def __call__(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
         """The gradient of the objective on a batch, and the loss."""
+        kind, number = objective_of(objective)
+        reference = self.output(message["params"], message.get("buffers", buffers), batch) if kind.reference else None
+        given = Given(reference, batch.histogram, message)
         self.load(params, buffers)
         if batch.key is not None:
             torch.manual_seed(batch.key)
+        if not kind.differentiable:
+            with torch.no_grad():
+                return Gradient(params.zeros(), self.task.loss(self.model, batch, kind, number, given), self.seen())
         with torch.enable_grad():
-            loss = self.task.loss(self.model, batch)
+            loss = self.task.loss(self.model, batch, kind, number, given)
             try:
                 grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
             except RuntimeError as error:
@@ -60,8 +67,22 @@ class Workspace:
                     "the loss does not depend on the parameters.", "is it computed from them?"
                 ) from None
         tree = Tree.of(dict(zip(self.leaves, grads, strict=True)), params.layout)
-        after = None if self.buffers is None else Tree(self.buffers.buffer.clone(), self.buffers.layout)
-        return Gradient(tree, loss.detach(), after)
+        return Gradient(tree, loss.detach(), self.seen())
+
+    def seen(self) -> Tree | None:
+        """The module's buffers as they are now."""
+        return None if self.buffers is None else Tree(self.buffers.buffer.clone(), self.buffers.layout)
+
+    @torch.no_grad()
+    def output(self, params: Tree, buffers: Tree | None, batch: Batch) -> Tensor | None:
+        """What another model says to the same samples."""
+        assert isinstance(self.model, nn.Module)
+        self.load(params, buffers)
+        self.model.eval()
+        try:
+            return self.task.predict(self.model, batch.tensors)
+        finally:
+            self.model.train()
 
     def score(self, params: Tree, buffers: Tree | None, part: Part) -> Scores:
         """How well a model does on a stretch of evaluation data."""

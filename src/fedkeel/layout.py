@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -76,13 +76,13 @@ class Layout:
         return layout(tuple((str(name), tuple(int(n) for n in shape)) for name, shape in json.loads(text)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def layout(shapes: tuple[tuple[str, Shape], ...]) -> Layout:
     """One object per layout and process, so that comparing two is almost always `is`."""
     return Layout(dict(shapes))
 
 
-@lru_cache(maxsize=None)
+@cache
 def runs(whole: Layout, part: Layout) -> tuple[Run, ...]:
     """`whole` as maximal runs inside and outside `part`. Both keep the same relative order."""
     if [n for n in whole.spans if n in part.spans] != [*part.spans] or any(

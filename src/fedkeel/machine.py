@@ -20,8 +20,8 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise RequestError(f"unknown device: {name}", "use auto, cpu, cuda or mps") from None
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
-    if not there.get(device.type, lambda: False)():
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if not there.get(device.type, False):
         raise RequestError(f"no such device here: {name}", "see `fedkeel doctor`")
     return device
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 import torch
 
 from fedkeel.errors import MethodError
+from fedkeel.objectives import objective_of
 from fedkeel.rule import Rule, Weighting
 from fedkeel.trees import Tree
 
-FACTS = ("size", "steps", "lr", "population", "loss", "client", "weights", "update", "delta")
-"""What every report holds besides the slots of rules."""
+FACTS = ("size", "steps", "lr", "population", "loss", "client", "histogram", "learned", "weights", "update", "delta")
+"""What reports hold besides the slots of rules."""
+
+VALUE = "value"
+"""The objective of phases that only measure the loss: no gradient is taken."""
 
 
 @dataclass(frozen=True)
 class Phase:
     """A stretch of local work: perturb, take the gradient there, pass it through a chain, step.
 
-    `batches`: None is the experiment's local epochs. `trains` False: measures only, the model stays.
-    `uploads`: the model at the end of this phase is what the client sends (the last such phase wins).
+    `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
+    experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model
+    stays. `uploads`: the model at the end of this phase is what the client sends (the last such phase wins).
+    `objective`: what the gradient is of, "loss" or another by name (see objectives.py), with its number if it has one.
     """
 
     perturb: tuple[Rule, ...] = ()
@@ -30,6 +37,8 @@ class Phase:
     trains: bool = True
     uploads: bool = True
     objective: str = "loss"
+    epochs: float | None = None
+    same_batch: bool = False
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -43,12 +52,22 @@ class Phase:
     @property
     def backward_passes(self) -> int:
         """Per step: known before anything runs."""
-        return 2 if self.ascends else 1
+        return bool(self.ascends) + (self.objective != VALUE)
+
+    def batches_of(self, size: int, batch_size: int) -> int | None:
+        """The steps of a client of that size; None: as the experiment's local epochs say."""
+        if self.epochs is None or size == 0:
+            return self.batches
+        return max(1, ceil(self.epochs * -(-size // batch_size) - 1e-9))
 
 
 @dataclass(frozen=True)
 class Method:
-    """Phases of local work, a weighting of the results, and rules of the server and of personal models."""
+    """Phases of local work, a weighting of the results, and rules of the server and of personal models.
+
+    `server_phase`: work of the server itself on proxy data, between the clients' reports and their combination.
+    `final`: work of every client after the last round, of which nothing is sent.
+    """
 
     name: str
     phases: tuple[Phase, ...]
@@ -57,6 +76,8 @@ class Method:
     personal: tuple[Rule, ...] = ()
     server_lr: float = 1.0
     papers: tuple[str, ...] = ()
+    server_phase: Phase | None = None
+    final: Phase | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -64,13 +85,52 @@ class Method:
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
         """Every rule once, in the order in which the server asks them."""
-        local = (rule for phase in self.phases for rule in phase.rules)
+        local = (rule for phase in (*self.phases, *filter(None, [self.final])) for rule in phase.rules)
         return tuple(dict.fromkeys((*self.personal, *local, *self.server, self.weights)))
+
+    @cached_property
+    def asks(self) -> frozenset[str]:
+        """Facts of clients that only some methods need."""
+        wanted = {fact for name in self.objectives for fact in objective_of(name)[0].asks}
+        return frozenset(wanted | {fact for rule in self.rules for fact in rule.asks})
+
+    @cached_property
+    def objectives(self) -> frozenset[str]:
+        """Every objective of which a loss or a gradient is taken."""
+        phases = (*self.phases, *filter(None, [self.final, self.server_phase]))
+        return frozenset(name for phase in phases for name in (phase.objective, phase.ascends) if name)
+
+    @property
+    def tuning(self) -> Method:
+        """The final phase as a method: what every client does after the last round."""
+        assert self.final is not None
+        return replace(self, phases=(self.final,), final=None)
+
+    def each_phase(self, change: Callable[[Phase], Phase]) -> Method:
+        """This method with every phase of its clients changed."""
+        phases = tuple(change(phase) for phase in self.phases)
+        return replace(self, phases=phases, final=None if self.final is None else change(self.final))
+
+    def each_rule(self, change: Callable[[Rule], Rule]) -> Method:
+        """This method with every rule changed."""
+
+        def changed(phase: Phase) -> Phase:
+            return replace(
+                phase, perturb=tuple(map(change, phase.perturb)), gradient=tuple(map(change, phase.gradient))
+            )
+
+        weights = change(self.weights)
+        assert isinstance(weights, Weighting)
+        return replace(
+            self.each_phase(changed),
+            weights=weights,
+            server=tuple(map(change, self.server)),
+            personal=tuple(map(change, self.personal)),
+        )
 
     def then(self, *rules: Rule) -> Method:
         """This method with more rules at the end of every training phase's gradient chain."""
-        phases = (replace(p, gradient=(*p.gradient, *rules)) if p.trains else p for p in self.phases)
-        return replace(self, phases=tuple(phases))
+        return self.each_phase(lambda p: replace(p, gradient=(*p.gradient, *rules)) if p.trains else p)
 
 
 def method(
@@ -83,9 +143,10 @@ def method(
     personal: Sequence[Rule] = (),
     server_lr: float = 1.0,
     papers: Sequence[str] = (),
+    objective: str = "loss",
 ) -> Method:
     """The common case: one phase of local work."""
-    phase = Phase(tuple(perturb), tuple(gradient))
+    phase = Phase(tuple(perturb), tuple(gradient), objective=objective)
     return Method(name, (phase,), weights, tuple(server), tuple(personal), server_lr, tuple(papers))
 
 
@@ -99,6 +160,8 @@ def check(method: Method) -> None:
         raise MethodError(
             f"{type(method.weights).__name__} is not a weighting of clients.", "use weights=BySize() or Uniform()"
         )
+    for name in method.objectives:
+        objective_of(name)
     for phase in method.phases:
         for rule in phase.perturb[1:]:
             if rule.needs_gradient:
@@ -117,7 +180,7 @@ def _check_slots(method: Method) -> None:
         for slot in {*rule.server_slots(sample), *rule.client_slots(sample)}:
             if slot in owners:
                 raise MethodError(
-                    f"{type(owners[slot]).__name__} and {type(rule).__name__} of {method.name!r} both keep slot {slot!r}.",
+                    f"{type(owners[slot]).__name__} and {type(rule).__name__} of {method.name!r} both keep {slot!r}.",
                     "use one of them, or give one slot another name",
                 )
             owners[slot] = rule

@@ -36,6 +36,7 @@ class Problem:
     classes: int | None = None
     proxy: Any = None
     metrics: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    tests: Sequence[Any] | ClientData | None = None  # each client's own test set
     separable: bool = True
     prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
 
@@ -48,12 +49,23 @@ class Problem:
             raise ExperimentError(f"the loss of a problem is a function, not {type(self.loss).__name__}.")
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
-        if not hasattr(self.clients, "rows") and len(self.clients) == 0:
+        if isinstance(self.clients, Sequence) and len(self.clients) == 0:
             raise ExperimentError("a problem needs at least one client.", "clients=[client_0_data, client_1_data, …]")
 
     @property
     def data(self) -> ClientData:
-        return self.clients if hasattr(self.clients, "rows") else TensorClients(self.clients)
+        return TensorClients(self.clients) if isinstance(self.clients, Sequence) else self.clients
+
+    @property
+    def tests_of_clients(self) -> ClientData | None:
+        if self.tests is None or not isinstance(self.tests, Sequence):
+            return self.tests
+        if len(self.tests) != len(self.data.sizes):
+            raise ExperimentError(
+                f"{len(self.tests)} test sets of clients were given for {len(self.data.sizes)} clients.",
+                "tests=[client_0_test, client_1_test, …]",
+            )
+        return TensorClients(self.tests)
 
     def tested(self) -> Sample | None:
         return None if self.test is None else as_tensors(self.test, "the test set")

@@ -17,6 +17,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
+_GOLDEN, _FIRST, _SECOND, _30, _27, _31 = (np.uint64(n) for n in (GOLDEN, FIRST, SECOND, 30, 27, 31))
 
 
 def mix(z: int) -> int:
@@ -36,11 +37,15 @@ def key(seed: int, purpose: str, *numbers: int) -> int:
 
 def bits(of: int | NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
     """`count` independent 64-bit numbers; for an array of keys, one row for each."""
-    start = np.asarray(of, dtype=np.uint64)[..., None]
-    z = start + np.uint64(GOLDEN) * np.arange(1, count + 1, dtype=np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
-    return np.asarray(z ^ (z >> np.uint64(31)))
+    z: NDArray[np.uint64] = np.arange(1, count + 1, dtype=np.uint64)
+    z *= _GOLDEN
+    z = np.asarray(of, dtype=np.uint64)[..., None] + z
+    z ^= z >> _30
+    z *= _FIRST
+    z ^= z >> _27
+    z *= _SECOND
+    z ^= z >> _31
+    return z
 
 
 def uniforms(of: int | NDArray[np.uint64], count: int) -> NDArray[np.float64]:

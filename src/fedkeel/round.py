@@ -99,6 +99,14 @@ def broadcast(method: Method, server: State) -> State:
     return message
 
 
+def begin(method: Method, message: State, client: State) -> Tree:
+    """The model from which a client's last phase would set out, had it just received `message`."""
+    params: Tree = message["params"]
+    for rule in (*method.personal, *(rule for phase in method.phases for rule in phase.rules)):
+        params, client = rule.start(params, client, message)
+    return params
+
+
 # ---- the client's half ---------------------------------------------------------------------------------------------
 def chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
     for rule in rules:
@@ -119,9 +127,9 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
 
     def move(
         g: Tree, before: Tree | None, client: State, params: Tree, start: Tree, message: State, lr: Tensor,
-        steps: Tensor, step: Tensor, key: Tensor, active: Tensor | None, old: State,
+        steps: Tensor, step: Tensor, key: Tensor, active: Tensor | None, old: State, loss: Tensor,
     ) -> Carry:  # fmt: skip
-        at = Local(params, start, message, before, lr, step, steps, key)
+        at = Local(params, start, message, before, lr, step, steps, key, loss)
         direction, client = chain(phase.gradient, g, client, at)
         moved = params.moved(direction, -lr) if phase.trains else params
         if active is None:
@@ -131,7 +139,7 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
 
     ascends = phase.ascends
     climb = lift(climb, (0 if ascends else None, 0, 0, 0, None, None, 0, None, 0))
-    move = lift(move, (0, 0 if ascends else None, 0, 0, 0, None, None, 0, None, 0, 0 if padded else None, 0))
+    move = lift(move, (0, 0 if ascends else None, 0, 0, 0, None, None, 0, None, 0, 0 if padded else None, 0, 0))
 
     def body(carry: Carry, fixed: Fixed, moment: Moment) -> tuple[Carry, Tensor]:
         params, client = carry
@@ -144,12 +152,14 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
         if phase.perturb:
             point, client = climb(before, client, params, start, message, lr, steps, step, key)
         second = gradient(point, batch, phase.objective, message, seen)
-        # the statistics and the loss of the unperturbed pass, where there is one
-        told = first if ascends else second
-        if told.buffers is not None:
-            client = client | {"buffers": told.buffers}
-        carry = move(second.tree, before, client, params, start, message, lr, steps, step, key, active, old)
-        return carry, told.loss
+        # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
+        seen = first.buffers if ascends else second.buffers
+        if seen is not None:
+            client = client | {"buffers": seen}
+        carry = move(
+            second.tree, before, client, params, start, message, lr, steps, step, key, active, old, second.loss
+        )
+        return carry, first.loss if ascends == phase.objective else second.loss
 
     return body
 
@@ -180,35 +190,40 @@ def local_round(
         entered: Carry = lift(f, (0, 0, None))(params, client, message) if rules else (params, client)
         return entered
 
-    def leave(rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree) -> tuple[State, State]:
+    def leave(
+        rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor
+    ) -> tuple[State, State]:
         def f(
-            report: State, client: State, params: Tree, start: Tree, message: State, steps: Tensor
+            report: State, client: State, params: Tree, start: Tree, message: State, steps: Tensor, loss: Tensor
         ) -> tuple[State, State]:
-            at = Local(params, start, message, None, lr, nothing, steps, nothing)
+            at = Local(params, start, message, None, lr, nothing, steps, nothing, loss)
             for rule in rules:
                 report, client = rule.finish(report, client, at)
             return report, client
 
-        left: tuple[State, State] = (
-            lift(f, (0, 0, 0, 0, None, 0))(report, client, params, start, message, steps) if rules else (report, client)
+        if not rules:
+            return report, client
+        left: tuple[State, State] = lift(f, (0, 0, 0, 0, None, 0, 0))(
+            report, client, params, start, message, steps, loss
         )
         return left
 
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
     params: Tree = lift(lambda message, steps: message["params"], (None, 0))(message, steps)
     params, client = enter(method.personal, params, client)
-    began, report, loss = params, State(), torch.zeros_like(lr)
+    began, report, loss = params, State(), torch.zeros_like(steps)
     for phase, stretch in zip(method.phases, work, strict=True):
         params, client = enter(phase.rules, params, client)
         start = params
         body = local_step(phase, gradient, lift, stretch.padded)
         fixed = Fixed(start, message, lr, steps)
         (params, client), losses = scan(phase, body, (params, client), fixed, stretch.moments)
+        mean = (losses * stretch.shares).sum(-1)
         if phase.uploads:
             report["delta"] = lift(lambda p, m: p - m["params"], (0, None))(params, message)
-            loss = (losses * stretch.shares).sum(-1)
-        report, client = leave(phase.rules, report, client, params, start)
-    report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began)
+            loss = mean
+        report, client = leave(phase.rules, report, client, params, start, mean)
+    report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
     return report | facts | {"loss": loss}, client
 
 

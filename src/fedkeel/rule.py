@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from fedkeel.errors import MethodError
+from fedkeel.layout import Layout
 from fedkeel.trees import Tree
 
 State = dict[str, Any]
@@ -24,6 +25,15 @@ class Local(NamedTuple):
     step: Tensor  # 0-d: 0, 1, … within the phase
     steps: Tensor  # 0-d: the local steps K_i of this client in this round
     key: Tensor  # 0-d int64: randomness for this (seed, round, client, step)
+    loss: Tensor | None = None  # 0-d: in a gradient chain, of the pass just made; in `finish`, the mean of the phase
+
+
+class Setting(NamedTuple):
+    """What is known once a method meets its problem: see `Rule.settled`."""
+
+    layout: Layout  # of the model
+    head: tuple[str, ...]  # names of the classifier's parameters
+    epochs: int  # local epochs; the most, where they are drawn
 
 
 class Rule:
@@ -36,6 +46,15 @@ class Rule:
     needs_gradient: ClassVar[str] = ""  # first in a perturb chain: start from the gradient at w of this objective
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
+    asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+
+    def settled(self, setting: Setting) -> Rule:
+        """This rule, fitted to the model: which layers are the head, how many epochs there are."""
+        return self
+
+    def steps_needed(self, layout: Layout) -> int | None:
+        """How many steps a measuring phase with this rule takes; None: as many as the phase says."""
+        return None
 
     def server_slots(self, params: Tree) -> State:
         """What the server remembers between rounds, at the start."""
@@ -68,6 +87,10 @@ class Rule:
 
 class Weighting(Rule):
     """How much each client's update counts: one weight per client, usually summing to 1."""
+
+    def begin(self, reports: State, server: State) -> State:
+        """What the server's own phase starts from, where the method has one; its end is `reports["learned"]`."""
+        return {}
 
     def __call__(self, reports: State, server: State) -> Tensor:
         raise NotImplementedError

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 
 from fedkeel import checkpoint
 from fedkeel.checkpoint import Checkpoint
+from fedkeel.clock import Clock
 from fedkeel.data.batches import steps
 from fedkeel.engines.choose import make_engine
 from fedkeel.engines.engine import Engine, Outcome, Training
@@ -74,13 +74,14 @@ def run(
         maker = task_maker(experiment, where, dtype)
         task = maker(problem_of(experiment))
         method = method_of(experiment, task)
-        assert experiment.epochs is not None and experiment.batch_size is not None
+        assert experiment.epochs is not None
+        assert experiment.batch_size is not None
         training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
         loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds)
         loop.restore()
         made = make_engine(engine, task, method, training, maker, workers, loop.trainings_left())
         closing.callback(made.close)
-        loop.seconds["setup"] += time.perf_counter() - began
+        loop.seconds.add("setup", time.perf_counter() - began)
         if folder is not None:
             folder.write_json("environment.json", environment(where, dtype, made.name, command))
         if progress is not None:
@@ -93,8 +94,9 @@ def run(
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:
     """Take a folder for an experiment: an empty one, or one that holds this experiment already."""
-    data, there = experiment.save(), folder.read_experiment()
+    there = folder.read_experiment()
     if there is not None:
+        data = experiment.save()
         mine = {name: value for name, value in data.items() if name != "rounds"}
         other = {name: value for name, value in there.items() if name != "rounds"}
         if mine != other:
@@ -103,8 +105,6 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
             )
-    if there != data:
-        folder.write_experiment(data)
 
 
 class Loop:
@@ -124,7 +124,7 @@ class Loop:
         self.store: dict[int, State] = {}  # only clients that have taken part
         self.records: list[RoundRecord] = []
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
-        self.seconds: Counter[str] = Counter()
+        self.seconds = Clock()
         self.saved, self.checkpoint_seconds = -1, checkpoint_seconds
         assert experiment.participation is not None
         self.participation = Participation(
@@ -164,6 +164,8 @@ class Loop:
                     "ask for more rounds, or choose another folder with --out",
                 )
             self.server, self.store = found.server, dict(found.clients)
+        # nothing is written before everything there was read
+        self.folder.write_experiment(self.experiment.save())
         self.records = self.folder.begin(done)
 
     def save(self) -> None:
@@ -176,7 +178,7 @@ class Loop:
         Checkpoint(self.done, self.server, self.store).save(path, self.experiment.fingerprint())
         checkpoint.prune(self.folder.checkpoints)
         self.saved = self.done
-        self.seconds["checkpoints"] += time.perf_counter() - began
+        self.seconds.add("checkpoints", time.perf_counter() - began)
 
     def go(self, engine: Engine, training: Training, progress: Progress | None) -> Run:
         """All rounds that are left."""
@@ -192,7 +194,7 @@ class Loop:
         finally:
             # Ctrl-C and failures included: state is replaced only when a round is complete
             self.save()
-            self.seconds.update(getattr(engine, "seconds", {}))
+            self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
         final = result(
             self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
@@ -225,7 +227,7 @@ class Loop:
             server = server_round(self.method, server, reports)
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-        self.seconds["aggregation"] += time.perf_counter() - timed
+        self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.evaluate(engine, server, t + 1)
         record = RoundRecord(
             round=t + 1,
@@ -274,7 +276,7 @@ class Loop:
             for name, value in add_up(engine.evaluate(server["params"], server.get("buffers"), split)).items():
                 plain = name != "loss" and split == "test"
                 found[name if plain else f"{split}_{name}"] = finite(value)
-        self.seconds["evaluation"] += time.perf_counter() - began
+        self.seconds.add("evaluation", time.perf_counter() - began)
         return found
 
 
@@ -299,4 +301,4 @@ def size_of(slot: Any) -> int:
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
     """Backward passes of one client in one round, as declared."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
-    return sum(p.backward_passes * steps(size, training.batch_size, epochs, p.batches) for p in method.phases)
+    return sum(p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size)) for p in method.phases)

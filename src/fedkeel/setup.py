@@ -85,7 +85,7 @@ def start_weights(path: Path) -> dict[str, Tensor]:
 
 def method_of(experiment: Experiment, task: Task) -> Method:
     """The method with what every local step ends in: clip, then weight decay, as SGD after clip_grad_norm_."""
-    last: list[Rule] = [] if experiment.clip is None else [ClipNorm(experiment.clip)]
+    last: list[Rule] = [ClipNorm(experiment.clip)] if experiment.clip else []
     if experiment.weight_decay:
         last.append(WeightDecay(experiment.weight_decay))
     method = experiment.composed.then(*last)

@@ -14,17 +14,25 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.data.clients import ClientData, HeldOut, Rows, Sample
 from fedkeel.errors import ExperimentError
+from fedkeel.objectives import Given, Objective
 from fedkeel.problem import Problem
 from fedkeel.trees import Tree
+
+CLIENT = "client "
+"""The split of one client's own test set is called `client 17`."""
 
 CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same numbers in the same order
 
 
 class Batch(NamedTuple):
-    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout)."""
+    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
+
+    `histogram` counts the client's samples of each class, for objectives that ask for it.
+    """
 
     tensors: Sample
     key: int | None = None
+    histogram: Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -52,18 +60,25 @@ class Task:
         validation: float = 0.0,
         seed: int = 0,
         start: Mapping[str, Tensor] | None = None,
+        asks: frozenset[str] = frozenset(),
+        personal_chunk: int = CHUNK,
     ):
-        self.problem, self.device, self.dtype = problem, torch.device(device), dtype
+        self.problem, self.device = problem, torch.device(device)
+        # bfloat16 is a precision of the arithmetic inside a gradient; weights and sums of them stay in float32
+        self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
         whole = problem.data
         self.clients: ClientData = HeldOut(whole, validation, seed, validation=False) if validation else whole
         self.validation = HeldOut(whole, validation, seed, validation=True) if validation else None
         self.test = problem.tested()
-        self.module = None if problem.model is None else copy.deepcopy(problem.model).to(self.device, dtype)
+        self.tests = problem.tests_of_clients
+        self.asks, self.personal_chunk = asks, personal_chunk
+        self._histograms: dict[int, Tensor] = {}
+        self.module = None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype)
         self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._initial(start)
         self.buffers = self._buffers()
         self.stochastic = self.module is not None and any(
-            isinstance(m, _DropoutNd) and m.p > 0 for m in self.module.modules()
+            (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
 
     def _initial(self, start: Mapping[str, Tensor] | None) -> Tree:
@@ -94,7 +109,18 @@ class Task:
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in raw)
 
     def batch(self, client: int, rows: Rows, keys: NDArray[np.uint64] | None = None, key: int | None = None) -> Batch:
-        return Batch(self.ready(self.clients.rows(client, rows), keys), key)
+        histogram = self.histogram(client) if "histogram" in self.asks else None
+        return Batch(self.ready(self.clients.rows(client, rows), keys), key, histogram)
+
+    def histogram(self, client: int) -> Tensor:
+        """How many training samples of each class a client has; counted when first asked for."""
+        if client not in self._histograms:
+            if self.problem.classes is None:
+                raise ExperimentError("this method counts the samples of each class.", "Problem(…, classes=10)")
+            labels = self.clients.rows(client, np.arange(self.clients.sizes[client]))[-1].reshape(-1)
+            counts = torch.bincount(labels.to(torch.int64), minlength=self.problem.classes)
+            self._histograms[client] = counts.to(self.device, self.dtype)
+        return self._histograms[client]
 
     # ---- losses --------------------------------------------------------------------------------------------------
     def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Tensor | None:
@@ -104,8 +130,15 @@ class Task:
         """One value per sample, or their mean, as the problem's own loss gives them."""
         return self._judge(self.problem.loss, model, tensors, output)
 
-    def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch) -> Tensor:
-        losses = self.losses(model, batch.tensors, self.predict(model, batch.tensors))
+    def loss(
+        self, model: nn.Module | Mapping[str, Tensor], batch: Batch, kind: Objective, number: float, given: Given
+    ) -> Tensor:
+        """The mean of an objective over a batch."""
+        output = self.predict(model, batch.tensors)
+        if kind.losses is None:
+            losses = self.losses(model, batch.tensors, output)
+        else:
+            losses = kind.losses(output, batch.tensors[-1], number, given)
         return losses if losses.dim() == 0 else losses.mean()
 
     def _judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
@@ -123,11 +156,18 @@ class Task:
             for client, size in enumerate(self.validation.sizes.tolist()):
                 for first in range(0, size, CHUNK):
                     yield Part(split, client, first, min(first + CHUNK, size))
+        if split.startswith(CLIENT) and self.tests is not None:
+            client, chunk = int(split.removeprefix(CLIENT)), self.personal_chunk
+            for first in range(0, int(self.tests.sizes[client]), chunk):
+                yield Part(CLIENT, client, first, min(first + chunk, int(self.tests.sizes[client])))
 
     def raw(self, part: Part) -> Sample:
         if part.split == "test":
             assert self.test is not None
             return tuple(t[part.first : part.last] for t in self.test)
+        if part.split == CLIENT:
+            assert self.tests is not None
+            return self.tests.rows(part.client, np.arange(part.first, part.last))
         assert self.validation is not None
         return self.validation.rows(part.client, np.arange(part.first, part.last))
 

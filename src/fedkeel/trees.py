@@ -73,7 +73,7 @@ class Tree:
         return Tree.of(leaves, self.layout if same else None)
 
     def map_by_length(self, f: Callable[[Tensor], Tensor], *, vectors: bool = True) -> Tree:
-        """f on all leaves of one length at once, `[..., leaves, length]`. Without `vectors`, 0-d and 1-d leaves stay."""
+        """f on all leaves of one length at once, `[..., leaves, length]`; without `vectors`, those below 2-d stay."""
         axes = self.buffer.shape[:-1]
         parts = []
         for offset, leaves, length, vector in self.layout.groups:
@@ -96,7 +96,7 @@ class Tree:
         """This tree with the leaves of `other` in place of its own."""
         if other.layout == self.layout:
             return other
-        axes = torch.broadcast_shapes(self.buffer.shape[:-1], other.buffer.shape[:-1])
+        axes = max(self.buffer.shape[:-1], other.buffer.shape[:-1], key=len)  # stacked, if one of them is
         parts = [
             other.buffer.narrow(-1, run.part_offset, run.length)
             if run.inside
@@ -167,7 +167,8 @@ class Tree:
         if whole > 16 * BLOCK:
             blocks = torch.linalg.vector_norm(v.narrow(-1, 0, whole).view((*v.shape[:-1], -1, BLOCK)), dim=-1)
             v = torch.cat([blocks, v.narrow(-1, whole, self.layout.size - whole)], -1)
-        return torch.linalg.vector_norm(v, dim=-1)
+        norm: Tensor = torch.linalg.vector_norm(v, dim=-1)
+        return norm
 
     def unit(self, epsilon: float = EPSILON) -> Tree:
         """The direction: v / (‖v‖ + ε); zero for a zero tree."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from fedkeel.data.augment import Augment
 from fedkeel.data.batches import sample_keys
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import bits
-from torch import Tensor
 
 
 def one_at_a_time(images: Tensor, draws: Tensor, crop: int) -> Tensor:
@@ -100,6 +101,15 @@ def test_the_probability_is_that_of_a_crop() -> None:
     down, right, _ = drawn(Augment(4, True, 0.3), count).T.numpy()
     moved = ((down != 4) | (right != 4)).mean()
     assert abs(moved - 0.3 * 80 / 81) < 5 * np.sqrt(0.21 / count)
+
+
+def test_an_image_is_cropped_and_mirrored_independently() -> None:
+    count = 40_000
+    down, right, mirrored = drawn(Augment(4, True, 0.5), count).T.numpy()
+    for moved in (down != 4, right != 4, down > 4, right > 4):
+        assert abs(np.corrcoef(moved, mirrored)[0, 1]) < 5 / np.sqrt(count)
+    where = (down != 4) & (right != 4)
+    assert abs(np.corrcoef(down[where], right[where])[0, 1]) < 5 / np.sqrt(where.sum())
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 4, 5])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedkeel.data.batches import plan, sample_keys, steps
 from fedkeel.randomness import key, permutation
-from hypothesis import given
-from hypothesis import strategies as st
+
+law = settings(deadline=None)  # no clock in a test
 
 keys = st.integers(0, 2**63 - 1)
 sizes, batch_sizes, epochs = st.integers(0, 60), st.integers(1, 70), st.integers(1, 4)
 
 
+@law
 @given(keys, sizes, batch_sizes, epochs)
 def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int, epochs: int) -> None:
     rows = plan(of, size, batch_size, epochs)
@@ -25,6 +29,7 @@ def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int,
         assert len(batches[-1]) == size - batch_size * (per_epoch - 1)
 
 
+@law
 @given(keys, st.integers(1, 60), batch_sizes, epochs, st.integers(0, 30))
 def test_a_number_of_batches_cuts_or_extends_the_same_plan(
     of: int, size: int, batch_size: int, epochs: int, batches: int

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedkeel.data.heatmap import draw_heatmap, text_heatmap
 from fedkeel.errors import FolderError, RequestError
 

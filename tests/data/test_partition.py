@@ -6,10 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedkeel.data.partition import Partition, collect
 from fedkeel.errors import ExperimentError
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def held(*clients: list[int], samples: int = 20) -> Partition:
@@ -53,9 +54,11 @@ def test_a_partition_cannot_be_changed_and_survives_a_pickle() -> None:
     assert (copy.indices.tolist(), copy.offsets.tolist()) == ([1, 3, 2], [0, 2, 3])
 
 
+law = settings(deadline=None)  # no clock in a test
 owners = st.lists(st.lists(st.integers(0, 19), max_size=15), min_size=1, max_size=6)
 
 
+@law
 @given(owners, st.floats(0, 0.99), st.integers(0, 2**63 - 1))
 def test_a_split_separates_each_clients_different_samples(clients: list[list[int]], share: float, key: int) -> None:
     whole = held(*clients)
@@ -75,6 +78,11 @@ def test_a_split_separates_each_clients_different_samples(clients: list[list[int
 def test_split_sizes_are_those_of_the_papers(size: int, share: float, aside: int) -> None:
     _, second = held(list(range(size)), samples=size).split(share, 0)
     assert second.sizes.tolist() == [aside]
+
+
+def test_a_sample_that_two_clients_hold_counts_for_both() -> None:
+    _, aside = held([0, 1, 2, 3], [3, 4, 5, 6]).split(0.5, 0)
+    assert aside.sizes.tolist() == [2, 2]
 
 
 def test_what_a_client_sets_aside_does_not_depend_on_the_others() -> None:

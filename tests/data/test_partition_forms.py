@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fedkeel.data.dirichlet import FORMS, Dirichlet
 from fedkeel.data.heterogeneity import score
 from fedkeel.data.partition import Partition
@@ -144,7 +145,7 @@ def test_cyclic_clients_hold_neighbouring_classes() -> None:
     held = Pathological(3, 20, "cyclic").divide(CIFAR, 2).histogram(CIFAR, 10)
     for client, row in enumerate(held):
         assert set(np.flatnonzero(row)) == {client % 10, (client + 1) % 10, (client + 2) % 10}
-    assert held.sum(axis=1).tolist() == [2500] * 20
+    assert np.abs(held.sum(axis=1) - 2500).max() <= 1
 
 
 def test_cyclic_says_which_classes_nobody_holds() -> None:

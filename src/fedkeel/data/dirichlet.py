@@ -72,9 +72,9 @@ def _class_wise(self: Dirichlet, pools: Pools, key: int) -> Partition:
 
 
 def _fedfsa_released(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    # its draw is uniform on [p_0, 1] instead of [0, 1]
     priors = _priors(self, pools, key)
-    priors[:, 0] = -np.inf
+    if pools.classes > 1:
+        priors[:, 0] = -np.inf  # its draw is uniform on [p_0, 1] instead of [0, 1]
     return divide_exactly(pools, priors, key)
 
 

@@ -95,8 +95,8 @@ def _cyclic(self: Pathological, pools: Pools, key: int) -> Partition:
     table = np.zeros((self.clients, pools.classes), dtype=np.int64)
     for label, count in enumerate(pools.counts):
         holders = np.flatnonzero((label - np.arange(self.clients)) % pools.classes < self.classes)
-        if len(holders):
-            table[holders, label] = even_parts(count, len(holders))
+        poorest_first = holders[np.argsort(table[holders].sum(axis=1), kind="stable")]
+        table[poorest_first, label] = even_parts(count, len(holders))
     empty = np.flatnonzero(table.sum(axis=1) == 0)
     if len(empty):
         raise DataError(

@@ -38,7 +38,10 @@ class Iid:
 
 @dataclass(frozen=True)
 class QuantitySkew:
-    """Labels iid, sizes min_size + (M - N · min_size) · Dir(α). Large alpha is equal sizes, small alpha one for all."""
+    """Labels iid, sizes min_size + (M - N · min_size) · Dir(α).
+
+    Large alpha is equal sizes; small alpha leaves nearly everything to one client.
+    """
 
     alpha: float
     clients: int

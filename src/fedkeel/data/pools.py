@@ -49,4 +49,4 @@ class Pools:
 
 def even_parts(count: int, parts: int) -> Integers:
     """`count` cut into `parts` sizes that differ by one at most, the larger first."""
-    return count // parts + (np.arange(parts) < count % parts)
+    return np.array([count // parts + (part < count % parts) for part in range(parts)], dtype=np.int64)

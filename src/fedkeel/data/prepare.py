@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ def augmentation(name: str, shape: tuple[int, ...]) -> Augment | None:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Images: bytes to floats, (x / 255 − mean) / std by channel, then augmented where keys are given. Tokens: as they are."""
+    """Images: (x / 255 − mean) / std by channel, then augmented where keys are given. Tokens: as they are."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,22 +43,29 @@ class Preparation:
     def augments(self) -> bool:
         return self.augment is not None
 
-    @cached_property
-    def affine(self) -> tuple[Tensor, Tensor]:
-        """x · scale + shift, by channel."""
-        std = torch.tensor(self.std, dtype=torch.float64) * 255
-        shift = -torch.tensor(self.mean, dtype=torch.float64) * 255 / std
-        return (1 / std).float().view(-1, 1, 1), shift.float().view(-1, 1, 1)
-
     def __call__(self, raw: Sample, keys: NDArray[np.uint64] | None) -> Sample:
+        draws = self.draw(keys)
+        return self.apply(raw, None if draws is None else torch.from_numpy(draws).to(raw[0].device))
+
+    def draw(self, keys: NDArray[np.uint64] | None) -> NDArray[np.int64] | None:
+        """What is random about each sample, as whole numbers; None where nothing is."""
+        return None if self.augment is None or keys is None else self.augment.draw(keys)
+
+    def apply(self, raw: Sample, draws: Tensor | None) -> Sample:
+        """What is left to do once the numbers are drawn: the same on every device, and nothing waits for the host."""
         inputs, *rest = raw
         if not self.mean:
             return (inputs.to(torch.int64), *rest)
-        scale, shift = (part.to(inputs.device) for part in self.affine)
+        scale, shift = affine(self.mean, self.std, inputs.device)
         # [N, H, W] or [N, H, W, C] -> [N, C, H, W]
         images = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
         images = torch.addcmul(shift, images.float(), scale).contiguous()
-        if self.augment is not None and keys is not None:
-            draws = self.augment.draw(keys)
-            images = self.augment.apply(images, None if draws is None else torch.from_numpy(draws).to(images.device))
-        return (images, *rest)
+        return (images if self.augment is None else self.augment.apply(images, draws), *rest)
+
+
+@lru_cache(maxsize=None)
+def affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """x · scale + shift, by channel."""
+    spread = torch.tensor(std, dtype=torch.float64) * 255
+    shift = -torch.tensor(mean, dtype=torch.float64) * 255 / spread
+    return (1 / spread).float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import RequestError, nearest
 from fedkeel.machine import cores
 from fedkeel.method import Method
 from fedkeel.problem import Problem
 from fedkeel.task import Task
 
-ENGINES = ("serial", "processes")
+ENGINES = ("serial", "processes", "stacked")
 WORTH_SECONDS = 20.0  # a pool takes seconds to start
 
 
@@ -32,6 +33,8 @@ def make_engine(
         raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
+    if name == "stacked":
+        return StackedEngine(task, method, training)
     serial = SerialEngine(task, method, training)
     if name == "auto":
         name = "serial"

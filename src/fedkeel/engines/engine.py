@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.method import Method
+from fedkeel.data.batches import plan
+from fedkeel.data.clients import Rows
+from fedkeel.method import Method, Phase
 from fedkeel.randomness import key, uniforms
 from fedkeel.round import init_client
 from fedkeel.rule import State
@@ -60,7 +62,18 @@ class Engine(Protocol):
 def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:
     """What the server knows of a client without being told by a rule."""
     size = float(task.clients.sizes[client])
-    return {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+    known = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+    if "client" in task.asks:
+        known["client"] = torch.tensor(client, device=lr.device)
+    return known | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
+
+
+def planned(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
+    """Which rows of its data a client sees in each step of phase `number`."""
+    size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
+    of = key(training.seed, "batches", round, client, number)
+    rows = plan(of, size, training.batch_size, epochs, phase.batches_of(size, training.batch_size))
+    return rows[:1] * len(rows) if phase.same_batch else rows
 
 
 def uploaded_steps(method: Method, lengths: Sequence[int]) -> int:

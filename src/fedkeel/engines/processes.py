@@ -7,12 +7,13 @@ import pickle
 import selectors
 import subprocess
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
+from fedkeel.clock import Clock
 from fedkeel.engines.engine import Outcome, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.worker import pack, receive, send, unpack
@@ -80,7 +81,7 @@ class ProcessesEngine:
         self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
     ):
         self.task = task
-        self.seconds: Counter[str] = Counter()
+        self.seconds = Clock()
         self.workers: list[Worker] = []
         problem = task.problem
 
@@ -112,7 +113,7 @@ class ProcessesEngine:
         known = [None if state is None else pack(state) for state in states]
         answers = self.spread("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
         for _, _, seconds in answers:
-            self.seconds.update(seconds)
+            self.seconds.merge(seconds)
         return [
             Outcome(c, unpack(report), unpack(state)) for c, (report, state, _) in zip(clients, answers, strict=True)
         ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from fedkeel.data.batches import plan, sample_keys
+from fedkeel.clock import Clock
+from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
-from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, step_keys, uploaded_steps
+from fedkeel.engines.engine import Outcome, Training, facts_of, planned, state_of, step_keys, uploaded_steps
 from fedkeel.gradients import Workspace
 from fedkeel.method import Method, Phase
 from fedkeel.randomness import key
@@ -29,7 +29,7 @@ class SerialEngine:
     def __init__(self, task: Task, method: Method, training: Training):
         self.task, self.method, self.training = task, method, training
         self.workspace = Workspace(task)
-        self.seconds: Counter[str] = Counter()  # by part of the work
+        self.seconds = Clock()  # by part of the work
         self.counters = torch.arange(1024)
         self.nothing = torch.zeros((), dtype=torch.int64)
 
@@ -48,14 +48,12 @@ class SerialEngine:
         state = state_of(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent
-        self.seconds["rules"] += time.perf_counter() - began - spent
+        self.seconds.add("rules", time.perf_counter() - began - spent)
         return Outcome(client, report, state)
 
     def plan(self, round: int, client: int, index: int, phase: Phase) -> list[Rows]:
         """Which rows of its data the client sees in each step of a phase."""
-        size, epochs = int(self.task.clients.sizes[client]), self.training.epochs_of(round, client)
-        of = key(self.training.seed, "batches", round, client, index)
-        return plan(of, size, self.training.batch_size, epochs, phase.batches)
+        return planned(self.task, self.training, round, client, index, phase)
 
     def stretch(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Stretch:
         """A phase's moments, made one at a time as they are used."""
@@ -71,7 +69,7 @@ class SerialEngine:
             seeds = sample_keys(of, step, rows) if self.task.augments else None
             seed = key(of, "module", step) if self.task.stochastic else None
             batch = self.task.batch(client, rows, seeds, seed)
-            self.seconds["data"] += time.perf_counter() - began
+            self.seconds.add("data", time.perf_counter() - began)
             yield Moment(batch, self.counter(step), self.nothing if keys is None else keys[step])
 
     def counter(self, step: int) -> Tensor:
@@ -82,7 +80,7 @@ class SerialEngine:
     def gradient(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
         began = time.perf_counter()
         result = self.workspace(params, batch, objective, message, buffers)
-        self.seconds["gradients"] += time.perf_counter() - began
+        self.seconds.add("gradients", time.perf_counter() - began)
         return result
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:

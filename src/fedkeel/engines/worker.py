@@ -80,7 +80,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
             elif kind == "train":
                 *asked, state = payload
                 outcome = engine.train_one(message, *asked, None if state is None else unpack(state))
-                answer = (pack(outcome.report), pack(outcome.state), take(engine.seconds))
+                answer = (pack(outcome.report), pack(outcome.state), engine.seconds.take())
             else:
                 params, buffers = unpack(payload[0]), None if payload[1] is None else unpack(payload[1])
                 answer = [engine.workspace.score(params, buffers, part) for part in payload[2]]
@@ -92,10 +92,3 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
             except Exception:
                 body = pickle.dumps(RuntimeError(f"{type(answer).__name__}: {answer}"))
             send(replies, body)
-
-
-def take(seconds: Any) -> dict[str, float]:
-    """What the clock counted since the last reply."""
-    counted = dict(seconds)
-    seconds.clear()
-    return counted

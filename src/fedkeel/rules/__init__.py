@@ -30,5 +30,3 @@ RULES: dict[str, type[Rule]] = {
     "WeightDecay": WeightDecay,
 }
 """Every rule that a file or the command line may name."""
-
-__all__ = ["RULES", *RULES]  # pyright: ignore[reportUnsupportedDunderAll]

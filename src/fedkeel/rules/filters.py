@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import floor
 
 import torch
@@ -44,22 +44,24 @@ def low_bins(length: int, ratio: float) -> int:
 def low_band(rows: Tensor, bins: int) -> Tensor:
     """The part of each row that lies in its lowest `bins` rFFT coefficients, without computing the others.
 
-    With n = a b and a > 2 bins, those coefficients are sums of b short transforms, X[q] = Σ_j ω^(jq) rfft_a(row[j::b])[q],
-    and the band is synthesised the same way: exact, with less than half of the arithmetic.
+    With n = a b and a > 2 bins, they are sums of b short transforms, X[q] = Σ_j ω^(jq) rfft_a(row[j::b])[q], and the
+    band is synthesised the same way: exact, with less than half of the arithmetic.
     """
     n = rows.shape[-1]
     if bins >= n // 2 + 1:
         return rows
     a = short_length(n, bins)
     if a is None:
-        return torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
+        band: Tensor = torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
+        return band
     omega = twiddles(n, bins, n // a, rows.dtype, rows.device)
-    z = torch.fft.rfft(rows.unflatten(-1, (a, n // a)), dim=-2)[..., :bins, :]
+    z = torch.fft.rfft(rows.view((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
     x = (z * omega).sum(-1, keepdim=True) / (n // a)
-    return torch.fft.irfft(x * omega.conj(), n=a, dim=-2).flatten(-2)
+    band = torch.fft.irfft(x * omega.conj(), n=a, dim=-2)
+    return band.reshape(rows.shape)
 
 
-@lru_cache(maxsize=None)
+@cache
 def short_length(n: int, bins: int) -> int | None:
     """The smallest divisor of n above 2 bins, when it is short enough to pay."""
     if n < PRUNED_FROM:
@@ -67,7 +69,7 @@ def short_length(n: int, bins: int) -> int | None:
     return next((d for d in range(2 * bins + 1, n // 4) if n % d == 0), None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """exp(−2πi jq / n) for q < bins and j < columns."""
     angle = torch.outer(torch.arange(bins, dtype=torch.float64), torch.arange(columns, dtype=torch.float64))

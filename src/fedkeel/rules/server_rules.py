@@ -10,7 +10,7 @@ from fedkeel.trees import Tree
 
 @dataclass(frozen=True)
 class ServerMomentum(Rule):
-    """Heavy ball on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al. 2019)"""
+    """Heavy ball on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al.)"""
 
     momentum: float
 

@@ -1,0 +1,39 @@
+# On a fresh machine with git, make and Python 3.11 or newer:
+#   make run    sets up .venv, installs fedkeel and trains the quick start
+#   make test   sets up .venv and passes the tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test test-fast check bench clean
+
+run: .venv/installed
+	$(BIN)/fedkeel run
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+test-fast: .venv/developing
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+check: .venv/developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/developing
+	$(BIN)/python benchmarks/engines_cpu.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+# pip learned --group in 25.1
+.venv/developing: pyproject.toml .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . --group dev
+	touch $@

@@ -1,0 +1,116 @@
+"""A local step as one CUDA graph: captured once, then replayed, so that the host only says "again"."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from fedkeel.engines.feed import StackedBatch, Steps, gathered
+from fedkeel.method import Phase
+from fedkeel.round import Body, Carry, Fixed, Moment
+from fedkeel.trees import tensors
+
+WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
+
+
+class Inputs(NamedTuple):
+    """What the steps of a phase read, on the device: one row for each step."""
+
+    index: Tensor
+    draws: Tensor | None
+    mask: Tensor | None
+    active: Tensor | None
+    keys: Tensor
+
+    @staticmethod
+    def of(steps: Steps, device: torch.device, dtype: torch.dtype) -> Inputs:
+        def there(array: Any) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Inputs(
+            there(steps.index),
+            None if steps.draws is None else there(steps.draws),
+            None if steps.full else there(steps.mask()).to(dtype),
+            there(steps.sizes > 0) if steps.padded else None,
+            steps.keys.to(device),
+        )
+
+
+class Graph:
+    """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
+
+    def __init__(self, body: Body, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps):
+        self.store, self.body = steps.store, body
+        self.carry: Carry = copied(carry)
+        self.fixed: Fixed = copied(fixed)
+        self.inputs: Inputs = copied(inputs)
+        self.step = torch.zeros(1, dtype=torch.int64, device=inputs.index.device)
+        self.losses = torch.zeros(inputs.index.shape[:2], dtype=steps.store.task.dtype, device=inputs.index.device)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self.advance()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.advance()
+
+    def advance(self) -> None:
+        """One step, chosen by the counter on the device."""
+        index, draws, mask, active, keys = (
+            None if part is None else part.index_select(0, self.step).squeeze(0) for part in self.inputs
+        )
+        assert index is not None and keys is not None
+        clients, wide = index.shape
+        batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients)
+        after, loss = self.body(self.carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
+        for old, new in zip(tensors(self.carry), tensors(after), strict=True):
+            if new is not old:  # a slot that no rule of the phase touches
+                old.copy_(new)
+        self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
+        self.step += 1
+
+    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs) -> tuple[Carry, Tensor]:
+        count = len(inputs.index)
+        for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
+            mine.copy_(given)
+        for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
+            mine[:count].copy_(given)
+        self.step.zero_()
+        for _ in range(count):
+            self.graph.replay()
+        return copied(self.carry), self.losses[:count].T.clone()
+
+
+class GraphScan:
+    """The scan of the stacked engine on a GPU: one graph for each phase and each set of shapes."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[Any, Graph] = {}
+
+    def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
+        task = steps.store.task
+        inputs = Inputs.of(steps, task.device, task.dtype)
+        carry, fixed = (_pytree.tree_map(torch.Tensor.contiguous, part) for part in (carry, fixed))
+        of = (id(phase), id(steps.store.rows), signature((carry, fixed)), signature(inputs, skip=1))
+        graph = self.graphs.get(of)
+        if graph is None or len(graph.inputs.index) < len(inputs.index):
+            self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
+        return graph.run(carry, fixed, inputs)
+
+    def clear(self) -> None:
+        self.graphs.clear()
+
+
+def copied(state: Any) -> Any:
+    return _pytree.tree_map(torch.clone, state)
+
+
+def signature(state: Any, skip: int = 0) -> tuple[Any, ...]:
+    """Structure and shapes, without the first `skip` axes of each tensor."""
+    leaves, structure = _pytree.tree_flatten(state)
+    return (structure, *((tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))

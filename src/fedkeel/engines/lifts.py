@@ -1,0 +1,51 @@
+"""How a function of one client becomes one of all stacked clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree
+
+from fedkeel.method import Method
+from fedkeel.round import Lift
+from fedkeel.trees import Tree, tensors
+
+
+def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """The reference: right for every rule."""
+    lifted: Callable[..., Any] = vmap(f, in_dims=dims)
+    return lifted
+
+
+def broadcasting(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """The same function on `[clients, D]`: what is shared gets a client axis that takes no memory.
+
+    For rules whose every operation works along the last axis. One that writes `tree["fc"].mean()` is right under vmap
+    and silently wrong here.
+    """
+
+    def lifted(*args: Any) -> Any:
+        clients = next(len(tensors(a)[0]) for a, d in zip(args, dims, strict=True) if d == 0 and tensors(a))
+        return f(*(spread(a, clients) if d is None and isinstance(a, dict) else a for a, d in zip(args, dims, strict=True)))
+
+    return lifted
+
+
+def spread(state: Any, clients: int) -> Any:
+    """Every slot with a client axis: as a view, where it has none."""
+
+    def one(slot: Any) -> Any:
+        if isinstance(slot, Tree):
+            return slot.expand(clients) if slot.buffer.dim() == 1 else slot
+        return slot.expand(clients) if isinstance(slot, Tensor) and slot.dim() == 0 else slot
+
+    return _pytree.tree_map(one, state, is_leaf=lambda slot: isinstance(slot, Tree))
+
+
+def lift_for(method: Method) -> Lift:
+    """Broadcasting for fedkeel's own rules, which are tested against vmap; vmap for a user's, and for random ones."""
+    ours = all(type(rule).__module__.partition(".")[0] == "fedkeel" and not rule.random for rule in method.rules)
+    return broadcasting if ours else vmapped

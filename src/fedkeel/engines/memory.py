@@ -1,0 +1,63 @@
+"""How much fits: planned before a round, so that none ends for want of memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from fedkeel.engines.engine import Training, planned
+from fedkeel.method import Method
+from fedkeel.round import init_client
+from fedkeel.task import Task
+from fedkeel.trees import tensors
+
+SPARE = 0.8  # of what is free
+TREES = 12  # parameters, gradients and the values between them that live at once during a step
+CPU_TOGETHER = 64  # a longer stack gains nothing on a CPU
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could still be allocated."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
+    known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
+    return os.sysconf(names[0]) * os.sysconf(names[1]) if known else 4 << 30
+
+
+def data_budget(device: torch.device) -> int:
+    """How many bytes of raw data may lie on the device for good; a CPU has them in memory or mapped already."""
+    return free_bytes(device) // 4 if device.type == "cuda" else 0
+
+
+def clients_that_fit(task: Task, method: Method, training: Training) -> int:
+    """From the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward pass."""
+    tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
+    slots = sum(slot.numel() * slot.element_size() for slot in tensors(init_client(method, task.initial, task.buffers)))
+    each = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
+    fitting = max(1, int(SPARE * free_bytes(task.device) / each))
+    return min(fitting, CPU_TOGETHER) if task.device.type == "cpu" else fitting
+
+
+def activation_bytes(task: Task, method: Method, training: Training) -> int:
+    """What autograd saves in one forward pass of the largest batch, counted once for each storage."""
+    client = int(task.clients.sizes.argmax())
+    rows = max(
+        (rows for i, phase in enumerate(method.phases) for rows in planned(task, training, 0, client, i, phase)), key=len
+    )
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model = task.module if task.module is not None else {n: t.requires_grad_() for n, t in task.initial.named().items()}
+    buffers = None if task.module is None else [b.clone() for b in task.module.buffers()]
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = task.loss(model, task.batch(client, rows))
+    del loss
+    for buffer, before in zip(() if task.module is None else task.module.buffers(), buffers or (), strict=True):
+        buffer.data.copy_(before)
+    return sum(saved.values())

@@ -1,0 +1,111 @@
+"""All clients of a round at once: one batch with a client axis, on any device."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from fedkeel.clock import Clock
+from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, uploaded_steps
+from fedkeel.engines.feed import Steps, Store, steps_of
+from fedkeel.engines.lifts import lift_for, spread
+from fedkeel.engines.memory import clients_that_fit, data_budget
+from fedkeel.gradients import Workspace
+from fedkeel.gradients_stacked import StackedWorkspace
+from fedkeel.method import Method
+from fedkeel.round import Lift, Stretch, local_round, one_by_one
+from fedkeel.rule import State
+from fedkeel.task import Scores, Task
+from fedkeel.trees import Tree, stack, unstack
+
+log = logging.getLogger("fedkeel")
+
+
+class StackedEngine:
+    """Trains clients together, as many as memory holds; the rest in further stacks.
+
+    `together` sets how many by hand; `lift` replaces the way rules are applied.
+    """
+
+    name = "stacked"
+
+    def __init__(
+        self, task: Task, method: Method, training: Training, *, together: int | None = None, lift: Lift | None = None
+    ):
+        self.task, self.method, self.training = task, method, training
+        self.gradient = StackedWorkspace(task)
+        self.workspace = Workspace(task)
+        self.store = Store(task, data_budget(task.device))
+        self.lift = lift or lift_for(method)
+        self.scan = one_by_one
+        self.together = together
+        self.seconds = Clock()
+
+    def train(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]:
+        known = dict(zip(clients, states, strict=True))
+        # neighbours in a stack take about as many steps, so that few of them wait
+        order = sorted(clients, key=lambda client: -int(self.task.clients.sizes[client]))
+        outcomes: dict[int, Outcome] = {}
+        while left := [client for client in order if client not in outcomes]:
+            some = left[: self.fitting(len(left))]
+            try:
+                found = self.train_stack(message, round, lr, some, [known[client] for client in some])
+            except torch.OutOfMemoryError:
+                self.shrink(len(some))
+                continue
+            outcomes |= {outcome.client: outcome for outcome in found}
+        return [outcomes[client] for client in clients]
+
+    def fitting(self, wanted: int) -> int:
+        """How many clients to stack."""
+        if self.together is None:
+            self.together = clients_that_fit(self.task, self.method, self.training)
+            log.info("stacking up to %d clients", self.together)
+        return min(wanted, self.together)
+
+    def shrink(self, tried: int) -> None:
+        """Half as many: nothing is lost, for a stack changes nothing before it is done."""
+        if tried == 1:
+            raise  # noqa: PLE0704
+        self.together = tried // 2
+        log.warning("%d clients do not fit into memory at once: stacking %d", tried, self.together)
+        torch.cuda.empty_cache()
+
+    def train_stack(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]:
+        began = time.perf_counter()
+        rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
+        self.store.hold(clients)
+        phases = [
+            steps_of(self.store, self.training, round, clients, number, phase)
+            for number, phase in enumerate(self.method.phases)
+        ]
+        taken = [uploaded_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))]
+        facts = stack([facts_of(self.task, client, n, rate) for client, n in zip(clients, taken, strict=True)])
+        state = stack([state_of(self.method, self.task, state) for state in states])
+        self.seconds.add("data", time.perf_counter() - began)
+        began = time.perf_counter()
+        work = [stretch(steps) for steps in phases]
+        report, state = local_round(
+            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan
+        )
+        report, state = spread(report, len(clients)), spread(state, len(clients))
+        outcomes = [Outcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]
+        self.seconds.add("training", time.perf_counter() - began)
+        return outcomes
+
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def close(self) -> None:
+        pass
+
+
+def stretch(steps: Steps) -> Stretch:
+    return Stretch(steps, steps.shares, steps.padded)

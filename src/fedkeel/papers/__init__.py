@@ -1,0 +1,8 @@
+"""The numbers of the five papers, and the experiments that make them."""
+
+from __future__ import annotations
+
+# not `cells`, which would hide the module of that name
+from fedkeel.papers.cells import EVALUATIONS, KINDS, PAPERS, Cell, Table, find, tables
+
+__all__ = ["EVALUATIONS", "KINDS", "PAPERS", "Cell", "Table", "find", "tables"]

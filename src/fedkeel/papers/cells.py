@@ -1,0 +1,193 @@
+"""Published tables as data: each cell is an experiment in full, and the number its paper prints for it.
+
+A paper's file gives settings in layers, and each cell is what they add up to, the later ones winning:
+
+[defaults]           the paper's protocol
+[on.DATASET]         what it changes for one data set
+[[table]]            a table: its name, its title, settings of its own
+[rows.NAME]          a row of any table; [table.row.NAME] for one table; `like` borrows another row's; `on.DATASET` as above
+[columns.NAME]       a column of any table; [table.column.NAME] for one table
+[[table.cell]]       one cell, by row and column
+
+Settings are the keys of an experiment and the facts of a cell (FACTS). A method that names itself, or a partition that
+names its kind, replaces what was there; otherwise the two are merged, so a column may say `partition.alpha = 0.6`.
+The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
+paper), "-" (the paper has none). A table without values is the sweep behind a figure: it lists its rows instead.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedkeel.errors import RequestError, nearest
+
+PAPERS: dict[str, str] = {
+    "fedfft": "FedFFT: spectral filtering of SAM perturbations",
+    "specgradfilter": "SpecGradFilter: spectral filtering of gradients",
+    "fedscam": "FedSCAM: radius and weight by client heterogeneity",
+    "fedwmsam": "FedWMSAM: weighted momentum and SAM",
+    "fedfsa": "FedFSA: larger perturbations for sensitive layers",
+    "questions": "Questions the papers leave open",
+}
+
+KINDS: dict[str, str] = {
+    "accuracy": "test accuracy in %",
+    "rounds": "rounds until the target accuracy",
+    "relative bytes": "bytes until the target accuracy, over those of FedAvg's whole run",
+    "seconds per round": "wall-clock seconds of one round",
+    "seconds": "wall-clock seconds until the target accuracy",
+    "extra seconds per round": "wall-clock seconds of one round, less those of the paper's own method",
+}
+EVALUATIONS: dict[str, str] = {
+    "best": "the server model's best round on the test set",
+    "last": "the server model after the last round",
+    "personal best": "the best round of the clients' mean, each with its own model on its own test share",
+}
+FACTS = ("kind", "evaluation", "target", "source", "uncertain", "note")
+STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell")
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a paper. `experiment` is plain data for `Experiment.load`.
+
+    `kind` is one of KINDS, `evaluation` one of EVALUATIONS; `target` is the accuracy in % that rounds or seconds lead
+    to; `source` is "own run" or "copied" (from another paper). `uncertain`: the number or its setting is damaged in
+    our text of the paper, so nothing is judged by it. `note` says what the paper leaves open and what we chose.
+    """
+
+    paper: str
+    table: str
+    row: str
+    column: str
+    experiment: dict[str, Any]
+    reported: float | None = None
+    spread: float | None = None
+    kind: str = "accuracy"
+    evaluation: str = "best"
+    target: float | None = None
+    source: str = "own run"
+    uncertain: bool = False
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """What `--cell` names: 'FedFFT-D, cifar10, 0.1'."""
+        return f"{self.row}, {self.column}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper, the numbers of its text, or the sweep behind one of its figures."""
+
+    paper: str
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+
+
+def find(spec: str) -> list[Cell]:
+    """The cells of "fedfft" or "fedfft:1"."""
+    paper, colon, table = spec.partition(":")
+    return cells(paper, table if colon else None)
+
+
+def cells(paper: str, table: str | None = None) -> list[Cell]:
+    """The cells of one table, or of all."""
+    found = tables(paper)
+    if table is not None:
+        names = {made.name.lower(): made for made in found}
+        if table.lower() not in names:
+            raise RequestError(f"{paper} has no table: {table}", nearest(table, [made.name for made in found], "tables"))
+        found = (names[table.lower()],)
+    return [cell for made in found for cell in made.cells]
+
+
+def tables(paper: str) -> tuple[Table, ...]:
+    """The tables of a paper, in its order; then its text and its figures."""
+    if paper not in PAPERS:
+        raise RequestError(f"unknown paper: {paper}", nearest(paper, PAPERS, "papers"))
+    return _tables(paper)
+
+
+@cache
+def _tables(paper: str) -> tuple[Table, ...]:
+    data = read(paper)
+    return tuple(expand(paper, data, table) for table in data["table"])
+
+
+def read(paper: str) -> dict[str, Any]:
+    """A paper's file as it is."""
+    return tomllib.loads((files("fedkeel.papers") / f"{paper}.toml").read_text(encoding="utf-8"))
+
+
+def expand(paper: str, data: Settings, table: Settings) -> Table:
+    """A table of a paper's file with its cells."""
+    values: Settings = table.get("values", {name: None for name in table.get("rows", ())})
+    single = {(cell["row"], cell["column"]): cell for cell in table.get("cell", ())}
+    made = []
+    for row, numbers in values.items():
+        for column, number in zip(table["columns"], numbers or ["-"] * len(table["columns"]), strict=True):
+            own = {word: value for word, value in single.get((row, column), {}).items() if word not in ("row", "column")}
+            made.append(_cell(paper, table["name"], row, column, number, _layers(data, table, row, column, own)))
+    return Table(paper, table["name"], table["title"], tuple(made))
+
+
+def _layers(data: Settings, table: Settings, row: str, column: str, own: Settings) -> list[Settings]:
+    rows = _named(data.get("rows", {}), table.get("row", {}), row)
+    columns = _named(data.get("columns", {}), table.get("column", {}), column)
+    shared = {word: value for word, value in table.items() if word not in STRUCTURE}
+    defaults: Settings = data["defaults"]
+    dataset = next(layer["dataset"] for layer in (own, columns, rows, shared, defaults) if "dataset" in layer)
+    on_row = rows.pop("on", {})
+    layers = (defaults, data.get("on", {}).get(dataset, {}), shared, rows, on_row.get(dataset, {}), columns, own)
+    return list(layers)
+
+
+def _named(shared: Settings, local: Settings, name: str) -> dict[str, Any]:
+    """Settings of a row or column: the paper's for that name (or the one it is `like`), then the table's."""
+    own = dict(local.get(name, {}))
+    like = own.pop("like", name)
+    if like not in shared and name not in local:
+        raise KeyError(f"nothing says what {name!r} is")
+    return merged(shared.get(like, {}), own)
+
+
+def merged(base: Settings, more: Settings) -> dict[str, Any]:
+    """`base` with `more` on top: tables within are merged too, unless the upper one names itself."""
+    result = dict(base)
+    for word, value in more.items():
+        value = {"name": value} if word == "method" and isinstance(value, str) else value
+        below = result.get(word)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and not value.keys() & {"name", "kind"}:
+            value = merged(below, value)
+        result[word] = value
+    return result
+
+
+def _cell(paper: str, table: str, row: str, column: str, number: float | str, layers: list[Settings]) -> Cell:
+    settings: dict[str, Any] = {}
+    for layer in layers:
+        settings = merged(settings, layer)
+    facts = {word: settings.pop(word) for word in FACTS if word in settings}
+    reported, spread, damaged = parse(number)
+    facts["note"] = " ".join(dict.fromkeys(layer["note"] for layer in layers if "note" in layer))
+    facts["uncertain"] = damaged or facts.get("uncertain", False)
+    return Cell(paper, table, row, column, settings, reported, spread, **facts)
+
+
+def parse(number: float | str) -> tuple[float | None, float | None, bool]:
+    """(number, its ±, whether it is damaged) of 79.52, "77.02±0.79", "70.07?" or "-"."""
+    text = str(number)
+    text, damaged = text.removesuffix("?"), text.endswith("?")
+    if text == "-":
+        return None, None, damaged
+    value, _, spread = text.partition("±")
+    return float(value), float(spread) if spread else None, damaged

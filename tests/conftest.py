@@ -1,0 +1,24 @@
+"""What many tests share: small problems with a known shape."""
+
+import os
+
+import pytest
+import torch
+from problems import CENTRE, CURVATURE, quadratic, small_problem
+
+import fedkeel as fk
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+@pytest.fixture
+def toy():
+    """Three clients with one quadratic each, the shared toy of the test vectors."""
+    clients = [(CURVATURE[i : i + 1], CENTRE[i : i + 1]) for i in range(3)]
+    return fk.Problem(params={"w": torch.ones(2, dtype=torch.float64)}, loss=quadratic, clients=clients)
+
+
+@pytest.fixture
+def small():
+    """A small module and six clients of unequal size, one of them with a single sample."""
+    return small_problem()

@@ -1,0 +1,66 @@
+"""Keyed randomness: the same everywhere, independent of what ran before, uniform enough."""
+
+import subprocess
+import sys
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import vmap
+
+from fedkeel.randomness import bits, choice, key, keyed_uniforms, permutation, uniforms
+
+
+def test_keys_do_not_change_from_process_to_process():
+    code = "from fedkeel.randomness import key; print(key(3, 'batches', 4, 5))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(told) == key(3, "batches", 4, 5)
+
+
+def test_every_part_of_a_key_matters():
+    keys = {key(s, p, r, c) for s in range(5) for p in ("a", "b") for r in range(5) for c in range(50)}
+    assert len(keys) == 5 * 2 * 5 * 50
+    assert key(1, "a", 2, 3) != key(1, "a", 3, 2)
+    assert all(0 <= k < 2**63 for k in keys)
+
+
+def test_torch_draws_the_numbers_numpy_draws_also_under_vmap():
+    keys = [key(0, "rule", i) for i in range(4)]
+    drawn = vmap(lambda k: keyed_uniforms(k, 7))(torch.tensor(keys))
+    np.testing.assert_array_equal(drawn.numpy(), np.stack([uniforms(k, 7) for k in keys]))
+
+
+def test_uniforms_are_uniform():
+    draws = uniforms(key(0, "test"), 100_000)
+    counts = np.histogram(draws, bins=50, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 98  # chi-squared of 49 degrees, 1 in 20 000
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.015
+
+
+def test_rows_of_bits_are_those_of_each_key():
+    keys = np.array([5, 6, 2**63 - 1], dtype=np.uint64)
+    np.testing.assert_array_equal(bits(keys, 3), np.stack([bits(int(k), 3) for k in keys]))
+
+
+@given(st.integers(0, 2**62), st.integers(1, 200))
+def test_permutations_are_permutations(of, count):
+    assert sorted(permutation(of, count).tolist()) == list(range(count))
+
+
+@given(st.integers(0, 2**62), st.integers(1, 50), st.data())
+def test_choices_are_different_and_in_range(of, population, data):
+    count = data.draw(st.integers(1, population))
+    chosen = choice(of, population, count)
+    assert len(set(chosen)) == count
+    assert chosen == sorted(chosen)
+    assert all(0 <= c < population for c in chosen)
+
+
+def test_everyone_is_chosen_equally_often():
+    counts = np.bincount(np.concatenate([choice(key(0, "c", r), 20, 5) for r in range(4000)]), minlength=20)
+    assert ((counts - 1000) ** 2 / 750).sum() < 50
+
+
+def test_a_choice_among_a_million_costs_what_is_chosen():
+    assert len(choice(key(0, "c"), 10**12, 10)) == 10

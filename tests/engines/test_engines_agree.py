@@ -1,0 +1,114 @@
+"""Serial and processes give the same bits, and a round does not depend on who finished first."""
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.engines.processes import ProcessesEngine
+from fedkeel.errors import RunError
+
+
+def experiment(problem, **changes):
+    settings = dict(
+        method="fedfft-d", rounds=3, participation=0.7, epochs=(1, 2), batch_size=4, lr=0.1, weight_decay=1e-3, clip=5.0
+    )
+    return fk.Experiment(problem=problem, **settings | changes)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedfft-d"])
+def test_processes_are_bitwise_equal_to_serial(small, method):
+    exp = experiment(small, method=method, validation=0.2, unavailable=0.1)
+    serial, pool = fk.run(exp, engine="serial"), fk.run(exp, engine="processes", workers=2)
+    assert serial.result == pool.result
+    for one, other in zip(serial.records, pool.records, strict=True):
+        assert (one.loss, one.drift, one.extra, one.accuracy) == (other.loss, other.drift, other.extra, other.accuracy)
+    assert all(torch.equal(serial.server[n].buffer, pool.server[n].buffer) for n in serial.server)
+
+
+def test_the_order_in_which_clients_finish_changes_nothing(small, monkeypatch):
+    exp = experiment(small, participation=1.0, method="scaffold")
+    expected = fk.run(exp, engine="serial")
+    spread = ProcessesEngine.spread
+
+    def backwards(self, kind, payloads):
+        return spread(self, kind, payloads[::-1])[::-1]
+
+    monkeypatch.setattr(ProcessesEngine, "spread", backwards)
+    assert fk.run(exp, engine="processes", workers=2).result == expected.result
+
+
+def test_a_lambda_and_a_local_class_reach_the_workers(toy):
+    class Local(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return x * self.w
+
+    clients = [(torch.ones(4, 3) * i, torch.ones(4, 3)) for i in range(1, 4)]
+    problem = fk.Problem(model=Local(), loss=lambda out, y: (out - y).square().mean(-1), clients=clients)
+    exp = fk.Experiment(problem=problem, rounds=2, participation=1.0, epochs=1, batch_size=2, lr=0.05)
+    assert fk.run(exp, engine="processes", workers=2).result == fk.run(exp, engine="serial").result
+
+
+def test_what_a_worker_raises_reaches_the_caller(small):
+    def explode(output, target):
+        if output.requires_grad:
+            raise ZeroDivisionError("in the user's own loss")
+        return torch.zeros(len(output))
+
+    problem = fk.Problem(model=small.model, loss=explode, clients=small.clients, test=small.test)
+    with pytest.raises(ZeroDivisionError, match="user's own"):
+        fk.run(experiment(problem), engine="processes", workers=2)
+
+
+def test_a_worker_that_dies_is_named(small):
+    def die(output, target):
+        import os
+        import signal
+
+        if output.requires_grad:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(len(output))
+
+    problem = fk.Problem(model=small.model, loss=die, clients=small.clients, test=small.test)
+    with pytest.raises(RunError, match="worker process . was killed by signal 9"):
+        fk.run(experiment(problem), engine="processes", workers=2)
+
+
+def test_what_the_users_code_prints_does_not_break_the_protocol(small):
+    def chatty(output, target):
+        import sys
+
+        sys.stdout.write("hello " * 1000)
+        sys.stdout.flush()
+        return torch.nn.functional.cross_entropy(output, target, reduction="none")
+
+    problem = fk.Problem(model=small.model, loss=chatty, clients=small.clients, test=small.test)
+    assert fk.run(experiment(problem, rounds=1), engine="processes", workers=2).result["rounds"] == 1
+
+
+def test_dropout_is_keyed(small):
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    problem = fk.Problem(model=module, loss=small.loss, clients=small.clients, test=small.test)
+    exp = experiment(problem, rounds=2)
+    state = torch.random.get_rng_state()
+    first = fk.run(exp, engine="serial")
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.manual_seed(99)
+    assert fk.run(exp, engine="serial").result == first.result == fk.run(exp, engine="processes", workers=2).result
+
+
+def test_batch_statistics_do_not_leak_from_client_to_client(small):
+    """Training clients in another order, or with others between, leaves each client's report as it was."""
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    clients = [c for c in small.clients if len(c[0]) > 4]
+    problem = fk.Problem(model=module, loss=small.loss, clients=clients, test=small.test)
+    both = fk.run(experiment(problem, rounds=1, epochs=1, batch_size=100, participants=[[0, 1]]))
+    assert both.server["buffers"].norm() > 0
+    alone = [fk.run(experiment(problem, rounds=1, epochs=1, batch_size=100, participants=[[i]])) for i in (0, 1)]
+    mean = (alone[0].server["buffers"] + alone[1].server["buffers"]) / 2.0  # fedfft-d weighs clients alike
+    torch.testing.assert_close(both.server["buffers"].buffer, mean.buffer)
+    kept = fk.run(experiment(problem, rounds=2, epochs=1, batch_size=100, participants=[[0], [0, 1]], buffers="keep"))
+    assert torch.equal(kept.server["buffers"]["1.running_mean"], torch.zeros(4))

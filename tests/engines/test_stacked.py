@@ -1,0 +1,233 @@
+"""Stacked clients learn what they would learn one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import fedkeel as fk
+from fedkeel.data.augment import Augment
+from fedkeel.data.prepare import Preparation
+from fedkeel.engines.engine import Training
+from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked import StackedEngine
+from fedkeel.errors import FedkeelError
+from fedkeel.method import Method
+from fedkeel.methods import METHODS, build
+from fedkeel.round import broadcast, init_server, server_round
+from fedkeel.rule import Local, Rule, State
+from fedkeel.task import Task
+from fedkeel.trees import Tree, stack, tensors
+
+SIZES = (7, 4, 9, 1, 5)
+ROUNDS = ([0, 2, 3], [1, 2, 4])
+
+
+def network(norm: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), norm or nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
+    )
+
+
+def samples(size: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return (
+        torch.randint(0, 256, (size, 6, 6, 2), generator=draw).to(torch.uint8),
+        torch.randint(0, 3, (size,), generator=draw),
+    )
+
+
+def per_sample(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target, reduction="none")
+
+
+PREPARE = Preparation((0.4, 0.5), (0.2, 0.3), Augment(crop=1, flip=True))
+
+
+def problem(**changes: Any) -> fk.Problem:
+    usual: dict[str, Any] = {
+        "model": network(),
+        "loss": per_sample,
+        "clients": [samples(size, i) for i, size in enumerate(SIZES)],
+        "prepare": PREPARE,
+    }
+    return fk.Problem(**(usual | changes))
+
+
+def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tuple[State, dict[int, State], list[State]]:
+    """Everything that anyone knows after some rounds: the server, the clients, all reports."""
+    server, store, sent = init_server(method, task.initial, task.buffers), dict[int, State](), []
+    for t, clients in enumerate(rounds):
+        message = broadcast(method, server)
+        outcomes = engine.train(message, t, 0.1 * 0.9**t, clients, [store.get(c) for c in clients])
+        assert [outcome.client for outcome in outcomes] == clients
+        reports = stack([outcome.report for outcome in outcomes])
+        server = server_round(method, server, reports | {"population": torch.tensor(5.0, dtype=task.dtype)})
+        store |= {outcome.client: outcome.state for outcome in outcomes}
+        sent.append(reports)
+    return server, store, sent
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest relative difference over all slots; the two must hold the same ones."""
+    a, b = tensors(one), tensors(other)
+    assert [t.shape for t in a] == [t.shape for t in b]
+    return max(float((x - y).norm() / y.norm().clamp(min=1.0)) for x, y in zip(a, b, strict=True))
+
+
+def both(
+    problem: fk.Problem, method: Method, dtype: torch.dtype = torch.float64, epochs: Any = 2, **options: Any
+) -> tuple[Any, Any]:
+    training = Training(seed=1, epochs=epochs, batch_size=3)
+    one, other = Task(problem, dtype=dtype), Task(problem, dtype=dtype)
+    serial = train(SerialEngine(one, method, training), method, one)
+    return train(StackedEngine(other, method, training, **options), method, other), serial
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("lift", [vmapped, broadcasting], ids=["vmap", "broadcast"])
+def test_every_method_learns_what_it_learns_serially(name: str, lift: Any) -> None:
+    method = build(name).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
+    stacked, serial = both(problem(), method, lift=lift)
+    assert difference(stacked, serial) < 1e-12
+
+
+def test_float32_stays_close_to_serial() -> None:
+    stacked, serial = both(problem(), build("fedfft-d"), torch.float32)
+    assert difference(stacked, serial) < 1e-5
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_result_does_not_depend_on_how_many_are_stacked(together: int) -> None:
+    stacked, serial = both(problem(), build("fedfft-d"), together=together)
+    assert difference(stacked, serial) < 1e-12
+
+
+def test_clients_may_do_different_numbers_of_epochs() -> None:
+    stacked, serial = both(problem(), build("fedfft-d"), epochs=(1, 4))
+    assert difference(stacked, serial) < 1e-12
+
+
+def mean(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target)
+
+
+def contrast(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output - output.mean(0), target)  # samples of a batch meet
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": mean},
+        {"loss": contrast, "separable": False},
+        {"model": network(nn.BatchNorm2d(4)), "clients": [samples(2 * size, i) for i, size in enumerate(SIZES)]},
+        {"prepare": lambda raw, keys: (raw[0].float().permute(0, 3, 1, 2) / raw[0].float().amax(), raw[1])},
+    ],
+    ids=["mean loss", "loss over the batch", "batch norm", "own preparation"],
+)
+def test_what_samples_of_a_batch_share_is_not_shared_with_padding(changes: dict[str, Any]) -> None:
+    method = build("fedsam-d")
+    if "model" in changes:
+        method = replace(method, personal=(fk.rules.buffers.ShareBuffers(),))
+    stacked, serial = both(problem(**changes), method)
+    assert difference(stacked, serial) < 1e-12
+
+
+def test_plain_parameters_need_no_module() -> None:
+    def quadratic(params: Any, batch: Any) -> Tensor:
+        return (0.5 * batch[0] * (params["w"] - batch[1]) ** 2).sum(-1)
+
+    draw = torch.Generator().manual_seed(0)
+    clients = [tuple(torch.rand(2, size, 3, generator=draw, dtype=torch.float64)) for size in SIZES]
+    toy = fk.Problem(params={"w": torch.ones(3)}, loss=quadratic, clients=clients)
+    for loss in (quadratic, lambda params, batch: quadratic(params, batch).mean()):
+        stacked, serial = both(replace(toy, loss=loss), build("scaffold"))
+        assert difference(stacked, serial) < 1e-12
+
+
+@dataclass(frozen=True)
+class Largest(Rule):
+    """Looks across a leaf: right for one client and under vmap, wrong on stacked trees."""
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree * (1 / (1 + tree["0.weight"].abs().max())), client
+
+
+def test_rules_of_users_are_vmapped() -> None:
+    method = build("fedavg").then(Largest())
+    assert lift_for(method) is vmapped
+    stacked, serial = both(problem(), method)
+    assert difference(stacked, serial) < 1e-12
+    wrong, _ = both(problem(), method, lift=broadcasting)
+    assert difference(wrong, serial) > 1e-6
+
+
+def test_clients_never_see_each_other() -> None:
+    clients = [samples(size, i) for i, size in enumerate(SIZES)]
+    method, training = build("scaffold"), Training(seed=1, epochs=2, batch_size=3)
+    found = []
+    for images in (clients[2][0], 255 - clients[2][0]):
+        task = Task(problem(clients=[*clients[:2], (images, clients[2][1]), *clients[3:]]), dtype=torch.float64)
+        found.append(train(StackedEngine(task, method, training), method, task, rounds=[[0, 2, 3]])[1])
+    assert difference(found[0][0], found[1][0]) == 0
+    assert difference(found[0][3], found[1][3]) == 0
+    assert difference(found[0][2], found[1][2]) > 0
+
+
+class Exhausted(StackedEngine):
+    """Runs out of memory when it stacks more than one client."""
+
+    def train_stack(self, message: State, round: int, lr: float, clients: Any, states: Any) -> Any:
+        if len(clients) > 1:
+            raise torch.OutOfMemoryError("too many")
+        return super().train_stack(message, round, lr, clients, states)
+
+
+def test_too_many_clients_fall_back_to_fewer() -> None:
+    method, training = build("fedavg"), Training(seed=1, epochs=2, batch_size=3)
+    task, alone = Task(problem(), dtype=torch.float64), Task(problem(), dtype=torch.float64)
+    engine = Exhausted(task, method, training)
+    stacked, serial = train(engine, method, task), train(SerialEngine(alone, method, training), method, alone)
+    assert engine.together == 1
+    assert difference(stacked, serial) < 1e-12
+
+
+def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(problem())
+    training = Training(seed=1, epochs=2, batch_size=3)
+    before = task.initial.buffer.clone()
+    each = StackedEngine(task, build("scaffold"), training)
+    counts = []
+    for free in (1 << 20, 1 << 21, 1):
+        monkeypatch.setattr("fedkeel.engines.memory.free_bytes", lambda device, free=free: free)
+        each.together = None
+        counts.append(each.fitting(1000))
+    assert 1 < counts[0] < counts[1] <= 2 * counts[0] + 1
+    assert counts[2] == 1
+    assert torch.equal(task.initial.buffer, before)
+
+
+def test_dropout_is_refused_with_a_way_out() -> None:
+    with pytest.raises(FedkeelError, match="serial"):
+        StackedEngine(Task(problem(model=nn.Sequential(network(), nn.Dropout(0.5)))), build("fedavg"), Training(0, 1, 3))
+
+
+def test_whole_runs_agree() -> None:
+    experiment = fk.Experiment(
+        problem=problem(test=samples(20, 99)), method="fedfft-d", rounds=3, epochs=2, batch_size=3, lr=0.1, participation=0.6
+    )
+    runs = [fk.run(experiment, engine=engine, dtype=torch.float64, keep_params=True) for engine in ("serial", "stacked")]
+    assert runs[0].history is not None
+    assert runs[1].history is not None
+    for one, other in zip(runs[0].history, runs[1].history, strict=True):
+        assert all(np.allclose(one[name], other[name], rtol=0, atol=1e-12) for name in one)
+    assert [record.accuracy for record in runs[0].records] == [record.accuracy for record in runs[1].records]

@@ -1,0 +1,28 @@
+"""Small problems that many tests share."""
+
+import torch
+
+import fedkeel as fk
+
+CURVATURE = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+CENTRE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
+
+
+def quadratic(params, batch):
+    """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: one value per sample."""
+    curvature, centre = batch
+    return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
+
+
+def small_problem(sizes=(7, 12, 5, 1, 9, 16), classes=3, test=40):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n):
+        y = torch.randint(0, classes, (n,), generator=generator)
+        return torch.randn(n, 6, generator=generator) + y[:, None], y
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, classes))
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    return fk.Problem(model=module, loss=loss, clients=[draw(n) for n in sizes], test=draw(test), classes=classes)
