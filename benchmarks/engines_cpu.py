@@ -75,7 +75,9 @@ def plain_loop(module: nn.Module, data: list[tuple[Tensor, Tensor]], batch_size:
             p.copy_(t / len(data))
 
 
-def fedkeel_round(engine: SerialEngine | ProcessesEngine, method: Method, task: Task, count: int, lr: float) -> Callable[[], None]:
+def fedkeel_round(
+    engine: SerialEngine | ProcessesEngine, method: Method, task: Task, count: int, lr: float
+) -> Callable[[], None]:
     server = init_server(method, task.initial, task.buffers)
     selected = list(range(count))
 
@@ -123,7 +125,9 @@ def compare(name: str, repeats: int) -> None:
     print(f"\n{name}, {count} clients x {size} samples, batches of {batch_size}: {steps} steps a round")
     for variant, values in seconds.items():
         middle = statistics.median(values)
-        print(f"  {variant:20} best {best[variant] * 1e3:9.1f} ms  median {middle * 1e3:9.1f} ms  {best[variant] / loop:5.2f}x the loop")
+        print(
+            f"  {variant:20} best {best[variant] * 1e3:9.1f} ms  median {middle * 1e3:9.1f} ms  {best[variant] / loop:5.2f}x the loop"
+        )
 
 
 def many_clients(repeats: int) -> None:

@@ -11,6 +11,7 @@ import fedkeel as fk
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
+
 @pytest.fixture
 def toy():
     """Three clients with one quadratic each, the shared toy of the test vectors."""

@@ -1,137 +1,67 @@
-"""States as safetensors files: written to a temporary name, synced, renamed. Nothing is ever pickled."""
+"""Checkpoints: the server's state in one file, clients' states in files beside it, each written once.
+
+    checkpoint/00000040.safetensors              the server after 40 rounds, and where each client's state stands
+    checkpoint/clients-00000040-000.safetensors  states that changed since the checkpoint before
+
+The last checkpoint of a finished run is whole: its clients' states stand in files of its own, so that it has the same
+bytes however often the run was interrupted.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import FolderError
 from fedkeel.layout import Layout
 from fedkeel.rule import State
+from fedkeel.states import Damaged, join, read, split, write
 from fedkeel.trees import Tree
 
-FORMAT = 1
 KEPT = 2  # the last two: one may be damaged
+Places = dict[int, str]
+"""In which file each client's state stands."""
 
 
-class Damaged(Exception):
-    """A checkpoint that cannot be read back whole."""
-
-
-def write_whole(path: Path, write: Any) -> None:
-    """Call write(temporary path), sync it and rename it: readers see the old file or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot write {path}: {_reason(error)}", "free some space or choose another folder, then `fedkeel resume`"
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return text.rstrip(".")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-# ---- states as flat dictionaries of arrays -------------------------------------------------------------------------
-def flatten(state: State, prefix: str) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
-    """Slots as arrays, and the layouts of those that are trees."""
-    arrays, layouts = {}, {}
-    for name, slot in state.items():
-        tensor = slot.buffer if isinstance(slot, Tree) else slot
-        arrays[prefix + name] = tensor.detach().cpu().contiguous().numpy()
-        if isinstance(slot, Tree):
-            layouts[prefix + name] = slot.layout.dumps()
-    return arrays, layouts
-
-
+@dataclass(frozen=True)
 class Checkpoint:
-    """The server's state, every client's that took part, and how many rounds are done."""
+    """The server's state after `round` rounds, and where the states of the clients that took part stand."""
 
-    def __init__(self, round: int, server: State, clients: Mapping[int, State]):
-        self.round, self.server, self.clients = round, server, clients
+    round: int
+    server: State
+    places: Places
 
-    def save(self, path: Path, fingerprint: str) -> None:
+    def save(self, folder: Path, fingerprint: str) -> None:
         # the model by name, so that others can read it; other slots as flat buffers
-        arrays = {f"model/{n}": leaf.detach().cpu().contiguous().numpy() for n, leaf in self.server["params"].items()}
-        rest, layouts = flatten({n: s for n, s in self.server.items() if n != "params"}, "server/")
-        arrays |= rest
-        layouts["params"] = self.server["params"].layout.dumps()
-        for client, state in self.clients.items():
-            more, shapes = flatten(state, f"client/{client}/")
-            arrays |= more
-            layouts |= shapes
-        # layouts repeat from client to client: each text is stored once
-        texts = sorted(set(layouts.values()))
+        params: Tree = self.server["params"]
+        arrays = {f"model/{name}": leaf.detach().cpu().contiguous().numpy() for name, leaf in params.items()}
+        rest, layouts = split({name: slot for name, slot in self.server.items() if name != "params"}, "server/")
         facts = {
-            "format": FORMAT,
             "round": self.round,
             "fingerprint": fingerprint,
-            "clients": sorted(self.clients),
-            "layouts": texts,
-            "layout_of": {name: texts.index(text) for name, text in layouts.items()},
-            "checksum": _checksum(arrays),
+            "places": {str(client): name for client, name in sorted(self.places.items())},
+            "model_layout": params.layout.dumps(),
+            "layouts": layouts,
         }
-        # one entry: safetensors writes several in an order that changes from process to process
-        metadata = {"fedkeel": json.dumps(facts, sort_keys=True)}
-        write_whole(path, lambda temporary: save_file(arrays, temporary, metadata))
+        write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
     @staticmethod
     def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-        """Raises Damaged when anything in the file does not hold together."""
+        """Raises Damaged when it, or a file it names, does not hold together."""
+        arrays, facts = read(path)
         try:
-            with safe_open(path, framework="np") as file:
-                facts = json.loads((file.metadata() or {})["fedkeel"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}
-            if _checksum(arrays) != facts["checksum"]:
-                raise Damaged(f"{path.name} does not match its checksum")
-            layouts = {name: Layout.loads(facts["layouts"][i]) for name, i in facts["layout_of"].items()}
-            tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-            model = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
-            server: State = {"params": Tree.of(model, layouts["params"])}
-            clients: dict[int, State] = {client: {} for client in facts["clients"]}
-            for name, tensor in tensors.items():
-                slot = Tree(tensor, layouts[name]) if name in layouts else tensor
-                whose, _, rest = name.partition("/")
-                if whose == "server":
-                    server[rest] = slot
-                elif whose == "client":
-                    client, _, slot_name = rest.partition("/")
-                    clients[int(client)][slot_name] = slot
-            return Checkpoint(facts["round"], server, clients)
-        except (OSError, SafetensorError, KeyError, ValueError, IndexError, json.JSONDecodeError) as error:
+            model = {n.removeprefix("model/"): torch.from_numpy(a) for n, a in arrays.items() if n.startswith("model/")}
+            params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
+            server = {"params": params} | join(arrays, facts["layouts"], "server/", device)
+            places = {int(client): str(name) for client, name in facts["places"].items()}
+            found = Checkpoint(int(facts["round"]), server, places)
+        except (KeyError, ValueError, TypeError) as error:
             raise Damaged(f"{path.name}: {error}") from error
-
-
-def _checksum(arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
-    total = 0
-    for name in sorted(arrays):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total)
-    return total
+        for name in sorted(set(places.values())):
+            read(path.parent / name)
+        return found
 
 
 def names(folder: Path) -> list[Path]:
@@ -140,8 +70,19 @@ def names(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path) -> None:
+    """Keep the last checkpoints and the files they name."""
+    kept = names(folder)[:KEPT]
     for old in names(folder)[KEPT:]:
         old.unlink(missing_ok=True)
+    used: set[str] = set()
+    for path in kept:
+        try:
+            used.update(read(path, arrays=False)[1]["places"].values())
+        except (Damaged, KeyError):
+            return  # not known what it needs: nothing more is removed
+    for path in folder.glob("clients-*.safetensors"):
+        if path.name not in used:
+            path.unlink(missing_ok=True)
     for half in folder.glob(".*.partial"):
         half.unlink(missing_ok=True)
 

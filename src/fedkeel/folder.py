@@ -12,9 +12,10 @@ from typing import IO, Any
 
 import tomli_w
 
-from fedkeel.checkpoint import prune, write_whole
+from fedkeel.checkpoint import prune
 from fedkeel.errors import FolderError, RunError
 from fedkeel.record import RoundRecord
+from fedkeel.states import write_whole
 
 EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"

@@ -37,13 +37,12 @@ class Workspace:
         else:
             self.leaves = {name: self.weights[name].detach().requires_grad_() for name in self.weights}  # type: ignore[misc]
             self.model = dict(self.leaves)
-        self.list = list(self.leaves.values())
+        self.list = [self.leaves[name] for name in self.weights.layout.spans]  # in the order of the buffer
 
     def load(self, params: Tree, buffers: Tree | None) -> None:
-        with torch.no_grad():
-            self.weights.buffer.copy_(self.weights.fits(params))
-            if self.buffers is not None and buffers is not None:
-                self.buffers.buffer.copy_(self.buffers.fits(buffers))
+        self.weights.buffer.copy_(self.weights.fits(params))
+        if self.buffers is not None and buffers is not None:
+            self.buffers.buffer.copy_(self.buffers.fits(buffers))
 
     def __call__(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
         """The gradient of the objective on a batch, and the loss."""
@@ -66,7 +65,7 @@ class Workspace:
                 raise ExperimentError(
                     "the loss does not depend on the parameters.", "is it computed from them?"
                 ) from None
-        tree = Tree.of(dict(zip(self.leaves, grads, strict=True)), params.layout)
+        tree = Tree(torch.cat([grad.reshape(-1) for grad in grads]), params.layout)
         return Gradient(tree, loss.detach(), self.seen())
 
     def seen(self) -> Tree | None:

@@ -61,7 +61,9 @@ class StackedWorkspace:
         dims = (0, None if seen is None else 0, 0, None if mask is None else 0)
         with torch.enable_grad():
             try:
-                losses, after = vmap(self.one, in_dims=dims)(self.lowered(leaves), seen, self.lowered_inputs(tensors), mask)
+                losses, after = vmap(self.one, in_dims=dims)(
+                    self.lowered(leaves), seen, self.lowered_inputs(tensors), mask
+                )
             except RuntimeError as error:
                 if "vmap" not in str(error):
                     raise

@@ -69,4 +69,6 @@ def objective_of(name: str) -> tuple[Objective, float]:
     try:
         return found, float(number) if number else found.number
     except ValueError:
-        raise MethodError(f"the number of objective {kind} is not one: {number}", f"write {kind}:{found.number}") from None
+        raise MethodError(
+            f"the number of objective {kind} is not one: {number}", f"write {kind}:{found.number}"
+        ) from None

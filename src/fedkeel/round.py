@@ -131,7 +131,7 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
     ) -> Carry:  # fmt: skip
         at = Local(params, start, message, before, lr, step, steps, key, loss)
         direction, client = chain(phase.gradient, g, client, at)
-        moved = params.moved(direction, -lr) if phase.trains else params
+        moved = params.stepped(direction, lr) if phase.trains else params
         if active is None:
             return moved, client
         chosen: Carry = where(active, (moved, client), (params, old))  # a padded step changes nothing

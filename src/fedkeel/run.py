@@ -23,7 +23,7 @@ from fedkeel.environment import environment
 from fedkeel.errors import FolderError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
-from fedkeel.machine import device_of, steady
+from fedkeel.machine import device_of, state_budget, steady, undisturbed
 from fedkeel.method import FACTS, Method
 from fedkeel.participation import Participation
 from fedkeel.record import RoundRecord, result
@@ -31,6 +31,7 @@ from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import State
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.store import ClientStore
 from fedkeel.task import Task, add_up
 from fedkeel.trees import stack, tensors
 
@@ -78,6 +79,7 @@ def run(
         assert experiment.batch_size is not None
         training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
         loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds)
+        closing.callback(loop.store.close)
         loop.restore()
         made = make_engine(engine, task, method, training, maker, workers, loop.trainings_left())
         closing.callback(made.close)
@@ -120,8 +122,9 @@ class Loop:
         checkpoint_seconds: float,
     ):
         self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
+        self.done = 0
         self.server: State = init_server(method, task.initial, task.buffers)
-        self.store: dict[int, State] = {}  # only clients that have taken part
+        self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
         self.records: list[RoundRecord] = []
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
@@ -134,10 +137,6 @@ class Loop:
             experiment.unavailable,
             experiment.participants,
         )
-
-    @property
-    def done(self) -> int:
-        return len(self.records)
 
     def rounds_left(self) -> int:
         assert self.experiment.rounds is not None
@@ -155,18 +154,18 @@ class Loop:
         found, wrong = checkpoint.newest(self.folder.checkpoints, self.task.device)
         for problem in wrong:
             log.warning("skipping a damaged checkpoint: %s", problem)
-        done = 0
         if found is not None:
-            done = self.saved = found.round
-            if done > (self.experiment.rounds or 0):
+            if found.round > (self.experiment.rounds or 0):
                 raise FolderError(
-                    f"{self.folder.path} is at round {done} already, past the {self.experiment.rounds} asked for.",
+                    f"{self.folder.path} is at round {found.round} already, past the {self.experiment.rounds} asked for.",
                     "ask for more rounds, or choose another folder with --out",
                 )
-            self.server, self.store = found.server, dict(found.clients)
+            self.done = self.saved = found.round
+            self.server = found.server
+            self.store.restore(found.places)
         # nothing is written before everything there was read
         self.folder.write_experiment(self.experiment.save())
-        self.records = self.folder.begin(done)
+        self.records = self.folder.begin(self.done)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
@@ -174,8 +173,9 @@ class Loop:
             return
         began = time.perf_counter()
         self.folder.sync()
-        path = self.folder.checkpoints / f"{self.done:08d}.safetensors"
-        Checkpoint(self.done, self.server, self.store).save(path, self.experiment.fingerprint())
+        # the last one of a run is whole, so that its bytes do not tell how often the run was interrupted
+        places = self.store.save(self.done, whole=self.rounds_left() <= 0)
+        Checkpoint(self.done, self.server, places).save(self.folder.checkpoints, self.experiment.fingerprint())
         checkpoint.prune(self.folder.checkpoints)
         self.saved = self.done
         self.seconds.add("checkpoints", time.perf_counter() - began)
@@ -243,13 +243,17 @@ class Loop:
             dropped=dropped,
             extra=measures,
         )
-        if self.folder is not None:
-            self.folder.append(record)
-        self.server = server
-        self.store.update((outcome.client, outcome.state) for outcome in kept if outcome.state)
-        if self.history is not None:
-            self.history.append(server["params"].named())
-        self.records.append(record)
+        with undisturbed():  # no signal leaves half a round behind
+            if self.folder is not None:
+                self.folder.append(record)
+            if self.history is not None:
+                self.history.append(server["params"].named())
+            self.records.append(record)
+            self.done, self.server = t + 1, server
+            for outcome in kept:
+                if outcome.state:
+                    self.store.put(outcome.client, outcome.state)
+        self.store.trim()
         return record
 
     def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
@@ -301,4 +305,7 @@ def size_of(slot: Any) -> int:
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
     """Backward passes of one client in one round, as declared."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
-    return sum(p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size)) for p in method.phases)
+    return sum(
+        p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
+        for p in method.phases
+    )

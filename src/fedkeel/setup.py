@@ -30,9 +30,17 @@ from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
 from fedkeel.task import Task
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """One value per sample."""
-    return functional.cross_entropy(output, target, reduction="none")
+class CrossEntropy:
+    """One value per sample; `batch_mean` is their mean in one kernel less."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target, reduction="none")
+
+    def batch_mean(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target)
+
+
+cross_entropy = CrossEntropy()
 
 
 def problem_of(experiment: Experiment) -> Problem:

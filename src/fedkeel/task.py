@@ -74,6 +74,7 @@ class Task:
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
         self.module = None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype)
+        self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._initial(start)
         self.buffers = self._buffers()
@@ -136,7 +137,7 @@ class Task:
         """The mean of an objective over a batch."""
         output = self.predict(model, batch.tensors)
         if kind.losses is None:
-            losses = self.losses(model, batch.tensors, output)
+            losses = self._judge(self.mean_loss, model, batch.tensors, output)
         else:
             losses = kind.losses(output, batch.tensors[-1], number, given)
         return losses if losses.dim() == 0 else losses.mean()

@@ -158,6 +158,10 @@ class Tree:
             torch.addcmul(self.buffer, cast(Tensor, column(by, self.buffer)), self.fits(direction)), self.layout
         )
 
+    def stepped(self, direction: Tree, lr: Tensor) -> Tree:
+        """self − lr · direction, in one kernel."""
+        return Tree(torch.addcmul(self.buffer, lr, self.fits(direction), value=-1), self.layout)
+
     def dot(self, other: Tree) -> Tensor:
         return (self.buffer * self.fits(other)).sum(-1)
 

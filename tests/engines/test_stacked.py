@@ -218,14 +218,24 @@ def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_dropout_is_refused_with_a_way_out() -> None:
     with pytest.raises(FedkeelError, match="serial"):
-        StackedEngine(Task(problem(model=nn.Sequential(network(), nn.Dropout(0.5)))), build("fedavg"), Training(0, 1, 3))
+        StackedEngine(
+            Task(problem(model=nn.Sequential(network(), nn.Dropout(0.5)))), build("fedavg"), Training(0, 1, 3)
+        )
 
 
 def test_whole_runs_agree() -> None:
     experiment = fk.Experiment(
-        problem=problem(test=samples(20, 99)), method="fedfft-d", rounds=3, epochs=2, batch_size=3, lr=0.1, participation=0.6
+        problem=problem(test=samples(20, 99)),
+        method="fedfft-d",
+        rounds=3,
+        epochs=2,
+        batch_size=3,
+        lr=0.1,
+        participation=0.6,
     )
-    runs = [fk.run(experiment, engine=engine, dtype=torch.float64, keep_params=True) for engine in ("serial", "stacked")]
+    runs = [
+        fk.run(experiment, engine=engine, dtype=torch.float64, keep_params=True) for engine in ("serial", "stacked")
+    ]
     assert runs[0].history is not None
     assert runs[1].history is not None
     for one, other in zip(runs[0].history, runs[1].history, strict=True):

@@ -64,7 +64,7 @@ def corrupt(images: Tensor, name: str, severity: int, keys: Keys) -> Tensor:
 
 def corrupt_array(images: NDArray[np.uint8], name: str, severity: int, keys: Keys) -> NDArray[np.uint8]:
     """The same for the arrays of a data set."""
-    result: NDArray[np.uint8] = corrupt(torch.from_numpy(np.ascontiguousarray(images)), name, severity, keys).numpy()
+    result: NDArray[np.uint8] = corrupt(torch.from_numpy(np.array(images)), name, severity, keys).numpy()
     return result
 
 

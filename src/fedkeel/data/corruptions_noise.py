@@ -31,7 +31,8 @@ def shot_noise(images: Tensor, keys: Keys, photons: float) -> Tensor:
     levels = torch.round(images * 255).to(torch.int64)
     table = poisson_table(photons).to(images.device)
     # row v of the table holds v + P(count ≤ k): one search in the whole table finds the count for level v
-    position = torch.searchsorted(table.view(-1), levels + drawn(keys, images, *images.shape[1:]), right=True)
+    wanted = (levels + drawn(keys, images, *images.shape[1:])).contiguous()
+    position = torch.searchsorted(table.view(-1), wanted, right=True)
     return (position - levels * table.shape[1]).to(images.dtype) / photons
 
 

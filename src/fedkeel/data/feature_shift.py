@@ -23,8 +23,8 @@ class FeatureShift:
     """Divide by `base`, then give each client `fewest` to `most` of the twelve computed corruptions at `severity`, and
     each of its images one of them, for good (SpecGradFilter: 2–3 corruptions at severity 3).
 
-    Corruptions are dealt like cards, deck after shuffled deck, so that all are used about equally often; within a client
-    they go round its images. fewest = most = 0 is `base` alone.
+    Corruptions are dealt like cards, deck after shuffled deck, so that all are used about equally often; within a
+    client they go round its images. fewest = most = 0 is `base` alone.
     """
 
     base: Partitioner

@@ -58,7 +58,12 @@ class Store:
             self.offsets[client] = offset
             offset += size
             parts.append(self.task.clients.rows(client, np.arange(size)))
-        self.rows = tuple(torch.cat(column).to(self.device) for column in zip(*parts, strict=True))
+        rows = [torch.cat(column) for column in zip(*parts, strict=True)]
+        if self.rows and len(self.rows[0]) >= offset:
+            for mine, given in zip(self.rows, rows, strict=True):  # in place: captured steps read from there
+                mine[:offset].copy_(given)
+        else:
+            self.rows = tuple(part.to(self.device) for part in rows)
 
 
 @dataclass
@@ -116,7 +121,10 @@ class Steps:
             return gathered(self.store, torch.from_numpy(self.index[s, :, :wide]).to(device), draws)
         made = []  # the user's own function sees each client's samples alone, as it would in any other engine
         for c, size in enumerate(self.sizes[s].tolist()):
-            at, seeds = self.index[s, c, : size or wide], None if self.seeds is None else self.seeds[s, c, : size or wide]
+            at, seeds = (
+                self.index[s, c, : size or wide],
+                None if self.seeds is None else self.seeds[s, c, : size or wide],
+            )
             raw = tuple(part[torch.from_numpy(at).to(device)] for part in self.store.rows)
             made.append(tuple(filled(part, wide) for part in self.store.task.ready(raw, seeds)))
         return tuple(torch.stack(column) for column in zip(*made, strict=True))
@@ -138,9 +146,7 @@ def gathered(store: Store, index: Tensor, draws: Tensor | None) -> Sample:
     )
 
 
-def steps_of(
-    store: Store, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase
-) -> Steps:
+def steps_of(store: Store, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase) -> Steps:
     """The plan of a phase: the same rows and the same draws as if each client were alone."""
     task, random = store.task, any(rule.random for rule in phase.rules)
     plans = [planned(task, training, round, client, number, phase) for client in clients]

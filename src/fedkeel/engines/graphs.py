@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.engines.feed import StackedBatch, Steps, gathered
+from fedkeel.engines.lifts import spread
 from fedkeel.method import Phase
-from fedkeel.round import Body, Carry, Fixed, Moment
+from fedkeel.round import Body, Carry, Fixed, Moment, one_by_one
 from fedkeel.trees import tensors
+
+log = logging.getLogger("fedkeel")
 
 WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
 
@@ -53,6 +57,7 @@ class Graph:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
+                self.step.zero_()
                 self.advance()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
@@ -89,17 +94,31 @@ class Graph:
 class GraphScan:
     """The scan of the stacked engine on a GPU: one graph for each phase and each set of shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, separable: bool) -> None:
+        self.separable = separable  # whether filled-up batches may be used
+        self.possible = True
         self.graphs: dict[Any, Graph] = {}
 
     def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
         task = steps.store.task
+        if not (self.possible and steps.store.on_device and (self.separable or steps.full)):
+            return one_by_one(phase, body, carry, fixed, steps)
         inputs = Inputs.of(steps, task.device, task.dtype)
-        carry, fixed = (_pytree.tree_map(torch.Tensor.contiguous, part) for part in (carry, fixed))
-        of = (id(phase), id(steps.store.rows), signature((carry, fixed)), signature(inputs, skip=1))
+        carry, fixed = (
+            _pytree.tree_map(torch.Tensor.contiguous, p) for p in (spread(carry, len(steps.clients)), fixed)
+        )
+        shapes = (*signature((carry, fixed)), *signature(inputs, skip=1))
+        of = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
         graph = self.graphs.get(of)
         if graph is None or len(graph.inputs.index) < len(inputs.index):
-            self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
+            try:
+                self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
+                self.possible = False
+                return one_by_one(phase, body, carry, fixed, steps)
         return graph.run(carry, fixed, inputs)
 
     def clear(self) -> None:
@@ -113,4 +132,4 @@ def copied(state: Any) -> Any:
 def signature(state: Any, skip: int = 0) -> tuple[Any, ...]:
     """Structure and shapes, without the first `skip` axes of each tensor."""
     leaves, structure = _pytree.tree_flatten(state)
-    return (structure, *((tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))
+    return (repr(structure), *((tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))

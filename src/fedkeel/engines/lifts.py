@@ -29,7 +29,9 @@ def broadcasting(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., 
 
     def lifted(*args: Any) -> Any:
         clients = next(len(tensors(a)[0]) for a, d in zip(args, dims, strict=True) if d == 0 and tensors(a))
-        return f(*(spread(a, clients) if d is None and isinstance(a, dict) else a for a, d in zip(args, dims, strict=True)))
+        return f(
+            *(spread(a, clients) if d is None and isinstance(a, dict) else a for a, d in zip(args, dims, strict=True))
+        )
 
     return lifted
 

@@ -45,7 +45,8 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
     """What autograd saves in one forward pass of the largest batch, counted once for each storage."""
     client = int(task.clients.sizes.argmax())
     rows = max(
-        (rows for i, phase in enumerate(method.phases) for rows in planned(task, training, 0, client, i, phase)), key=len
+        (rows for i, phase in enumerate(method.phases) for rows in planned(task, training, 0, client, i, phase)),
+        key=len,
     )
     saved: dict[int, int] = {}
 

@@ -13,6 +13,7 @@ from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
 from fedkeel.engines.engine import Outcome, Training, facts_of, planned, state_of, step_keys, uploaded_steps
 from fedkeel.gradients import Workspace
+from fedkeel.machine import keep_large_buffers
 from fedkeel.method import Method, Phase
 from fedkeel.randomness import key
 from fedkeel.round import Gradient, Moment, Stretch, local_round
@@ -29,8 +30,10 @@ class SerialEngine:
     def __init__(self, task: Task, method: Method, training: Training):
         self.task, self.method, self.training = task, method, training
         self.workspace = Workspace(task)
+        if task.initial.buffer.nbytes > 32 << 20:
+            keep_large_buffers()
         self.seconds = Clock()  # by part of the work
-        self.counters = torch.arange(1024)
+        self.counters = torch.arange(1024).unbind()
         self.nothing = torch.zeros((), dtype=torch.int64)
 
     def train(
@@ -74,7 +77,7 @@ class SerialEngine:
 
     def counter(self, step: int) -> Tensor:
         if step >= len(self.counters):
-            self.counters = torch.arange(2 * step)
+            self.counters = torch.arange(2 * step).unbind()
         return self.counters[step]
 
     def gradient(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:

@@ -11,6 +11,7 @@ import torch
 from fedkeel.clock import Clock
 from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, uploaded_steps
 from fedkeel.engines.feed import Steps, Store, steps_of
+from fedkeel.engines.graphs import GraphScan
 from fedkeel.engines.lifts import lift_for, spread
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.gradients import Workspace
@@ -40,7 +41,8 @@ class StackedEngine:
         self.workspace = Workspace(task)
         self.store = Store(task, data_budget(task.device))
         self.lift = lift or lift_for(method)
-        self.scan = one_by_one
+        self.graphs = GraphScan(self.gradient.separable)
+        self.scan = self.graphs if task.device.type == "cuda" else one_by_one
         self.together = together
         self.seconds = Clock()
 
@@ -74,6 +76,7 @@ class StackedEngine:
             raise  # noqa: PLE0704
         self.together = tried // 2
         log.warning("%d clients do not fit into memory at once: stacking %d", tried, self.together)
+        self.graphs.clear()
         torch.cuda.empty_cache()
 
     def train_stack(
@@ -86,7 +89,9 @@ class StackedEngine:
             steps_of(self.store, self.training, round, clients, number, phase)
             for number, phase in enumerate(self.method.phases)
         ]
-        taken = [uploaded_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))]
+        taken = [
+            uploaded_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))
+        ]
         facts = stack([facts_of(self.task, client, n, rate) for client, n in zip(clients, taken, strict=True)])
         state = stack([state_of(self.method, self.task, state) for state in states])
         self.seconds.add("data", time.perf_counter() - began)

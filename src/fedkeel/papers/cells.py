@@ -105,7 +105,9 @@ def cells(paper: str, table: str | None = None) -> list[Cell]:
     if table is not None:
         names = {made.name.lower(): made for made in found}
         if table.lower() not in names:
-            raise RequestError(f"{paper} has no table: {table}", nearest(table, [made.name for made in found], "tables"))
+            raise RequestError(
+                f"{paper} has no table: {table}", nearest(table, [made.name for made in found], "tables")
+            )
         found = (names[table.lower()],)
     return [cell for made in found for cell in made.cells]
 
@@ -135,7 +137,9 @@ def expand(paper: str, data: Settings, table: Settings) -> Table:
     made = []
     for row, numbers in values.items():
         for column, number in zip(table["columns"], numbers or ["-"] * len(table["columns"]), strict=True):
-            own = {word: value for word, value in single.get((row, column), {}).items() if word not in ("row", "column")}
+            own = {
+                word: value for word, value in single.get((row, column), {}).items() if word not in ("row", "column")
+            }
             made.append(_cell(paper, table["name"], row, column, number, _layers(data, table, row, column, own)))
     return Table(paper, table["name"], table["title"], tuple(made))
 

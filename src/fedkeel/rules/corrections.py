@@ -22,6 +22,16 @@ class ClipNorm(Rule):
 
 
 @dataclass(frozen=True)
+class ClipHere(Rule):
+    """Where in the chain the experiment's clip goes; without this, at its end, before the weight decay."""
+
+
+@dataclass(frozen=True)
+class DecayHere(Rule):
+    """Where in the chain the experiment's weight decay goes; without this, at its very end."""
+
+
+@dataclass(frozen=True)
 class WeightDecay(Rule):
     """Pull towards zero: g + μ w, at the unperturbed point, as torch.optim.SGD does it.  rate = 0 does nothing."""
 
@@ -52,8 +62,10 @@ class ControlVariates(Rule):
     """Replace the client's mean direction by everyone's: g + c − c_i.
 
     c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
-    (SCAFFOLD, option II, Karimireddy et al. 2020)
+    scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
     """
+
+    scale: float = 1.0
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -65,7 +77,7 @@ class ControlVariates(Rule):
         return message | {"c": server["c"]}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree + at.message["c"] - client["c_i"], client
+        return tree.moved(at.message["c"] - client["c_i"], self.scale), client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.start - at.params) / (at.lr * at.steps) - at.message["c"]
@@ -79,10 +91,13 @@ class ControlVariates(Rule):
 class DynamicDual(Rule):
     """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
 
-    lam must be positive: with λ = 0 the server would still add the mean dual.  (FedDyn, Acar et al. 2021)
+    lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule behind
+    the clip. `divided` also divides the mean dual by the number of selected clients.  (FedDyn, Acar et al. 2021)
     """
 
     lam: float
+    half: bool = False
+    divided: bool = False
 
     def __post_init__(self) -> None:
         require(self.lam > 0, self, "lam must be positive: with 0 the server would still add the mean dual")
@@ -94,14 +109,40 @@ class DynamicDual(Rule):
         return {"h_i": params.zeros()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree + self.lam * (at.params - at.start + client["h_i"]), client
+        place = client["h_i"] - at.start if self.half else at.params - at.start + client["h_i"]
+        return tree + self.lam * place, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report, client | {"h_i": client["h_i"] + at.params - at.start}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        h = server["h"] + reports["delta"].sum() / reports["population"]
+        delta = reports["delta"]
+        moved = delta.mean() if self.divided else delta.sum()
+        h = server["h"] + moved / reports["population"]
         return update + h, server | {"h": h}
+
+
+@dataclass(frozen=True)
+class ActiveDual(Rule):
+    """FedDyn's pull, g + λ (w − w_t + h_i), but each client sends w_i + h_i: the mean dual is that of the selected.
+
+    lam must be positive.  (FedSpeed, Sun et al. 2023)
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        require(self.lam > 0, self, "lam must be positive")
+
+    def client_slots(self, params: Tree) -> State:
+        return {"h_i": params.zeros()}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree + self.lam * (at.params - at.start + client["h_i"]), client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        h = client["h_i"] + at.params - at.start
+        return report | {"delta": report["delta"] + h}, client | {"h_i": h}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
@@ -21,3 +24,187 @@ class Sam(Rule):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree.unit(), client
+
+
+@dataclass(frozen=True)
+class Ascent(Rule):
+    """Climb by the gradient itself, not its direction: ρ g.  rho = 0 takes the gradient at w.  (FedSpeed)"""
+
+    rho: float
+    needs_gradient: ClassVar[str] = "loss"
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return self.rho * tree, client
+
+
+@dataclass(frozen=True)
+class AdaptiveSam(Rule):
+    """Climb further where weights are large: ρ T² g / ‖T g‖ with T = |w| + η, and 1 for biases.
+
+    rho = 0 takes the gradient at w.  (ASAM, Kwon et al. 2021; FedASAM, Caldarola et al. 2022)
+    """
+
+    rho: float
+    eta: float = 0.2
+    needs_gradient: ClassVar[str] = "loss"
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0 and self.eta >= 0, self, "rho and eta must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        weights = at.params.only(lambda name: "bias" not in name)
+        scale = at.params.ones() | weights.elementwise(lambda w: w.abs() + self.eta)
+        return self.rho * (scale * (scale * tree).unit()), client
+
+
+@dataclass(frozen=True)
+class GlobalDirection(Rule):
+    """Climb against the last global move this client saw: ρ (w_old − w_t) / ‖w_old − w_t‖, the same in every step.
+
+    w_old is the model received when it last took part; the first time there is none. rho = 0 takes the gradient at w.
+    (FedLESAM, Fan et al. 2024)
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def client_slots(self, params: Tree) -> State:
+        return {"last_seen": params, "seen": params.scalar(0.0)}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return client["seen"] * (self.rho * (client["last_seen"] - at.start).unit()), client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report, client | {"last_seen": at.start, "seen": torch.ones_like(client["seen"])}
+
+
+@dataclass(frozen=True)
+class LastServerStep(Rule):
+    """FedLESAM's released code: shift tensor number l by −ρ u[l] / Σ_j |u[j]|, where u = w_t − w_(t−1) is flat.
+
+    A number per tensor, taken from the first entries of the flat vector: an indexing error kept for comparison.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"previous": params}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"last_step": server["params"] - server["previous"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return -self.rho * by_tensor_number(at.message["last_step"]), client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"previous": server["params"]}
+
+
+def by_tensor_number(direction: Tree) -> Tree:
+    """Tensor number l filled with v[l] / Σ_j |v[j]|, v the flat vector in the model's order, j below the tensors' count."""
+    first = torch.cat([leaf.reshape((*direction.buffer.shape[:-1], -1)) for _, leaf in direction.items()], -1)
+    first = first[..., : len(direction)]
+    shares: Tensor = first / (first.abs().sum(-1, keepdim=True) + 1e-7)
+    axes = direction.buffer.shape[:-1]
+    filled = {}
+    for number, (name, shape) in enumerate(direction.layout.shapes.items()):
+        # a model with more tensors than its first ones have entries does not occur
+        value = shares[..., number].reshape(axes + (1,) * len(shape))
+        filled[name] = value.expand(axes + shape)
+    return Tree.of(filled, direction.layout)
+
+
+@dataclass(frozen=True)
+class AdmmPerturbation(Rule):
+    """Climb along the gradient less two duals: δ = ρ (g − μ_i − s) / ‖·‖, μ_i ← μ_i + δ − s after every step.
+
+    The server's s = ρ · mean_i μ_i / ‖·‖ draws the clients' perturbations together. rho = 0 takes the gradient at w.
+    (FedSMOO, Sun et al. 2023)
+    """
+
+    rho: float
+    needs_gradient: ClassVar[str] = "loss"
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"s": params.zeros()}
+
+    def client_slots(self, params: Tree) -> State:
+        return {"mu_i": params.zeros()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"s": server["s"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        mu, s = client["mu_i"], at.message["s"]
+        delta = self.rho * (tree - mu - s).unit()
+        return delta, client | {"mu_i": mu + delta - s}
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report | {"mu_i": client["mu_i"]}, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"s": self.rho * reports["mu_i"].mean().unit()}
+
+
+@dataclass(frozen=True)
+class DistilAscent(Rule):
+    """Climb on the distance to the global model's outputs, descend on the loss: ρ Λ ⊙ g_P / ‖g_P‖.
+
+    Λ = 1, or when `adaptive` |w − w_t| normalised along the first axis of each tensor. At w = w_t the distance is flat:
+    a g_P shorter than 1e-8 is rounding noise and gives no perturbation. rho = 0 is FedAvg.  (FedSOL, Lee et al. 2024)
+    """
+
+    rho: float
+    adaptive: bool = False
+    needs_gradient: ClassVar[str] = "distil"
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        certain = (tree.norm() >= 1e-8).to(tree.buffer.dtype)
+        climb = certain * (self.rho * tree.unit(1e-12))
+        if self.adaptive:
+            climb = climb * (at.params - at.message["params"]).map(along_first_axis)
+        return climb, client
+
+
+def along_first_axis(leaf: Tensor) -> Tensor:
+    """|v| / ‖v‖, the norm taken over the first axis; 0 where v is 0."""
+    if leaf.dim() == 0:
+        return leaf.abs() / (leaf.abs() + 1e-12)
+    return leaf.abs() / (torch.linalg.vector_norm(leaf, dim=0, keepdim=True) + 1e-12)
+
+
+@dataclass(frozen=True)
+class SharedLayers(Rule):
+    """Climb layer by layer, less where the client differs from the global model: ρ (1 − Λ_l) ‖w_l‖ g_l / ‖g_l‖.
+
+    Λ_l = ‖w_l − w_t,l‖ / √n_l, divided by the largest of them. A reconstruction: no code is public.  (PLGU, Qu et al.
+    2023)
+    """
+
+    rho: float
+    needs_gradient: ClassVar[str] = "loss"
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        moved = (at.params - at.message["params"]).map(lambda leaf: leaf.square().mean().sqrt())
+        shared = 1 - moved.elementwise(lambda v: v / (v.amax(-1, keepdim=True) + 1e-12))
+        return tree.map(self.climb, at.params, shared), client
+
+    def climb(self, g: Tensor, w: Tensor, shared: Tensor) -> Tensor:
+        return self.rho * shared * torch.linalg.vector_norm(w) * g / (torch.linalg.vector_norm(g) + 1e-12)

@@ -1,0 +1,5 @@
+"""python -m fedkeel"""
+
+from fedkeel.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""The command line. Data go to stdout, progress and messages to stderr."""

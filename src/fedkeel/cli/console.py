@@ -1,0 +1,87 @@
+"""The two streams, and how numbers and messages look on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDE = 200  # columns where nobody looks through a window: a file or a pipe
+
+
+def stdout() -> Console:
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, width=None if sys.stderr.isatty() else WIDE)
+
+
+def say(console: Console, label: str, style: str, text: str) -> None:
+    """`label: text`, never broken into several lines by us."""
+    console.print(Text(f"{label}:", style) + Text(f" {text}", ""), soft_wrap=True)
+
+
+def complain(message: str, hint: str | None = None) -> None:
+    """An error on stderr: the message, a blank line, the hint."""
+    console = stderr()
+    say(console, "error", "bold red", message)
+    if hint:
+        console.print()
+        say(console, "hint", "bold cyan", hint)
+
+
+def table(columns: Iterable[str], title: str | None = None) -> Table:
+    """An empty table; a column whose name ends in `>` holds numbers, one that ends in `!` is never broken."""
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1))
+    for name in columns:
+        right, whole = name.endswith(">"), name.endswith((">", "!"))
+        made.add_column(name.rstrip(">!"), justify="right" if right else "left", no_wrap=whole, header_style="bold")
+    return made
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Names and values below each other."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column()
+    for name, value in pairs:
+        made.add_row(name, value)
+    return made
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+def measured(value: float | None, measure: str | None = "accuracy") -> str:
+    """A measure: accuracies in percent, others as they are."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.4g}"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}" if size < 1e8 else f"{size / 1e6:,.0f}".replace(",", " ")
+
+
+def byte_size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def count(number: int) -> str:
+    """Digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

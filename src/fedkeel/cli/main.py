@@ -1,0 +1,107 @@
+"""`fedkeel`: the commands, and how each of them ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
+import typer
+
+from fedkeel.cli import datasets, doctor, export, methods, models, run
+from fedkeel.cli.console import complain, say, stderr
+from fedkeel.cli.stopping import Stopped, stopping
+from fedkeel.errors import FedkeelError, nearest
+
+HELP = """Federated learning under client drift: train, compare and look up methods.
+
+Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
+130 interrupted (the checkpoint is written).
+"""
+
+app = typer.Typer(
+    help=HELP,
+    epilog=run.examples(
+        "fedkeel run",
+        "fedkeel run --dataset cifar10 --method fedavg,scaffold --rounds 100",
+        "fedkeel methods fedfft-d",
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (run, methods, datasets, models, export, doctor):
+    module.add_to(app)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from fedkeel.environment_facts import version_of
+
+        typer.echo(f"fedkeel {version_of('fedkeel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedkeel(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
+    command = typer.main.get_command(app)
+    try:
+        with stopping():
+            code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except FedkeelError as error:
+        complain(error.message, error.hint)
+        return error.exit_code
+    except click.UsageError as error:
+        complain(*usage(error))
+        return 2
+    except click.ClickException as error:
+        complain(error.format_message())
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except Stopped as stopped:
+        say(stderr(), str(stopped), "bold yellow", "nothing was being trained")
+        return stopped.exit_code
+    except BrokenPipeError:  # `fedkeel methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("FEDKEEL_TRACEBACK"):
+            traceback.print_exc()
+        complain(
+            f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())}"
+            " (set FEDKEEL_TRACEBACK=1 to see it)",
+        )
+        return 1
+
+
+def usage(error: click.UsageError) -> tuple[str, str]:
+    """A wrong command line in one line, and where to look."""
+    path = error.ctx.command_path if error.ctx is not None else "fedkeel"
+    message = error.format_message().splitlines()[0]
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [name for parameter in error.ctx.command.params for name in parameter.opts]
+        return f"{path} has no option: {error.option_name}", f"{nearest(error.option_name, known, 'options')}"
+    group = error.ctx.command if error.ctx is not None else None
+    if isinstance(group, click.Group) and message.startswith("No such command"):
+        word = message.split("'")[1]
+        return f"{path} has no command: {word}", nearest(word, group.commands, "commands")
+    return message[:1].lower() + message[1:], f"`{path} --help` shows what it takes, with examples"

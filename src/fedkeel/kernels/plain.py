@@ -1,0 +1,102 @@
+"""The kernels in plain PyTorch: what the Triton ones are held against, on any device and in any precision.
+
+Images are `[clients, batch, height, width, channels]`; weights `[clients, out, in, rows, columns]` as in modules.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedkeel.kernels.geometry import Geometry
+
+
+# ---- convolution ---------------------------------------------------------------------------------------------------
+def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
+    """Live taps with channels last: `[clients, out, taps · in]`."""
+    taps = weight[..., slice(*where.rows), slice(*where.columns)]
+    return taps.permute(0, 1, 3, 4, 2).flatten(2).to(dtype)
+
+
+def columns(x: Tensor, where: Geometry) -> Tensor:
+    """What each output pixel looks at: `[clients, pixels, taps · in]`."""
+    down, right = where.taps
+    bottom = (where.out_height - 1) * where.stride - where.top + down - where.height
+    side = (where.out_width - 1) * where.stride - where.left + right - where.width
+    x = F.pad(x, (0, 0, where.left, side, where.top, bottom))
+    seen = x.unfold(2, down, where.stride).unfold(3, right, where.stride)
+    return seen.permute(0, 1, 2, 3, 5, 6, 4).reshape(len(x), -1, down * right * x.shape[-1])
+
+
+def convolve(x: Tensor, packed: Tensor, where: Geometry) -> Tensor:
+    y = columns(x, where) @ packed.mT
+    return y.view(*x.shape[:2], where.out_height, where.out_width, -1)
+
+
+def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry) -> Tensor:
+    down, right = where.taps
+    seen = (dy.flatten(1, 3) @ packed).view(*dy.shape[:4], down, right, -1)
+    tall = (where.out_height - 1) * where.stride + down
+    wide = (where.out_width - 1) * where.stride + right
+    dx = dy.new_zeros(
+        *dy.shape[:2], max(tall, where.top + where.height), max(wide, where.left + where.width), seen.shape[-1]
+    )
+    for i in range(down):
+        for j in range(right):
+            dx[:, :, i : i + tall - down + 1 : where.stride, j : j + wide - right + 1 : where.stride] += seen[
+                ..., i, j, :
+            ]
+    return dx[:, :, where.top : where.top + where.height, where.left : where.left + where.width].contiguous()
+
+
+def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor) -> None:
+    """Written to `into`, which is laid out like the weight; zero for taps that never meet the image."""
+    dw = dy.flatten(1, 3).mT @ columns(x, where)
+    dw = dw.unflatten(2, (*where.taps, -1)).permute(0, 1, 4, 2, 3)
+    if not where.whole:
+        into.zero_()
+    into[..., slice(*where.rows), slice(*where.columns)] = dw.to(into.dtype)
+
+
+# ---- group norm, then an optional shortcut, then an optional ReLU --------------------------------------------------
+def normalise(
+    x: Tensor, gain: Tensor, bias: Tensor, groups: int, epsilon: float, shortcut: Tensor | None, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """relu(gain · (x − mean) / std + bias + shortcut), and the mean and 1 / std of each image's groups."""
+    parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
+    mean = parts.mean((2, 3, 5), keepdim=True)
+    inverse = ((parts - mean).square().mean((2, 3, 5), keepdim=True) + epsilon).rsqrt()
+    y = ((parts - mean) * inverse).flatten(-2) * spatial(gain) + spatial(bias)
+    y = y if shortcut is None else y + shortcut
+    return (F.relu(y) if relu else y).to(x.dtype), mean[:, :, 0, 0, :, 0], inverse[:, :, 0, 0, :, 0]
+
+
+def normalise_gradient(
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    gain: Tensor,
+    relu: bool,
+    into: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Of x and of the shortcut; those of gain and bias are written to `into`."""
+    groups = mean.shape[-1]
+    dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
+    parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
+    unit = ((parts - mean[:, :, None, None, :, None]) * inverse[:, :, None, None, :, None]).flatten(-2)
+    into[0].copy_((dz * unit).sum((1, 2, 3)))
+    into[1].copy_(dz.sum((1, 2, 3)))
+    du = (dz * spatial(gain)).unflatten(-1, (groups, -1))
+    unit = unit.unflatten(-1, (groups, -1))
+    level = du.mean((2, 3, 5), keepdim=True)
+    slope = (du * unit).mean((2, 3, 5), keepdim=True)
+    dx = (du - level - unit * slope) * inverse[:, :, None, None, :, None]
+    return dx.flatten(-2).to(x.dtype), dz.to(x.dtype)
+
+
+def spatial(v: Tensor) -> Tensor:
+    """`[clients, channels]` beside images."""
+    return v[:, None, None, None, :]

@@ -1,0 +1,102 @@
+"""Momentum of the server, fitted to each client (FedWMSAM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedkeel.rule import Local, Rule, State, require
+from fedkeel.rules.corrections import ControlVariates
+from fedkeel.rules.perturbations import by_tensor_number
+from fedkeel.trees import Tree, cosine
+
+
+@dataclass(frozen=True)
+class PersonalMomentum(Rule):
+    """Mix the gradient with a momentum fitted to the client: α g + (1 − α) m_i, m_i = m + α / (1 − α) · (c − c_i).
+
+    α moves by `smooth` towards the mean of 1 + cos(Δ_i, m), kept in [0.1, 0.9]: clients that follow the momentum lower
+    it, and rely on the momentum more. smooth = 0 keeps alpha. mix = False steps along g alone; the momentum is still
+    followed.  (FedWMSAM, Li et al. 2025)
+    """
+
+    alpha: float = 0.1
+    smooth: float = 0.01
+    mix: bool = True
+    variates: ControlVariates = ControlVariates()
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha < 1, self, "alpha must lie in (0, 1)")
+        require(0 <= self.smooth <= 1, self, "smooth must lie in [0, 1]")
+
+    def server_slots(self, params: Tree) -> State:
+        return self.variates.server_slots(params) | {"momentum": params.zeros(), "alpha": params.scalar(self.alpha)}
+
+    def client_slots(self, params: Tree) -> State:
+        return self.variates.client_slots(params)
+
+    def broadcast(self, message: State, server: State) -> State:
+        return self.variates.broadcast(message, server) | {name: server[name] for name in ("momentum", "alpha")}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        alpha = at.message["alpha"]
+        return alpha * tree + (1 - alpha) * fitted(client, at) if self.mix else tree, client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return self.variates.finish(report, client, at)
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        update, server = self.variates.server_step(update, server, reports)
+        delta, m = reports["delta"], server["momentum"]
+        moves = (delta.norm() * m.norm() > 0).to(delta.buffer.dtype)  # without a direction, as far off as can be
+        far = (moves * (1 + cosine(delta, m))).mean().clamp(0.1, 0.9)
+        return update, server | {
+            "alpha": (1 - self.smooth) * server["alpha"] + self.smooth * far,
+            "momentum": (delta / (-reports["lr"] * reports["steps"])).mean(),
+        }
+
+
+def fitted(client: State, at: Local) -> Tree:
+    """m_i = m + α / (1 − α) · (c − c_i)."""
+    alpha, message = at.message["alpha"], at.message
+    drift: Tree = message["c"] - client["c_i"]
+    m: Tree = message["momentum"]
+    return m + (alpha / (1 - alpha)) * drift
+
+
+@dataclass(frozen=True)
+class PredictedPosition(Rule):
+    """Climb towards where the client's momentum points: ρ (w_t + k m_i − w) / ‖·‖ in step k; none in step 0.
+
+    rho = 0 takes the gradient at w. `released` keeps two errors of the released code: the opposite sign, and one number
+    per tensor.  (FedWMSAM, Li et al. 2025)
+    """
+
+    rho: float
+    released: bool = False
+    reads: ClassVar[tuple[str, ...]] = ("momentum", "alpha", "c", "c_i")
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        ahead = at.start + at.step.to(at.params.buffer.dtype) * fitted(client, at) - at.params
+        if self.released:
+            return -self.rho * by_tensor_number(ahead), client
+        return self.rho * ahead.unit(), client
+
+
+@dataclass(frozen=True)
+class MixGradients(Rule):
+    """Mix the gradients before and after the climb: (1 − a) g(w) + a g(w + δ).  mix = 1 is SAM, 0 SGD.  (FedSpeed)"""
+
+    mix: float
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mix <= 1, self, "mix must lie in [0, 1]")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        assert at.gradient is not None
+        return tree.elementwise(lambda after, before: torch.lerp(before, after, self.mix), at.gradient), client

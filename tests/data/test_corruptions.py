@@ -1,0 +1,342 @@
+"""Corruptions against a slow reference: one image at a time, with scipy's filters, colorsys and Pillow, on equal draws."""
+
+from __future__ import annotations
+
+import colorsys
+import io
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import scipy.stats
+import torch
+from PIL import Image
+
+from fedkeel.data.corruptions import CORRUPTIONS, corrupt, corrupt_array
+from fedkeel.data.corruptions_noise import clouds, gaussian_noise, impulse_noise, shot_noise
+from fedkeel.data.datasets.cifar_c import CORRUPTIONS as PUBLISHED
+from fedkeel.errors import DataError
+from fedkeel.randomness import bits, uniforms
+
+KEYS = bits(1, 4)
+SEVERITIES = range(1, 6)
+
+
+def pictures(count: int = 4, size: int = 32, channels: int = 3) -> np.ndarray:
+    """Smooth shapes with some texture, a black patch and a white one."""
+    y, x = np.mgrid[:size, :size] / size
+    waves = [127 + 90 * np.sin(5 * x * (i + 1) + 3 * y * (c + 1) + c) for i in range(count) for c in range(channels)]
+    images = np.stack(waves).reshape(count, channels, size, size).transpose(0, 2, 3, 1)
+    images += np.random.default_rng(0).normal(0, 12, images.shape)
+    images = images.clip(0, 255).astype(np.uint8)
+    images[:, 2:6, 2:6], images[:, 8:12, 2:6] = 0, 255
+    return images if channels > 1 else images[..., 0]
+
+
+def constants(name: str, severity: int) -> tuple:
+    return CORRUPTIONS[name].constants[severity - 1]
+
+
+def assert_matches(name: str, severity: int, reference, tolerance: int = 1, share: float = 0.9) -> None:
+    """Levels are cut off, not rounded, so the last bit of a sum may move a value by one level, but not often."""
+    images = pictures()
+    ours = corrupt_array(images, name, severity, KEYS).astype(int)
+    theirs = np.stack([np.uint8(np.clip(reference(image, i), 0, 1) * 255) for i, image in enumerate(images / 255)])
+    difference = np.abs(ours - theirs.astype(int))
+    assert difference.max() <= tolerance
+    assert (difference == 0).mean() > share
+    assert np.abs(ours - images.astype(int)).mean() > 0.5  # the corruption did something
+
+
+def smooth(image: np.ndarray, sigma: float) -> np.ndarray:
+    return scipy.ndimage.gaussian_filter(image, (sigma, sigma, 0), mode="nearest", truncate=4)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_defocus_blur(severity):
+    radius, softness = constants("defocus_blur", severity)
+    line = np.arange(-8, 9)
+    disk = (line[:, None] ** 2 + line**2 <= radius**2).astype(float)
+    disk = scipy.ndimage.gaussian_filter(disk / disk.sum(), softness, radius=1)
+    assert_matches(
+        "defocus_blur",
+        severity,
+        lambda image, i: scipy.ndimage.correlate(image, disk[..., None], mode="mirror"),
+    )
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_zoom_blur(severity):
+    (largest,) = constants("zoom_blur", severity)
+    factors = np.arange(1, largest, 0.01)
+
+    def magnified(image, factor):
+        cut = int(np.ceil(32 / factor))
+        top = (32 - cut) // 2
+        larger = scipy.ndimage.zoom(image[top : top + cut, top : top + cut], (factor, factor, 1), order=1)
+        trim = (len(larger) - 32) // 2
+        return larger[trim : trim + 32, trim : trim + 32]
+
+    assert_matches(
+        "zoom_blur", severity, lambda image, i: np.mean([image, *(magnified(image, f) for f in factors)], axis=0)
+    )
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_glass_blur_copies_neighbours_in_the_published_order(severity):
+    sigma, times = constants("glass_blur", severity)
+
+    def reference(image, i):
+        lots = uniforms(KEYS[i], times * 2 * 32 * 32).reshape(times, 2, 32, 32)
+        pixels = np.uint8(smooth(image, sigma) * 255)
+        for right, down in np.where(lots < 0.5, -1, 0):
+            for h in range(31, 1, -1):
+                for w in range(31, 1, -1):
+                    there = h + down[h, w], w + right[h, w]
+                    # both sides are views: what looks like a swap copies one pixel over the other
+                    pixels[h, w], pixels[there] = pixels[there], pixels[h, w]
+        return smooth(pixels / 255, sigma)
+
+    assert_matches("glass_blur", severity, reference, tolerance=2)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_brightness_lifts_the_value_of_a_colour(severity):
+    (amount,) = constants("brightness", severity)
+
+    def lifted(pixel):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        return colorsys.hsv_to_rgb(hue, saturation, min(value + amount, 1))
+
+    assert_matches("brightness", severity, lambda image, i: np.apply_along_axis(lifted, -1, image))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_contrast(severity):
+    (factor,) = constants("contrast", severity)
+    assert_matches(
+        "contrast",
+        severity,
+        lambda image, i: factor * image + (1 - factor) * image.mean((0, 1)),
+    )
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_pixelate_is_pillows_box_filter_bit_for_bit(severity):
+    (factor,) = constants("pixelate", severity)
+    for size in (28, 32, 64):
+        images = pictures(size=size)
+        small = int(size * factor)
+        theirs = [
+            Image.fromarray(image)
+            .resize((small, small), Image.Resampling.BOX)
+            .resize((size, size), Image.Resampling.BOX)
+            for image in images
+        ]
+        np.testing.assert_array_equal(corrupt_array(images, "pixelate", severity, KEYS), np.stack(theirs))
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_jpeg_is_pillows(severity):
+    def through_a_file(image):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=constants("jpeg_compression", severity)[0])
+        return np.asarray(Image.open(file))
+
+    images = pictures()
+    ours = corrupt_array(images, "jpeg_compression", severity, KEYS)
+    np.testing.assert_array_equal(ours, np.stack([through_a_file(image) for image in images]))
+
+
+def elastic_reference(severity):
+    strength, sigma, corner = (32 * constant for constant in constants("elastic_transform", severity))
+
+    def reference(image, i):
+        lots = 2 * uniforms(KEYS[i], 6 + 2 * 32 * 32) - 1
+        corners = np.array([[26.0, 26], [26, 6], [6, 6]])
+        moved = corners + corner * lots[:6].reshape(3, 2)
+        # dst(p) = src(M⁻¹ p) with M moving `corners` to `moved`
+        inverse = np.linalg.solve(np.column_stack([moved, np.ones(3)]), corners)
+        y, x = np.mgrid[:32, :32]
+        source = np.stack([x, y, np.ones_like(x)], -1) @ inverse
+        planes = [
+            scipy.ndimage.map_coordinates(image[..., c], source[..., ::-1].transpose(2, 0, 1), order=1, mode="mirror")
+            for c in range(3)
+        ]
+        right, down = (
+            strength * (scipy.ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3) if sigma else field)
+            for field in lots[6:].reshape(2, 32, 32)
+        )
+        return np.stack(
+            [scipy.ndimage.map_coordinates(p, [y + down, x + right], order=1, mode="reflect") for p in planes], -1
+        )
+
+    return reference
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_elastic_transform(severity):
+    assert_matches("elastic_transform", severity, elastic_reference(severity))
+
+
+def plain_diamond_square(lots: np.ndarray, size: int, decay: float) -> np.ndarray:
+    """Point by point, with indices that wrap around."""
+    heights, lot = np.zeros((size, size)), iter(lots)
+    step, wobble = size, 100.0
+
+    def fill(points, neighbours):
+        values = {p: np.mean([heights[y % size, x % size] for y, x in neighbours(*p)]) for p in points}
+        for point in points:
+            heights[point] = values[point] + wobble**2 * (2 * next(lot) - 1)
+
+    while step >= 2:
+        half = step // 2
+        whole, halves = range(0, size, step), range(half, size, step)
+        fill(
+            [(y, x) for y in halves for x in halves],
+            lambda y, x: [(y + a, x + b) for a in (-half, half) for b in (-half, half)],
+        )
+        for ys, xs in ((whole, halves), (halves, whole)):
+            fill(
+                [(y, x) for y in ys for x in xs],
+                lambda y, x: [(y - half, x), (y + half, x), (y, x - half), (y, x + half)],
+            )
+        step, wobble = half, wobble / decay
+    return (heights - heights.min()) / (heights.max() - heights.min())
+
+
+def test_clouds_are_the_diamond_square_algorithm():
+    lots = uniforms(KEYS, 16 * 16)
+    ours = clouds(torch.from_numpy(lots), 16, 2.5)
+    for i in range(len(KEYS)):
+        np.testing.assert_allclose(ours[i], plain_diamond_square(lots[i], 16, 2.5), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_fog(severity):
+    thickness, decay = constants("fog", severity)
+
+    def reference(image, i):
+        cloud = plain_diamond_square(uniforms(KEYS[i], 32 * 32), 32, decay)[..., None]
+        return (image + thickness * cloud) * image.max() / (image.max() + thickness)
+
+    assert_matches("fog", severity, reference)
+
+
+# noise, by its distribution
+
+MANY = bits(2, 40)
+
+
+def test_gaussian_noise_is_normal_and_independent():
+    grey = torch.full((40, 3, 32, 32), 0.5, dtype=torch.float64)
+    noise = ((gaussian_noise(grey, MANY, 0.08) - grey) / 0.08).numpy()
+    assert scipy.stats.kstest(noise.ravel(), "norm").pvalue > 0.01
+    assert abs(np.corrcoef(noise[:, 0].ravel(), noise[:, 1].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(noise[:20].ravel(), noise[20:].ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("photons", [500, 100, 50])
+def test_shot_noise_is_poisson(photons):
+    """For each value the count is the quantile of the Poisson law at the value's own random number."""
+    levels = torch.arange(256, dtype=torch.float64).repeat(12)[: 3 * 32 * 32].view(1, 3, 32, 32) / 255
+    counts = (shot_noise(levels, MANY[:1], photons) * photons).numpy()
+    expected = scipy.stats.poisson.ppf(uniforms(MANY[0], 3 * 32 * 32).reshape(1, 3, 32, 32), levels.numpy() * photons)
+    np.testing.assert_allclose(counts, expected.clip(min=0), rtol=0, atol=1e-9)
+
+
+def test_impulse_noise_hits_its_share_with_salt_and_pepper():
+    grey = torch.full((40, 3, 32, 32), 0.5, dtype=torch.float64)
+    noisy = impulse_noise(grey, MANY, 0.07)
+    values, counts = noisy.unique(return_counts=True)
+    assert values.tolist() == [0.0, 0.5, 1.0]
+    expected = np.array([0.035, 0.93, 0.035]) * grey.numel()
+    assert scipy.stats.chisquare(counts.numpy(), expected).pvalue > 0.01
+
+
+# laws
+
+ALL = list(CORRUPTIONS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_image_is_corrupted_alike_in_any_batch(name):
+    images = pictures()
+    together = corrupt_array(images, name, 3, KEYS)
+    order = np.array([2, 0, 3])
+    np.testing.assert_array_equal(corrupt_array(images[order], name, 3, KEYS[order]), together[order])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stronger_is_further_from_the_image(name):
+    images = pictures()
+    weak, strong = (
+        np.abs(corrupt_array(images, name, severity, KEYS).astype(int) - images).mean() for severity in (1, 5)
+    )
+    if name == "elastic_transform":  # its severities trade the affine map against the displacement
+        assert min(weak, strong) > 1
+    else:
+        assert strong > weak > 0
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("size", [8, 28, 64])
+def test_other_sizes_and_grey_images_keep_their_shape(name, size):
+    for images in (pictures(size=size), pictures(size=size, channels=1)):
+        result = corrupt_array(images, name, 3, KEYS)
+        assert result.shape == images.shape
+        assert result.dtype == np.uint8
+        assert (result != images).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "fog", "elastic_transform"]
+)
+def test_keys_decide_the_draws(name):
+    images = np.repeat(pictures(1), 2, axis=0)
+    same = corrupt_array(images, name, 3, np.repeat(KEYS[:1], 2))
+    other = corrupt_array(images, name, 3, KEYS[:2])
+    np.testing.assert_array_equal(same[0], same[1])
+    assert (other[0] != other[1]).any()
+
+
+def test_the_computed_ones_are_the_benchmarks_less_three():
+    assert set(PUBLISHED) - set(CORRUPTIONS) == {"frost", "snow", "motion_blur"}
+    assert set(CORRUPTIONS) < set(PUBLISHED)
+    assert all(len(corruption.constants) == 5 for corruption in CORRUPTIONS.values())
+
+
+def test_what_cannot_be_computed_is_said():
+    with pytest.raises(DataError, match="corruption 'frost' is not computed"):
+        corrupt_array(pictures(), "frost", 3, KEYS)
+    for severity in (0, 6):
+        with pytest.raises(DataError, match=f"severity must be a whole number from 1 to 5: {severity}"):
+            corrupt(torch.from_numpy(pictures()), "fog", severity, KEYS)
+
+
+def test_opencv_deforms_alike():
+    """OpenCV rounds places to 1/32 pixel, so values differ by a few levels; the pictures are the same."""
+    cv2 = pytest.importorskip("cv2", reason="opencv is not installed: an independent affine map")
+    severity = 3
+    corner = 32 * constants("elastic_transform", severity)[2]
+    exact = elastic_reference(severity)
+    for i, image in enumerate(pictures() / 255):
+        lots = 2 * uniforms(KEYS[i], 6 + 2 * 32 * 32) - 1
+        corners = np.float32([[26, 26], [26, 6], [6, 6]])
+        turned = cv2.getAffineTransform(corners, corners + np.float32(corner * lots[:6].reshape(3, 2)))
+        moved = cv2.warpAffine(image.astype(np.float32), turned, (32, 32), borderMode=cv2.BORDER_REFLECT_101)
+        strength, sigma, _ = (32 * constant for constant in constants("elastic_transform", severity))
+        right, down = (
+            strength * scipy.ndimage.gaussian_filter(field, sigma, mode="reflect", truncate=3)
+            for field in lots[6:].reshape(2, 32, 32)
+        )
+        y, x = np.mgrid[:32, :32]
+        theirs = np.stack(
+            [
+                scipy.ndimage.map_coordinates(moved[..., c], [y + down, x + right], order=1, mode="reflect")
+                for c in range(3)
+            ],
+            -1,
+        )
+        assert np.abs(theirs - exact(image, i)).mean() < 1 / 255
+        assert np.abs(theirs - exact(image, i)).max() < 8 / 255

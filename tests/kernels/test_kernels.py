@@ -1,0 +1,138 @@
+"""Each Triton kernel against its twin in plain PyTorch, and the twins against PyTorch's own layers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedkeel.kernels import plain
+from fedkeel.kernels.geometry import Geometry
+
+# height, width, in, out, kernel, stride, padding: ResNet stems, 1×1 shortcuts, images smaller than the kernel
+SHAPES = [
+    (8, 8, 16, 16, 3, 1, 1),
+    (7, 5, 3, 8, 3, 1, 1),
+    (9, 9, 3, 16, 7, 2, 3),
+    (6, 6, 16, 32, 3, 2, 1),
+    (4, 4, 16, 32, 1, 2, 0),
+    (2, 2, 32, 16, 3, 2, 1),
+    (1, 1, 64, 16, 3, 1, 1),
+    (5, 5, 4, 6, 5, 1, 0),
+]
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution_is_that_of_pytorch(shape: tuple[int, ...]) -> None:
+    height, width, inner, outer, kernel, stride, padding = shape
+    x = drawn(3, 2, height, width, inner, seed=0).requires_grad_()
+    weight = drawn(3, outer, inner, kernel, kernel, seed=1).requires_grad_()
+    expected = torch.stack(
+        [F.conv2d(i.permute(0, 3, 1, 2), w, None, stride, padding) for i, w in zip(x, weight, strict=True)]
+    )
+    slope = drawn(*expected.shape, seed=2)
+    dx, dw = torch.autograd.grad(expected, (x, weight), slope)
+    where = Geometry.of(height, width, (kernel, kernel), stride, padding)
+    packed = plain.pack(weight.detach(), where, torch.float64)
+    dy = slope.permute(0, 1, 3, 4, 2).contiguous()
+    into = torch.full_like(weight, torch.nan)
+    plain.convolve_weight_gradient(x.detach(), dy, where, into)
+    assert far(plain.convolve(x.detach(), packed, where).permute(0, 1, 4, 2, 3), expected.detach()) < 1e-12
+    assert far(plain.convolve_input_gradient(dy, packed, where), dx) < 1e-12
+    assert far(into, dw) < 1e-12
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
+    x = drawn(3, 2, 4, 5, 8, seed=0).requires_grad_()
+    gain, bias = drawn(3, 8, seed=1).requires_grad_(), drawn(3, 8, seed=2).requires_grad_()
+    beside = drawn(3, 2, 4, 5, 8, seed=3).requires_grad_()
+    expected = torch.stack([F.group_norm(x[c].permute(0, 3, 1, 2), 2, gain[c], bias[c], 1e-5) for c in range(3)])
+    expected = expected.permute(0, 1, 3, 4, 2) + (beside if shortcut else 0)
+    expected = F.relu(expected) if relu else expected
+    slope = drawn(*expected.shape, seed=4)
+    wanted = torch.autograd.grad(expected, (x, gain, bias) + ((beside,) if shortcut else ()), slope)
+    given = [t.detach() for t in (x, gain, bias)]
+    y, mean, inverse = plain.normalise(*given, 2, 1e-5, beside.detach() if shortcut else None, relu)
+    into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
+    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, given[1], relu, into)
+    assert far(y, expected.detach()) < 1e-12
+    for one, other in zip((dx, *into, dz), wanted, strict=False):
+        assert far(one, other) < 1e-12
+
+
+def check_triton(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Run in a process of its own on the CPU: the interpreter is chosen when Triton is first imported."""
+    convolution = importlib.import_module("fedkeel.kernels.triton_convolution")
+    norm = importlib.import_module("fedkeel.kernels.triton_norm")
+    for number, shape in enumerate(SHAPES):
+        height, width, inner, outer, kernel, stride, padding = shape
+        where = Geometry.of(height, width, (kernel, kernel), stride, padding)
+        x = drawn(2, 3, height, width, inner, seed=number).to(device, dtype)
+        rows = drawn(2, outer * inner * kernel * kernel + 5, seed=number + 10).to(device, torch.float32)
+        weight = rows[:, 5:].view(2, outer, inner, kernel, kernel)  # clients lie apart, as in a flat buffer
+        packed = convolution.pack(weight, where, dtype)
+        assert torch.equal(packed, plain.pack(weight, where, dtype)), shape
+        y = convolution.convolve(x, packed, where)
+        assert far(y.double(), plain.convolve(x.double(), packed.double(), where)) < tolerance, ("forward", shape)
+        dy = drawn(*y.shape, seed=number + 20).to(device, dtype)
+        dx = convolution.convolve_input_gradient(dy, packed, where)
+        wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where)
+        assert far(dx.double(), wanted) < tolerance, ("input", shape)
+        into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
+        convolution.convolve_weight_gradient(x, dy, where, into)
+        plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
+        assert far(into, twin) < tolerance, ("weight", shape)
+    for channels, pixels, relu, shortcut in [(8, 5, True, True), (16, 4, False, False), (32, 3, True, False)]:
+        x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
+        gain, bias = (drawn(2, channels, seed=s).to(device, torch.float32) for s in (4, 5))
+        own = beside if shortcut else None
+        y, mean, inverse = norm.normalise(x, gain, bias, 2, 1e-5, own, relu)
+        reference = plain.normalise(
+            x.double(), gain.double(), bias.double(), 2, 1e-5, None if own is None else own.double(), relu
+        )
+        assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
+        into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
+        twin = (torch.empty_like(gain), torch.empty_like(bias))
+        dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into)
+        wanted = plain.normalise_gradient(
+            dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin
+        )
+        for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
+            assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
+def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
+    code = "import torch, test_kernels as t; t.check_triton('cpu', torch.float32, 1e-5)"
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this release of Triton's interpreter does not work with this numpy")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
+    check_triton("cuda", dtype, tolerance)
