@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedkeel.data import DATASETS as DATASETS
     from fedkeel.data.partitions import PARTITIONS as PARTITIONS
     from fedkeel.data.partitions import Dirichlet as Dirichlet
+    from fedkeel.data.partitions import FeatureShift as FeatureShift
     from fedkeel.data.partitions import Iid as Iid
     from fedkeel.data.partitions import LongTail as LongTail
     from fedkeel.data.partitions import Natural as Natural
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 PUBLIC: dict[str, str] = {
     "fedkeel.data": "DATASETS",
-    "fedkeel.data.partitions": "PARTITIONS Dirichlet Iid LongTail Natural Pathological QuantitySkew",
+    "fedkeel.data.partitions": "PARTITIONS Dirichlet FeatureShift Iid LongTail Natural Pathological QuantitySkew",
     "fedkeel.errors": "DataError ExperimentError FedkeelError FolderError MethodError ModelError RequestError RunError",
     "fedkeel.experiment": "Experiment",
     "fedkeel.layout": "Layout",

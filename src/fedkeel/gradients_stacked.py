@@ -5,9 +5,13 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -15,6 +19,9 @@ from torch.func import functional_call, vmap
 from fedkeel.data.clients import Sample
 from fedkeel.engines.feed import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.kernels.layers import Frame
+from fedkeel.kernels.network import forward, known
+from fedkeel.objectives import Given, Objective, objective_of
 from fedkeel.round import Gradient
 from fedkeel.rule import State
 from fedkeel.task import Task
@@ -34,6 +41,15 @@ class Inside(nn.Module):
         return f(self.model, *args)
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What the gradient is of: an objective, its number, and what the server sent."""
+
+    kind: Objective
+    number: float
+    message: State
+
+
 class StackedWorkspace:
     """Gradients of any module or plain parameters that vmap can take."""
 
@@ -50,53 +66,73 @@ class StackedWorkspace:
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: str, message: State, buffers: Tree | None
     ) -> Gradient:
+        aim = Aim(*objective_of(objective), message)
         if batch.mask is None or self.separable:
-            return self.together(params, batch.tensors, batch.mask, buffers)
-        return self.by_size(params, batch, buffers)
+            return self.together(params, batch, aim, buffers)
+        return self.by_size(params, batch, aim, buffers)
 
-    def together(self, params: Tree, tensors: Sample, mask: Tensor | None, buffers: Tree | None) -> Gradient:
+    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         """Of clients with equal, or filled-up, batches."""
+        reference = self.reference(batch, aim, buffers)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-        seen = None if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
-        dims = (0, None if seen is None else 0, 0, None if mask is None else 0)
-        with torch.enable_grad():
-            try:
-                losses, after = vmap(self.one, in_dims=dims)(
-                    self.lowered(leaves), seen, self.lowered_inputs(tensors), mask
-                )
-            except RuntimeError as error:
-                if "vmap" not in str(error):
-                    raise
-                raise ModelError(
-                    f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
-                ) from error
-            if not losses.requires_grad:
-                raise ExperimentError("the loss does not depend on the parameters.", "is it computed from them?")
-            grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        tree = Tree.of(dict(zip(leaves, grads, strict=True)), params.layout)
+        seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
+        given = (batch.mask, reference, batch.histogram)
+        dims = (0, 0, 0, *(None if part is None else 0 for part in given))
+        with torch.set_grad_enabled(aim.kind.differentiable), stackable():
+            lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
+            losses, after = vmap(partial(self.one, aim), in_dims=dims)(lowered, seen, self.lowered(batch), *given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
-        return Gradient(tree, losses.detach(), kept)
+        if not aim.kind.differentiable:
+            return Gradient(params.zeros(), losses, kept)
+        if not losses.requires_grad:
+            raise ExperimentError("the loss does not depend on the parameters.", "is it computed from them?")
+        each = torch.ones_like(losses)
+        grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
+        return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
 
-    def lowered(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The leaves in the precision of the arithmetic; differentiated through, so that gradients are in theirs."""
-        return {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-
-    def lowered_inputs(self, tensors: Sample) -> Sample:
-        return tuple(t.to(self.task.compute) if t.is_floating_point() else t for t in tensors)
+    def lowered(self, batch: StackedBatch) -> Sample:
+        """Inputs in the precision of the arithmetic."""
+        return tuple(t.to(self.task.compute) if t.is_floating_point() else t for t in batch.tensors)
 
     def one(
-        self, leaves: dict[str, Tensor], buffers: dict[str, Tensor] | None, tensors: Sample, mask: Tensor | None
+        self,
+        aim: Aim,
+        leaves: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tensors: Sample,
+        mask: Tensor | None,
+        reference: Tensor | None,
+        histogram: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one client, and its buffers afterwards."""
-        if self.inside is None:
-            return self.loss(leaves, tensors, mask), {}
-        named = {f"model.{name}": leaf for name, leaf in (leaves | (buffers or {})).items()}
-        return functional_call(self.inside, named, (self.loss, tensors, mask)), buffers or {}
 
-    def loss(self, model: Model, tensors: Sample, mask: Tensor | None) -> Tensor:
-        output = self.task.predict(model, tensors)
-        output = None if output is None else output.to(self.task.dtype)
-        losses = self.task.losses(model, tensors, output)
+        def loss(model: Model) -> Tensor:
+            output = self.task.predict(model, tensors)
+            output = None if output is None else output.to(self.task.dtype)
+            return self.judged(aim, model, tensors, output, mask, reference, histogram)
+
+        if self.inside is None:
+            return loss(leaves), {}
+        named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
+        return functional_call(self.inside, named, (loss,)), buffers
+
+    def judged(
+        self,
+        aim: Aim,
+        model: Model,
+        tensors: Sample,
+        output: Tensor | None,
+        mask: Tensor | None,
+        reference: Tensor | None,
+        histogram: Tensor | None,
+    ) -> Tensor:
+        """The mean of the objective over the real samples of one client."""
+        if aim.kind.losses is not None:
+            losses = aim.kind.losses(output, tensors[-1], aim.number, Given(reference, histogram, aim.message))
+        elif mask is None:
+            losses = self.task.judge(self.task.mean_loss, model, tensors, output)
+        else:
+            losses = self.task.losses(model, tensors, output)
         if mask is None:
             return losses if losses.dim() == 0 else losses.mean()
         if losses.dim() == 0:
@@ -113,17 +149,82 @@ class StackedWorkspace:
         found: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
         return found
 
-    def by_size(self, params: Tree, batch: StackedBatch, buffers: Tree | None) -> Gradient:
+    @torch.no_grad()
+    def reference(self, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Tensor | None:
+        """What the model that the server sent says to the same samples."""
+        if not aim.kind.reference:
+            return None
+        assert self.inside is not None
+        sent = dict(aim.message["params"].items())
+        state = aim.message.get("buffers", buffers)
+        shared = state is not None and state.buffer.dim() == 1
+
+        def one(buffers: dict[str, Tensor], tensors: Sample) -> Any:
+            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
+
+        self.inside.eval()
+        try:
+            with stackable():
+                output: Tensor = vmap(one, in_dims=(None if shared or state is None else 0, 0))(
+                    {} if state is None else dict(state.items()), self.lowered(batch)
+                )
+        finally:
+            self.inside.train()
+        return output.to(self.task.dtype)
+
+    def by_size(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         """Clients with batches of one size at a time, none of them filled up."""
         tree, loss = torch.empty_like(params.buffer), params.buffer.new_empty(len(batch.sizes))
         after = None if buffers is None else torch.empty_like(buffers.buffer)
         for size in sorted(set(batch.sizes)):
             members = torch.tensor([c for c, n in enumerate(batch.sizes) if n == size], device=tree.device)
             theirs = None if buffers is None else Tree(buffers.buffer[members], buffers.layout)
-            tensors = tuple(t[members, :size] for t in batch.tensors)
-            found = self.together(Tree(params.buffer[members], params.layout), tensors, None, theirs)
+            histogram = None if batch.histogram is None else batch.histogram[members]
+            part = StackedBatch(tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram)
+            found = self.together(Tree(params.buffer[members], params.layout), part, aim, theirs)
             tree[members], loss[members] = found.tree.buffer, found.loss
             if after is not None and found.buffers is not None:
                 after[members] = found.buffers.buffer
         kept = None if after is None or buffers is None else Tree(after, buffers.layout)
         return Gradient(Tree(tree, params.layout), loss, kept)
+
+
+@contextmanager
+def stackable() -> Iterator[None]:
+    """Say what to do about a module that vmap refuses."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ModelError(
+            f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
+        ) from error
+
+
+class KernelWorkspace(StackedWorkspace):
+    """Gradients of networks whose layers are all known, by kernels that take the weights of every client."""
+
+    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
+        module = self.task.module
+        assert module is not None
+        reference = self.reference(batch, aim, buffers)
+        into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+        anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
+        given = (batch.mask, reference, batch.histogram)
+        judge = vmap(partial(self.judged, aim, module), in_dims=(0, 0, *(None if part is None else 0 for part in given)))
+        with torch.set_grad_enabled(aim.kind.differentiable):
+            output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
+            losses = judge(batch.tensors, output.to(self.task.dtype), *given)
+        if not aim.kind.differentiable:
+            return Gradient(params.zeros(), losses)
+        torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
+        return Gradient(into, losses.detach())
+
+
+def workspace_for(task: Task) -> StackedWorkspace:
+    """Kernels where they know every layer, else vmap."""
+    sample = task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64))
+    pairs = len(sample) == 2  # inputs and targets
+    return KernelWorkspace(task) if pairs and task.module is not None and known(task.module) else StackedWorkspace(task)

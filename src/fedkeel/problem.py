@@ -67,8 +67,11 @@ class Problem:
             )
         return TensorClients(self.tests)
 
-    def tested(self) -> Sample | None:
-        return None if self.test is None else as_tensors(self.test, "the test set")
+    def tested(self) -> ClientData | None:
+        """The test set, as the data of one client."""
+        if self.test is None or hasattr(self.test, "rows"):
+            return self.test
+        return TensorClients([as_tensors(self.test, "the test set")])
 
     def digest(self) -> str:
         """Identity of the problem for run folders: initial weights, sizes, test set and the first clients' data."""
@@ -78,8 +81,9 @@ class Problem:
             _feed(seen, name, value)
         data = self.data
         seen.update(data.sizes.tobytes())
-        for i, part in enumerate(self.tested() or ()):
-            _feed(seen, f"test {i}", part)
+        test = self.tested()
+        for part in () if test is None else test.rows(0, np.arange(test.sizes[0])):
+            _feed(seen, "test", part)
         for client in range(min(64, len(data.sizes))):
             for part in data.rows(client, np.arange(min(64, data.sizes[client]))):
                 _feed(seen, f"client {client}", part)

@@ -13,14 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkeel.data import Dataset, load
+from fedkeel.data import Dataset, Samples, load
 from fedkeel.data.clients import SharedClients
-from fedkeel.data.partition import Partition
+from fedkeel.data.feature_shift import FeatureShift
+from fedkeel.data.partition import Partition, everything
 from fedkeel.data.partitions import load_partition
 from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.errors import ExperimentError
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method
+from fedkeel.models import MODELS
 from fedkeel.models import build as build_model
 from fedkeel.problem import Problem
 from fedkeel.randomness import key
@@ -52,14 +54,17 @@ def problem_of(experiment: Experiment) -> Problem:
     partition = divide(experiment, data)
     model = experiment.model
     if not isinstance(model, nn.Module):
-        model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed)
+        # a model of tokens learns how many there are from the data set
+        card = MODELS.get(str(model))
+        options = {"vocabulary": data.card.vocabulary} if card and "vocabulary" in card.defaults else {}
+        model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed, **options)
     prepare = Preparation(data.mean, data.std, augmentation(experiment.augment or "none", data.shape))
-    test = (torch.from_numpy(np.asarray(data.test_images)), torch.from_numpy(np.asarray(data.test_labels)))
+    test_labels = np.asarray(data.test_labels)
     return Problem(
         model=model,
         loss=cross_entropy,
-        clients=SharedClients(data.train_images, np.asarray(data.train_labels), partition),
-        test=test,
+        clients=SharedClients(train_images(experiment, data, partition), np.asarray(data.train_labels), partition),
+        test=SharedClients(data.test_images, test_labels, everything(len(test_labels))),
         classes=data.classes,
         prepare=prepare,
     )
@@ -67,9 +72,21 @@ def problem_of(experiment: Experiment) -> Problem:
 
 def divide(experiment: Experiment, data: Dataset) -> Partition:
     """The data set's training samples, divided among clients."""
+    labels = np.asarray(data.train_labels)
+    return load_partition(experiment.partition).divide(labels, partition_key(experiment), groups=data.groups)
+
+
+def train_images(experiment: Experiment, data: Dataset, partition: Partition) -> Samples:
+    """The images as clients see them: corrupted, each client's in its own way, where the partition shifts features."""
+    partitioner = load_partition(experiment.partition)
+    if not isinstance(partitioner, FeatureShift):
+        return data.train_images
+    return partitioner.corrupt(data.train_images, partition, partition_key(experiment))
+
+
+def partition_key(experiment: Experiment) -> int:
     assert experiment.partition_seed is not None
-    labels, of = np.asarray(data.train_labels), key(experiment.partition_seed, "partition")
-    return load_partition(experiment.partition).divide(labels, of, groups=data.groups)
+    return key(experiment.partition_seed, "partition")
 
 
 def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:

@@ -129,7 +129,7 @@ class Task:
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self._judge(self.problem.loss, model, tensors, output)
+        return self.judge(self.problem.loss, model, tensors, output)
 
     def loss(
         self, model: nn.Module | Mapping[str, Tensor], batch: Batch, kind: Objective, number: float, given: Given
@@ -137,12 +137,12 @@ class Task:
         """The mean of an objective over a batch."""
         output = self.predict(model, batch.tensors)
         if kind.losses is None:
-            losses = self._judge(self.mean_loss, model, batch.tensors, output)
+            losses = self.judge(self.mean_loss, model, batch.tensors, output)
         else:
             losses = kind.losses(output, batch.tensors[-1], number, given)
         return losses if losses.dim() == 0 else losses.mean()
 
-    def _judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+    def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         if not isinstance(model, nn.Module):
             return f(model, tensors if len(tensors) > 1 else tensors[0])
         return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
@@ -151,8 +151,9 @@ class Task:
     def parts(self, split: str) -> Iterator[Part]:
         """The stretches of a split, in the order in which their scores are added."""
         if split == "test" and self.test is not None:
-            for first in range(0, len(self.test[0]), CHUNK):
-                yield Part(split, -1, first, min(first + CHUNK, len(self.test[0])))
+            size = int(self.test.sizes[0])
+            for first in range(0, size, CHUNK):
+                yield Part(split, -1, first, min(first + CHUNK, size))
         if split == "validation" and self.validation is not None:
             for client, size in enumerate(self.validation.sizes.tolist()):
                 for first in range(0, size, CHUNK):
@@ -165,7 +166,7 @@ class Task:
     def raw(self, part: Part) -> Sample:
         if part.split == "test":
             assert self.test is not None
-            return tuple(t[part.first : part.last] for t in self.test)
+            return self.test.rows(0, np.arange(part.first, part.last))
         if part.split == CLIENT:
             assert self.tests is not None
             return self.tests.rows(part.client, np.arange(part.first, part.last))
@@ -181,7 +182,7 @@ class Task:
         if output is not None and counts_as_labels(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
-            measured[name] = torch.as_tensor(self._judge(metric, model, tensors, output))
+            measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
         return {name: (_mean(value) * count, count) for name, value in measured.items()}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedkeel.data import DATASETS, load
 from fedkeel.errors import DataError
+from fedkeel.models import MODELS
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -18,6 +19,7 @@ def test_cards_are_complete(name):
     assert card.licence
     assert card.citation.startswith("@")
     assert {"model", "partition", "rounds", "participation", "epochs", "batch_size", "lr"} <= card.preset.keys()
+    assert card.preset["model"] in MODELS
     assert len(card.mean) == len(card.std) == (card.shape[0] if len(card.shape) == 3 else 0)
     assert all(checksum.split(":")[0] in ("md5", "sha256") for checksum in card.checksums.values())
     assert pickle.loads(pickle.dumps(card)) == card
@@ -27,6 +29,12 @@ def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(DataError, match="unknown data set 'cifar-10'") as raised:
         load("cifar-10")
     assert raised.value.hint == "did you mean 'cifar10'?"
+
+
+def test_a_set_without_a_home_names_the_import(tmp_path):
+    with pytest.raises(DataError, match="has no home it can be fetched from") as raised:
+        load("tiny-imagenet-subset", tmp_path)
+    assert raised.value.hint.startswith("fedkeel datasets tiny-imagenet-subset --from PATH reads tiny-imagenet-200.zip")
 
 
 def test_digits_need_no_folder(tmp_path):

@@ -14,7 +14,13 @@ from fedkeel.errors import DataError
 
 datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
 
-CONFIGURATIONS = {"cifar10": "plain_text", "cifar100": "cifar100", "mnist": "mnist", "fashion-mnist": "fashion_mnist"}
+CONFIGURATIONS = {
+    "cifar10": "plain_text",
+    "cifar100": "cifar100",
+    "mnist": "mnist",
+    "fashion-mnist": "fashion_mnist",
+    "tiny-imagenet": "data",
+}
 
 
 def columns(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, list]:
@@ -27,7 +33,7 @@ def columns(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, list
 
 
 def features(name: str) -> dict[str, object]:
-    classes = {"label": datasets.ClassLabel(num_classes=10)}
+    classes = {"label": datasets.ClassLabel(num_classes=SOURCES[name].card.classes)}
     if name == "cifar100":
         classes = {
             "fine_label": datasets.ClassLabel(num_classes=100),
@@ -37,8 +43,9 @@ def features(name: str) -> dict[str, object]:
 
 
 def split(name: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    images = published.colour_images(count, seed) if name.startswith("cifar") else published.grey_images(count, seed)
-    return images, published.class_labels(count, SOURCES[name].card.classes)
+    channels, size, _ = SOURCES[name].card.shape
+    make = published.colour_images if channels == 3 else published.grey_images
+    return make(count, seed, size), published.class_labels(count, SOURCES[name].card.classes)
 
 
 @pytest.fixture
@@ -49,12 +56,13 @@ def hub(tmp_path, monkeypatch):
     def make(name: str, rename: dict[str, str] | None = None):
         rename = rename or {}
         train, test = split(name, 12, 0), split(name, 5, 1)
+        train_name, test_name = SOURCES[name].card.home.splits
         published.hub_repository(
             tmp_path / "hub",
             SOURCES[name].card.home.repository,
             {
-                "train": {rename.get(k, k): v for k, v in columns(name, *train).items()},
-                "test": {rename.get(k, k): v for k, v in columns(name, *test).items()},
+                train_name: {rename.get(k, k): v for k, v in columns(name, *train).items()},
+                test_name: {rename.get(k, k): v for k, v in columns(name, *test).items()},
             },
             {rename.get(k, k): v for k, v in features(name).items()},
             CONFIGURATIONS[name],
@@ -136,7 +144,9 @@ def test_without_a_network_the_hint_names_the_import(tmp_path, monkeypatch):
     huggingface_hub = pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("FEDKEEL_HUB", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    error = assert_refused(SOURCES["cifar10"], tmp_path / "root", "uoft-cs/cifar10 could not be fetched")
+    error = assert_refused(
+        SOURCES["cifar10"], tmp_path / "root", "uoft-cs/cifar10 could not be fetched: .*offline mode"
+    )
     assert "fedkeel datasets cifar10 --from PATH" in error.hint
 
 

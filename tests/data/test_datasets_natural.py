@@ -63,6 +63,7 @@ def test_an_unsplit_leaf_is_split_writer_by_writer(tmp_path):
     # ⌊0.9 n⌋, at least one; the writer without samples is no client, the writer of one sample is not tested
     np.testing.assert_array_equal(np.bincount(femnist.groups), [18, 1, 1, 9])
     np.testing.assert_array_equal(np.bincount(femnist.test_groups), [2, 1, 0, 2])
+    assert femnist.remarks == ("1 of 4 writers have no test sample",)
     for group, name in enumerate(["a", "b", "c", "e"]):
         images = np.concatenate([of_group(femnist, split, group)[0] for split in ("train", "test")])
         np.testing.assert_array_equal(
@@ -159,7 +160,7 @@ def test_windows_follow_the_text_and_the_split_is_in_time(tmp_path):
     np.testing.assert_array_equal(np.bincount(plays.test_groups, minlength=3), np.maximum(windows - train - 79, 0))
     assert plays.remarks == (
         "1 of 4 roles have no window of 80 letters and are no clients",
-        "2 of 3 roles are too short for a test window",
+        "2 of 3 roles have no test sample",
     )
     # the last training input ends where the first test window of the same role begins
     role = 2
@@ -188,6 +189,7 @@ def test_other_forms_of_the_text_give_the_same_windows(tmp_path, form):
     plays = import_into(SHAKESPEARE, path, tmp_path / "1", check=True)
     if form == "texts":
         files = {f"raw_data/by_play_and_character/{name}.txt": text.encode() for name, text in ROLES.items()}
+        files["raw_data/raw_data.txt"] = b"all of Shakespeare " * 50
     else:
         windows = {name: more.shakespeare_windows(plain_text(text)) for name, text in ROLES.items()}
         files = {"all_data/all_data.json": more.leaf_file({name: pair for name, pair in windows.items() if pair[0]})}

@@ -21,8 +21,10 @@ from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import FedkeelError
 from fedkeel.method import Method
 from fedkeel.methods import METHODS, build
+from fedkeel.models import build as build_model
 from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import Local, Rule, State
+from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.task import Task
 from fedkeel.trees import Tree, stack, tensors
 
@@ -105,6 +107,23 @@ def test_float32_stays_close_to_serial() -> None:
     assert difference(stacked, serial) < 1e-5
 
 
+@pytest.mark.parametrize("general", [True, False], ids=["vmap", "kernels"])
+@pytest.mark.parametrize("name", ["resnet20-gn", "resnet18-gn", "small-cnn", "lenet-fsa"])
+def test_networks_learn_the_same_with_kernels(name: str, general: bool) -> None:
+    images = {"resnet18-gn": 16, "resnet20-gn": 8, "small-cnn": 8, "lenet-fsa": 16}[name]
+    draw = torch.Generator().manual_seed(0)
+    clients = [
+        (torch.rand(size, 3, images, images, generator=draw), torch.randint(0, 3, (size,), generator=draw)) for size in (3, 2)
+    ]
+    model = build_model(name, shape=(3, images, images), classes=3, seed=0)
+    method, training = build("fedsam"), Training(seed=1, epochs=1, batch_size=2)
+    found = []
+    for engine, options in ((SerialEngine, {}), (StackedEngine, {"general": general})):
+        task = Task(fk.Problem(model=model, loss=per_sample, clients=clients), dtype=torch.float64)
+        found.append(train(engine(task, method, training, **options), method, task, rounds=[[0, 1]]))
+    assert difference(found[0], found[1]) < 1e-12
+
+
 @pytest.mark.parametrize("together", [1, 2])
 def test_the_result_does_not_depend_on_how_many_are_stacked(together: int) -> None:
     stacked, serial = both(problem(), build("fedfft-d"), together=together)
@@ -137,7 +156,7 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
 def test_what_samples_of_a_batch_share_is_not_shared_with_padding(changes: dict[str, Any]) -> None:
     method = build("fedsam-d")
     if "model" in changes:
-        method = replace(method, personal=(fk.rules.buffers.ShareBuffers(),))
+        method = replace(method, personal=(ShareBuffers(),))
     stacked, serial = both(problem(**changes), method)
     assert difference(stacked, serial) < 1e-12
 
@@ -164,7 +183,8 @@ class Largest(Rule):
 
 def test_rules_of_users_are_vmapped() -> None:
     method = build("fedavg").then(Largest())
-    assert lift_for(method) is vmapped
+    assert lift_for(method, torch.device("cpu")) is vmapped
+    assert lift_for(build("fedfft-d"), torch.device("cpu")) is broadcasting
     stacked, serial = both(problem(), method)
     assert difference(stacked, serial) < 1e-12
     wrong, _ = both(problem(), method, lift=broadcasting)

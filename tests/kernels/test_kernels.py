@@ -71,9 +71,10 @@ def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
     given = [t.detach() for t in (x, gain, bias)]
     y, mean, inverse = plain.normalise(*given, 2, 1e-5, beside.detach() if shortcut else None, relu)
     into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
-    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, given[1], relu, into)
+    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, given[1], relu, into, shortcut)
     assert far(y, expected.detach()) < 1e-12
-    for one, other in zip((dx, *into, dz), wanted, strict=False):
+    found = (dx, *into) if dz is None else (dx, *into, dz)
+    for one, other in zip(found, wanted, strict=True):
         assert far(one, other) < 1e-12
 
 
@@ -110,9 +111,9 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float) -> None:
         assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
         into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
         twin = (torch.empty_like(gain), torch.empty_like(bias))
-        dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into)
+        dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
         wanted = plain.normalise_gradient(
-            dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin
+            dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin, True
         )
         for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
             assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)

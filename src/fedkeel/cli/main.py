@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated
 
 import click
@@ -39,15 +40,13 @@ for module in (run, methods, datasets, models, export, doctor):
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        from fedkeel.environment_facts import version_of
-
-        typer.echo(f"fedkeel {version_of('fedkeel')}")
+        typer.echo(f"fedkeel {version('fedkeel')}")
         raise typer.Exit
 
 
 @app.callback()
 def fedkeel(
-    version: Annotated[
+    show: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:

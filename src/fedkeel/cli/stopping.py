@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """The user (Ctrl-C) or the system (SIGTERM) wants the command to end. Not a KeyboardInterrupt: click keeps those."""
+    """The user (Ctrl-C) or the system (SIGTERM) wants the command to end; click would keep a KeyboardInterrupt."""
 
     def __init__(self, number: int):
         super().__init__(number)

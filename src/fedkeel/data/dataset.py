@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = slice | NDArray[np.int64]
-
 
 class Samples(Protocol):
     """Inputs gathered by row. A memory-mapped numpy array is one; so are the text windows of Shakespeare."""

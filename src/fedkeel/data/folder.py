@@ -57,7 +57,19 @@ def open_folder(card: DatasetCard, folder: Path, root: Path) -> Dataset:
             open_labels(folder / f"{split}_groups.npy", len(images), None)
             for split, images in (("train", train), ("test", test))
         ]
-    return Dataset(card, train, labels[0], test, labels[1], groups[0], groups[1], root)
+    remarks = untested(card, groups[0], groups[1])
+    return Dataset(card, train, labels[0], test, labels[1], groups[0], groups[1], root, remarks)
+
+
+def untested(
+    card: DatasetCard, groups: NDArray[np.int64] | None, test_groups: NDArray[np.int64] | None
+) -> tuple[str, ...]:
+    """Natural clients that have training samples only are kept, and counted."""
+    if groups is None or test_groups is None:
+        return ()
+    owners = np.unique(groups)
+    missing = len(np.setdiff1d(owners, test_groups))
+    return (f"{missing} of {len(owners)} {card.natural}s have no test sample",) if missing else ()
 
 
 def open_array(path: Path, dtype: Any, count: int, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -184,7 +196,7 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
     card, folder = source.card, None
     try:
         root.mkdir(parents=True, exist_ok=True)
-        check_space(card, root)
+        check_space(source, root)
         remove_stale(card, root)
         folder = Path(tempfile.mkdtemp(prefix=f".{card.name}-", dir=root))
         inner = folder / card.name
@@ -194,7 +206,7 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
         settle(inner, root / card.name)
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise no_space(card, root) from error
+            raise no_space(source, root) from error
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise DataError(
             f"{card.name} could not be put into {root}: {what}", hint="set FEDKEEL_DATA to a folder of yours"
@@ -218,18 +230,22 @@ def settle(draft: Path, place: Path) -> None:
     draft.rename(place)
 
 
-def needed_bytes(card: DatasetCard) -> int:
+def needed_bytes(source: Source) -> int:
+    card = source.card
+    if source.space is not None:
+        return source.space(card)
     sample = int(np.prod(card.array_shape, dtype=np.int64)) * np.dtype(card.dtype).itemsize
     return (card.train + card.test) * (sample + 8)
 
 
-def check_space(card: DatasetCard, root: Path) -> None:
-    if shutil.disk_usage(root).free < needed_bytes(card):
-        raise no_space(card, root)
+def check_space(source: Source, root: Path) -> None:
+    if shutil.disk_usage(root).free < needed_bytes(source):
+        raise no_space(source, root)
 
 
-def no_space(card: DatasetCard, root: Path) -> DataError:
+def no_space(source: Source, root: Path) -> DataError:
+    size = f", which needs {needed_bytes(source) / 1e6:.1f} MB" if needed_bytes(source) else ""
     return DataError(
-        f"no space left in {root} for {card.name}, which needs {needed_bytes(card) / 1e6:.0f} MB",
+        f"no space left in {root} for {source.card.name}{size}",
         hint="free some space, or set FEDKEEL_DATA to a folder on another disk",
     )

@@ -118,6 +118,11 @@ def collect(holders: Integers, indices: Integers, clients: int, samples: int, no
     return Partition(indices[order], offsets, samples, notes)
 
 
+def everything(samples: int) -> Partition:
+    """One client that holds all samples."""
+    return Partition(np.arange(samples), np.array([0, samples]), samples)
+
+
 def equal_sizes(samples: int, clients: int) -> Integers:
     """⌊samples / clients⌋ each, and the remainder to client 0, as FL-Simulator does."""
     check_enough(samples, clients, each=1)

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from fedkeel.data.dirichlet import Dirichlet
+from fedkeel.data.feature_shift import FeatureShift
 from fedkeel.data.partition import Partitioner
 from fedkeel.data.pathological import Pathological
 from fedkeel.data.plain import Iid, LongTail, Natural, QuantitySkew
@@ -20,6 +21,7 @@ PARTITIONS: dict[str, type[Any]] = {
     "quantity-skew": QuantitySkew,
     "natural": Natural,
     "long-tail": LongTail,
+    "feature-shift": FeatureShift,
 }
 
 

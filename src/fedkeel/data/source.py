@@ -20,7 +20,7 @@ class Source:
     `open(card, folder, root)` maps a complete folder, `is_complete(card, folder)` says whether it is one,
     `convert(path, draft, check)` reads the published files at a path into a draft (comparing inner checksums if asked),
     `fetch(draft)` fills a draft from the set's home, `accepts` names the published files, `requires` the set that must
-    be in the data folder first.
+    be in the data folder first, `space(card)` the bytes on disk where they are not those of the arrays of the card.
     """
 
     card: DatasetCard
@@ -30,6 +30,7 @@ class Source:
     fetch: Callable[[Draft], None] | None = None
     accepts: str = ""
     requires: str | None = None
+    space: Callable[[DatasetCard], int] | None = None
 
     @property
     def import_hint(self) -> str:

@@ -25,12 +25,13 @@ class StackedBatch(NamedTuple):
     """The samples of one step of all stacked clients, `[clients, batch, …]`.
 
     Short batches are filled up with samples of the same client. `mask` is 1 for real samples and None when all are;
-    `sizes` counts them, on the host.
+    `sizes` counts them, on the host. `histogram` is one row of class counts for each client, where it is asked for.
     """
 
     tensors: Sample
     mask: Tensor | None
     sizes: tuple[int, ...]
+    histogram: Tensor | None = None
 
 
 class Store:
@@ -77,6 +78,7 @@ class Steps:
     seeds: NDArray[np.uint64] | None  # [steps, clients, batch]
     draws: NDArray[np.int64] | None  # [steps, clients, batch, numbers]
     keys: Tensor  # [steps, clients], for random rules
+    histogram: Tensor | None = None  # [clients, classes]
 
     @property
     def padded(self) -> bool:
@@ -109,7 +111,10 @@ class Steps:
             wide = int(sizes.max())
             short = bool(((sizes > 0) & (sizes < wide)).any())
             batch = StackedBatch(
-                self.prepared(s, wide), mask[s, :, :wide] if short else None, tuple(int(n) or wide for n in sizes)
+                self.prepared(s, wide),
+                mask[s, :, :wide] if short else None,
+                tuple(int(n) or wide for n in sizes),
+                self.histogram,
             )
             yield Moment(batch, steps[s], keys[s], active[s] if self.padded else None)
 
@@ -167,7 +172,8 @@ def steps_of(store: Store, training: Training, round: int, clients: Sequence[int
             keys[: len(plan), c] = step_keys(training, round, client, number, len(plan))
     prepare = task.problem.prepare
     draws = prepare.draw(seeds) if isinstance(prepare, Preparation) else None
-    return Steps(store, clients, index, sizes, seeds, draws, keys)
+    histogram = torch.stack([task.histogram(client) for client in clients]) if "histogram" in task.asks else None
+    return Steps(store, clients, index, sizes, seeds, draws, keys, histogram)
 
 
 def put(row: Rows | NDArray[np.uint64], values: Rows | NDArray[np.uint64]) -> None:

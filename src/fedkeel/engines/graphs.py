@@ -51,6 +51,7 @@ class Graph:
         self.carry: Carry = copied(carry)
         self.fixed: Fixed = copied(fixed)
         self.inputs: Inputs = copied(inputs)
+        self.histogram = None if steps.histogram is None else steps.histogram.clone()
         self.step = torch.zeros(1, dtype=torch.int64, device=inputs.index.device)
         self.losses = torch.zeros(inputs.index.shape[:2], dtype=steps.store.task.dtype, device=inputs.index.device)
         side = torch.cuda.Stream()
@@ -71,7 +72,7 @@ class Graph:
         )
         assert index is not None and keys is not None
         clients, wide = index.shape
-        batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients)
+        batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram)
         after, loss = self.body(self.carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
         for old, new in zip(tensors(self.carry), tensors(after), strict=True):
             if new is not old:  # a slot that no rule of the phase touches
@@ -79,8 +80,10 @@ class Graph:
         self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
         self.step += 1
 
-    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs) -> tuple[Carry, Tensor]:
+    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, histogram: Tensor | None) -> tuple[Carry, Tensor]:
         count = len(inputs.index)
+        if self.histogram is not None and histogram is not None:
+            self.histogram.copy_(histogram)
         for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
             mine.copy_(given)
         for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
@@ -119,7 +122,7 @@ class GraphScan:
                 log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
                 self.possible = False
                 return one_by_one(phase, body, carry, fixed, steps)
-        return graph.run(carry, fixed, inputs)
+        return graph.run(carry, fixed, inputs, steps.histogram)
 
     def clear(self) -> None:
         self.graphs.clear()

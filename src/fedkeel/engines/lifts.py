@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree
@@ -12,6 +14,9 @@ from torch.utils import _pytree
 from fedkeel.method import Method
 from fedkeel.round import Lift
 from fedkeel.trees import Tree, tensors
+
+
+log = logging.getLogger("fedkeel")
 
 
 def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
@@ -47,7 +52,35 @@ def spread(state: Any, clients: int) -> Any:
     return _pytree.tree_map(one, state, is_leaf=lambda slot: isinstance(slot, Tree))
 
 
-def lift_for(method: Method) -> Lift:
+def lift_for(method: Method, device: torch.device) -> Lift:
     """Broadcasting for fedkeel's own rules, which are tested against vmap; vmap for a user's, and for random ones."""
     ours = all(type(rule).__module__.partition(".")[0] == "fedkeel" and not rule.random for rule in method.rules)
-    return broadcasting if ours else vmapped
+    return vmapped if not ours else fused if device.type == "cuda" else broadcasting
+
+
+HOT = ("climb", "move")  # the two functions of a step; the others run once in a round
+
+
+def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Broadcasting, with the chains of a step compiled: a few passes over the buffer instead of one for each operation.
+
+    What cannot be compiled runs as it is.
+    """
+    plain = broadcasting(f, dims)
+    if getattr(f, "__name__", "") not in HOT:
+        return plain
+    compiled: Callable[..., Any] | None = torch.compile(plain, dynamic=False)
+
+    def lifted(*args: Any) -> Any:
+        nonlocal compiled
+        if compiled is not None:
+            try:
+                return compiled(*args)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                log.warning("the rules are not compiled and run slower: %s", str(error).strip().splitlines()[0])
+                compiled = None
+        return plain(*args)
+
+    return lifted

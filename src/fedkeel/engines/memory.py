@@ -57,8 +57,9 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
     model = task.module if task.module is not None else {n: t.requires_grad_() for n, t in task.initial.named().items()}
     buffers = None if task.module is None else [b.clone() for b in task.module.buffers()]
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = task.loss(model, task.batch(client, rows))
-    del loss
+        tensors = task.batch(client, rows).tensors
+        kept = task.losses(model, tensors, task.predict(model, tensors))
+    del kept
     for buffer, before in zip(() if task.module is None else task.module.buffers(), buffers or (), strict=True):
         buffer.data.copy_(before)
     return sum(saved.values())

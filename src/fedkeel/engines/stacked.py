@@ -15,7 +15,7 @@ from fedkeel.engines.graphs import GraphScan
 from fedkeel.engines.lifts import lift_for, spread
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.gradients import Workspace
-from fedkeel.gradients_stacked import StackedWorkspace
+from fedkeel.gradients_stacked import StackedWorkspace, workspace_for
 from fedkeel.method import Method
 from fedkeel.round import Lift, Stretch, local_round, one_by_one
 from fedkeel.rule import State
@@ -28,19 +28,27 @@ log = logging.getLogger("fedkeel")
 class StackedEngine:
     """Trains clients together, as many as memory holds; the rest in further stacks.
 
-    `together` sets how many by hand; `lift` replaces the way rules are applied.
+    `together` sets how many by hand; `lift` replaces the way rules are applied; `general` takes gradients by vmap even
+    of networks that have kernels.
     """
 
     name = "stacked"
 
     def __init__(
-        self, task: Task, method: Method, training: Training, *, together: int | None = None, lift: Lift | None = None
+        self,
+        task: Task,
+        method: Method,
+        training: Training,
+        *,
+        together: int | None = None,
+        lift: Lift | None = None,
+        general: bool = False,
     ):
         self.task, self.method, self.training = task, method, training
-        self.gradient = StackedWorkspace(task)
+        self.gradient = StackedWorkspace(task) if general else workspace_for(task)
         self.workspace = Workspace(task)
         self.store = Store(task, data_budget(task.device))
-        self.lift = lift or lift_for(method)
+        self.lift = lift or lift_for(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
         self.scan = self.graphs if task.device.type == "cuda" else one_by_one
         self.together = together

@@ -81,8 +81,9 @@ def normalise_gradient(
     gain: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Of x and of the shortcut; those of gain and bias are written to `into`."""
+    joins: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Of x, and of the shortcut where one `joins`; those of gain and bias are written to `into`."""
     groups = mean.shape[-1]
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
     parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
@@ -94,7 +95,7 @@ def normalise_gradient(
     level = du.mean((2, 3, 5), keepdim=True)
     slope = (du * unit).mean((2, 3, 5), keepdim=True)
     dx = (du - level - unit * slope) * inverse[:, :, None, None, :, None]
-    return dx.flatten(-2).to(x.dtype), dz.to(x.dtype)
+    return dx.flatten(-2).to(x.dtype), dz.to(x.dtype) if joins else None
 
 
 def spatial(v: Tensor) -> Tensor:

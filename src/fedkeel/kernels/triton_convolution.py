@@ -19,7 +19,7 @@ SPLIT_ROWS = 2048  # pixels that one program of the weight gradient sums up at l
 
 @triton.jit
 def _pack(
-    weight, packed, pairs, inner, row_stride, rows, first_row, first_column, kernel_columns,
+    weight, packed, pairs, inner, row_stride, first_row, first_column, kernel_columns,
     FULL: tl.constexpr, TAPS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """weight [clients, out, in, FULL] -> packed [clients, out, TAPS, in]."""
@@ -208,7 +208,7 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     padded, pairs = power(down * right, 1, 64), outer * inner
     block = max(16, 2048 // padded)
     _pack[(triton.cdiv(pairs, block), clients)](
-        weight, packed, pairs, inner, weight.stride(0), down, where.rows[0], where.columns[0], where.kernel[1],
+        weight, packed, pairs, inner, weight.stride(0), where.rows[0], where.columns[0], where.kernel[1],
         FULL=full, TAPS=down * right, COLUMNS=right, PADDED=padded, BLOCK=block,
     )  # fmt: skip
     return packed

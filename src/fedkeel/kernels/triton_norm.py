@@ -19,7 +19,6 @@ def _normalise(
     client = image // images
     WIDE: tl.constexpr = CHANNELS // GROUPS
     channel = tl.arange(0, CHANNELS)
-    group = channel // WIDE
     count = pixels * WIDE
     row = tl.arange(0, BLOCK)
     start = image * pixels * CHANNELS
@@ -149,14 +148,15 @@ def normalise_gradient(
     gain: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
+    joins: bool,
+) -> tuple[Tensor, Tensor | None]:
     clients, images, height, width, channels = x.shape
-    dx, dz = torch.empty_like(x), torch.empty_like(x)
+    dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = gain.new_empty((2, clients, images, channels))
     rows, warps = block(height * width, channels)
     _normalise_gradient[(clients * images,)](
-        dy, y, x, mean, inverse, gain, dx, dz, parts[0], parts[1], images, height * width, gain.stride(0),
-        CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=True, RELU=relu, num_warps=warps,
+        dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width, gain.stride(0),
+        CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu, num_warps=warps,
     )  # fmt: skip
     for part, target in zip(parts, into, strict=True):
         _sum_images[(clients,)](part, target, images, target.stride(0), CHANNELS=channels, BLOCK=32)

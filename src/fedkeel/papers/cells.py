@@ -5,7 +5,8 @@ A paper's file gives settings in layers, and each cell is what they add up to, t
 [defaults]           the paper's protocol
 [on.DATASET]         what it changes for one data set
 [[table]]            a table: its name, its title, settings of its own
-[rows.NAME]          a row of any table; [table.row.NAME] for one table; `like` borrows another row's; `on.DATASET` as above
+[rows.NAME]          a row of any table; [table.row.NAME] for one table; `on.DATASET` as above
+                     (`like = OTHER` in one table borrows another row or column)
 [columns.NAME]       a column of any table; [table.column.NAME] for one table
 [[table.cell]]       one cell, by row and column
 
@@ -125,6 +126,12 @@ def _tables(paper: str) -> tuple[Table, ...]:
     return tuple(expand(paper, data, table) for table in data["table"])
 
 
+def choices(paper: str) -> tuple[str, ...]:
+    """What a paper leaves open for all its tables, and what we chose."""
+    tables(paper)  # an unknown paper is refused there
+    return tuple(read(paper)["choices"])
+
+
 def read(paper: str) -> dict[str, Any]:
     """A paper's file as it is."""
     return tomllib.loads((files("fedkeel.papers") / f"{paper}.toml").read_text(encoding="utf-8"))
@@ -132,7 +139,7 @@ def read(paper: str) -> dict[str, Any]:
 
 def expand(paper: str, data: Settings, table: Settings) -> Table:
     """A table of a paper's file with its cells."""
-    values: Settings = table.get("values", {name: None for name in table.get("rows", ())})
+    values: Settings = table.get("values", dict.fromkeys(table.get("rows", ())))
     single = {(cell["row"], cell["column"]): cell for cell in table.get("cell", ())}
     made = []
     for row, numbers in values.items():
@@ -145,23 +152,22 @@ def expand(paper: str, data: Settings, table: Settings) -> Table:
 
 
 def _layers(data: Settings, table: Settings, row: str, column: str, own: Settings) -> list[Settings]:
+    shared = {word: value for word, value in table.items() if word not in STRUCTURE}
     rows = _named(data.get("rows", {}), table.get("row", {}), row)
     columns = _named(data.get("columns", {}), table.get("column", {}), column)
-    shared = {word: value for word, value in table.items() if word not in STRUCTURE}
-    defaults: Settings = data["defaults"]
-    dataset = next(layer["dataset"] for layer in (own, columns, rows, shared, defaults) if "dataset" in layer)
-    on_row = rows.pop("on", {})
-    layers = (defaults, data.get("on", {}).get(dataset, {}), shared, rows, on_row.get(dataset, {}), columns, own)
-    return list(layers)
+    plain: list[Settings] = [data["defaults"], shared, *rows, *columns, own]
+    dataset = next(layer["dataset"] for layer in reversed(plain) if "dataset" in layer)
+    on_rows = [part for layer in rows for part in (layer, layer.get("on", {}).get(dataset, {}))]
+    return [data["defaults"], data.get("on", {}).get(dataset, {}), shared, *on_rows, *columns, own]
 
 
-def _named(shared: Settings, local: Settings, name: str) -> dict[str, Any]:
-    """Settings of a row or column: the paper's for that name (or the one it is `like`), then the table's."""
-    own = dict(local.get(name, {}))
-    like = own.pop("like", name)
+def _named(shared: Settings, local: Settings, name: str) -> list[Settings]:
+    """The layers of a row or column: the paper's for that name (or the one it is `like`), then the table's."""
+    own = local.get(name, {})
+    like = own.get("like", name)
     if like not in shared and name not in local:
         raise KeyError(f"nothing says what {name!r} is")
-    return merged(shared.get(like, {}), own)
+    return [shared.get(like, {}), own]
 
 
 def merged(base: Settings, more: Settings) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def merged(base: Settings, more: Settings) -> dict[str, Any]:
 def _cell(paper: str, table: str, row: str, column: str, number: float | str, layers: list[Settings]) -> Cell:
     settings: dict[str, Any] = {}
     for layer in layers:
-        settings = merged(settings, layer)
+        settings = merged(settings, {word: value for word, value in layer.items() if word not in ("like", "on")})
     facts = {word: settings.pop(word) for word in FACTS if word in settings}
     reported, spread, damaged = parse(number)
     facts["note"] = " ".join(dict.fromkeys(layer["note"] for layer in layers if "note" in layer))
@@ -193,5 +199,5 @@ def parse(number: float | str) -> tuple[float | None, float | None, bool]:
     text, damaged = text.removesuffix("?"), text.endswith("?")
     if text == "-":
         return None, None, damaged
-    value, _, spread = text.partition("±")
-    return float(value), float(spread) if spread else None, damaged
+    value, sign, spread = text.partition("±")
+    return float(value), float(spread) if sign else None, damaged

@@ -9,6 +9,7 @@ from math import floor
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.band import without_low_band
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
@@ -33,7 +34,10 @@ class HighPass(Rule):
 
     def filter(self, rows: Tensor) -> Tensor:
         removed = low_bins(rows.shape[-1], self.ratio)
-        return rows - low_band(rows, removed) if removed else rows
+        if not removed:
+            return rows
+        kept = without_low_band(rows, removed) if rows.is_cuda and rows.dtype == torch.float32 else None
+        return rows - low_band(rows, removed) if kept is None else kept
 
 
 def low_bins(length: int, ratio: float) -> int:

@@ -92,6 +92,10 @@ def per_severity(card: DatasetCard) -> int:
     return card.test // len(CORRUPTIONS)
 
 
+def published_bytes(card: DatasetCard) -> int:
+    return len(file_names()) * SEVERITIES * per_severity(card) * int(np.prod(card.array_shape))
+
+
 def corrupted_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
     """The test images under one corruption, mapped from the published array."""
     if corruption not in (*CORRUPTIONS, *EXTRA):
@@ -196,6 +200,7 @@ def source(clean: Source, name: str, title: str, record: int, archive: str, chec
         fetch=from_url,
         accepts=f"{archive} or the folder it unpacks to",
         requires=clean.card.name,
+        space=published_bytes,
     )
 
 

@@ -10,7 +10,7 @@ client.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from fedkeel.randomness import key, permutation
 
 SHARE = 0.9
 Writer = tuple[str, NDArray[np.uint8], NDArray[np.int64]]
+Writers = dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
-    given = {"train": [], "test": [], "all": []}  # type: dict[str, list[Writer]]
+    given: dict[str, list[Writer]] = {"train": [], "test": [], "all": []}
     for part, name, x, y in users(path):
         if y:
             given[part].append((name, pixels(name, x), np.array(y, np.int64)))
@@ -71,8 +72,8 @@ def fetch(draft: Draft) -> None:
     save_writers(draft, *split(merged(writers)))
 
 
-def merged(pieces: Sequence[Writer]) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """One entry for each writer, by name; a writer may be spread over several files or batches."""
+def merged(pieces: Sequence[Writer]) -> Writers:
+    """One entry for each writer, in the order of names; a writer may be spread over several files or batches."""
     by_name: dict[str, list[Writer]] = {}
     for piece in pieces:
         by_name.setdefault(piece[0], []).append(piece)
@@ -82,12 +83,9 @@ def merged(pieces: Sequence[Writer]) -> dict[str, tuple[NDArray[np.uint8], NDArr
     }
 
 
-Samples = dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]
-
-
-def split(writers: Samples) -> tuple[Samples, Samples]:
-    train: Samples = {}
-    test: Samples = {}
+def split(writers: Writers) -> tuple[Writers, Writers]:
+    train: Writers = {}
+    test: Writers = {}
     for name, (images, labels) in writers.items():
         order = permutation(key(0, "femnist", zlib.crc32(name.encode())), len(labels))
         count = max(1, int(SHARE * len(labels)))
@@ -98,16 +96,12 @@ def split(writers: Samples) -> tuple[Samples, Samples]:
     return train, test
 
 
-def save_writers(draft: Draft, train: Samples, test: Samples) -> None:
+def save_writers(draft: Draft, train: Writers, test: Writers) -> None:
     number = {name: index for index, name in enumerate(sorted(train.keys() | test.keys()))}
     for part, writers in (("train", train), ("test", test)):
         with draft.split(part) as writer:
-            for name, (images, labels) in in_order(writers):
+            for name, (images, labels) in writers.items():
                 writer.write(images, labels.tolist(), [number[name]] * len(labels))
-
-
-def in_order(writers: Samples) -> Iterator[tuple[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]]:
-    return iter(sorted(writers.items()))
 
 
 FEMNIST = Source(

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedkeel.data.archives import basename, entries
 from fedkeel.data.dataset import Dataset, DatasetCard, Hub
 from fedkeel.data.datasets.leaf import CITATION, users
 from fedkeel.data.download import BATCH, explained, open_split
-from fedkeel.data.folder import Draft, damaged
+from fedkeel.data.folder import Draft, damaged, untested
 from fedkeel.data.source import Source
 from fedkeel.errors import DataError
 
@@ -101,10 +101,8 @@ def open_text(card: DatasetCard, folder: Path, root: Path) -> Dataset:
             (parts[:, 1], np.maximum(windows - parts[:, 1], 0)),
         )
     )
-    remarks = (
-        f"{len(roles) - len(texts)} of {len(roles)} roles have no window of {LENGTH} letters and are no clients",
-        f"{len(texts) - len(np.unique(test[1]))} of {len(texts)} roles are too short for a test window",
-    )
+    short = f"{len(roles) - len(texts)} of {len(roles)} roles have no window of {LENGTH} letters and are no clients"
+    remarks = (short, *untested(card, train[1], test[1]))
     return Dataset(
         card,
         Windows(text, train[0]),
@@ -145,7 +143,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             return save_roles(draft, document)
     lines = {
         basename(name)[: -len(".txt")]: content.decode("utf-8", "replace")
-        for name, content in entries(path, lambda name: name.endswith(".txt"))
+        for name, content in entries(path, lambda name: is_role_file(PurePosixPath(path.name, name)))
     }
     if lines:
         return save_roles(draft, lines)
@@ -160,6 +158,11 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     if not texts:
         raise DataError(f"{path} holds no roles", hint=draft.source.import_hint)
     save_roles(draft, texts)
+
+
+def is_role_file(place: PurePosixPath) -> bool:
+    """LEAF keeps the whole text beside the folder of roles."""
+    return place.suffix == ".txt" and place.parent.name == "by_play_and_character"
 
 
 def parsed(name: str, content: bytes) -> Any:

@@ -1,0 +1,217 @@
+"""Ten clients of CIFAR-10's shape on one GPU: the stacked engine beside an eager loop, in one process.
+
+    python benchmarks/stacked_gpu.py [--workload fedfft-d/resnet18-gn] [--profile] [--check]
+
+Images are random bytes: the time of a step does not depend on what they show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedkeel as fk
+from fedkeel.data.augment import Augment
+from fedkeel.data.prepare import Preparation
+from fedkeel.engines.engine import Training
+from fedkeel.engines.lifts import broadcasting, fused
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked import StackedEngine
+from fedkeel.method import Method
+from fedkeel.methods import build
+from fedkeel.models import build as build_model
+from fedkeel.round import broadcast, init_server
+from fedkeel.rules import ClipNorm, WeightDecay
+from fedkeel.setup import cross_entropy
+from fedkeel.task import Task
+from fedkeel.trees import stack, tensors
+
+CLIENTS, SELECTED, SAMPLES, BATCH, EPOCHS = 100, 10, 500, 50, 5
+STEPS = EPOCHS * SAMPLES // BATCH
+FLOORS = {"fedfft-d/resnet18-gn": 2.0, "specgradfilter/resnet20-gn": 0.5, "fedavg/resnet18-gn": 0.8}
+"""ms for a step of ten clients: bytes that must move over 4.3 TB/s, or arithmetic over 790 TFLOP/s."""
+
+
+def problem(model: str, samples: int = SAMPLES, clients: int = CLIENTS) -> fk.Problem:
+    draw = torch.Generator().manual_seed(0)
+    data = [
+        (
+            torch.randint(0, 256, (samples, 32, 32, 3), generator=draw, dtype=torch.uint8),
+            torch.randint(0, 10, (samples,), generator=draw),
+        )
+        for _ in range(clients)
+    ]
+    network = build_model(model, shape=(3, 32, 32), classes=10, seed=0)
+    prepare = Preparation((0.49, 0.48, 0.45), (0.25, 0.24, 0.26), Augment(crop=4, flip=True))
+    return fk.Problem(model=network, loss=cross_entropy, clients=data, prepare=prepare)
+
+
+def method_of(name: str) -> Method:
+    return build(name).then(ClipNorm(10.0), WeightDecay(1e-3))
+
+
+def eager_loop(method: str, model: str, steps: int) -> Callable[[], None]:
+    """What a paper's code does for one client: a module, autograd, and arithmetic tensor by tensor."""
+    network = build_model(model, shape=(3, 32, 32), classes=10, seed=0).cuda()
+    params = list(network.parameters())
+    start = [p.detach().clone() for p in params]
+    dual = [torch.zeros_like(p) for p in params]
+    draw = torch.Generator(device="cuda").manual_seed(1)
+    images = torch.randn(500, 3, 32, 32, device="cuda", generator=draw)
+    labels = torch.randint(0, 10, (500,), device="cuda", generator=draw)
+
+    def high(v: Tensor, ratio: float) -> Tensor:
+        spectrum = torch.fft.rfft(v.flatten())
+        spectrum[: int(ratio * len(spectrum))] = 0
+        return torch.fft.irfft(spectrum, n=v.numel()).view_as(v)
+
+    def one_client() -> None:
+        with torch.no_grad():
+            for p, s in zip(params, start, strict=True):
+                p.copy_(s)
+        for step in range(steps):
+            rows = torch.arange(step * BATCH, step * BATCH + BATCH, device="cuda") % 500
+            x, y = images[rows], labels[rows]
+            moves = None
+            if method == "fedfft-d":
+                grads = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), params)
+                norm = torch.stack([g.norm() for g in grads]).norm() + 1e-7
+                moves = [high(g * (0.1 / norm), 0.01) for g in grads]
+                with torch.no_grad():
+                    for p, m in zip(params, moves, strict=True):
+                        p.add_(m)
+            grads = list(torch.autograd.grad(nn.functional.cross_entropy(network(x), y), params))
+            with torch.no_grad():
+                if moves is not None:
+                    for p, m in zip(params, moves, strict=True):
+                        p.sub_(m)
+                if method == "specgradfilter":
+                    grads = [high(g, 0.05) for g in grads]
+                if method == "fedfft-d":
+                    grads = [g + 0.1 * (p - s + h) for g, p, s, h in zip(grads, params, start, dual, strict=True)]
+                norm = torch.stack([g.norm() for g in grads]).norm()
+                scale = (10.0 / (norm + 1e-6)).clamp(max=1.0)
+                for p, g in zip(params, grads, strict=True):
+                    p.sub_(0.1 * (g * scale + 1e-3 * p))
+
+    return one_client
+
+
+def seconds(f: Callable[[], Any], times: int) -> float:
+    found = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        f()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def stacked(workload: str, precision: torch.dtype, rounds: int = 3, **options: Any) -> tuple[float, float, StackedEngine]:
+    """Milliseconds of a step of all clients, of a whole round and of replays alone."""
+    name, model = workload.split("/")
+    task = Task(problem(model), device="cuda", dtype=precision)
+    method = method_of(name)
+    engine = StackedEngine(task, method, Training(0, EPOCHS, BATCH), **options)
+    message = broadcast(method, init_server(method, task.initial, task.buffers))
+    counter = iter(range(1000))
+
+    def one_round() -> None:
+        engine.train(message, next(counter), 0.1, list(range(SELECTED)), [None] * SELECTED)
+
+    one_round()
+    whole = seconds(one_round, rounds) / STEPS * 1e3
+    graphs = list(engine.graphs.graphs.values())
+    replay = sum(seconds(lambda g=g: [g.step.zero_(), *(g.graph.replay() for _ in range(20))], rounds) / 20 for g in graphs)
+    return whole, replay * 1e3, engine
+
+
+def profile(engine: StackedEngine) -> str:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    graph = next(iter(engine.graphs.graphs.values()))
+    graph.step.zero_()
+    with profiled(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(10):
+            graph.graph.replay()
+        torch.cuda.synchronize()
+    return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=32, max_name_column_width=70))
+
+
+def check(workload: str, dtype: torch.dtype, **options: Any) -> float:
+    """The largest relative difference from the serial engine after one round of a few short clients."""
+    name, model = workload.split("/")
+    method, training = method_of(name), Training(0, 1, 8)
+    found = []
+    for engine, precision, extra in ((SerialEngine, torch.float64, {}), (StackedEngine, dtype, options)):
+        given = problem(model, samples=20, clients=3)
+        task = Task(given, device="cuda", dtype=precision)
+        message = broadcast(method, init_server(method, task.initial, task.buffers))
+        made = engine(task, method, training, **extra)  # type: ignore[operator]
+        for t in range(2):  # the second round replays what the first has captured
+            outcomes = made.train(message, t, 0.01, [0, 1, 2], [None] * 3)
+        found.append(tensors(stack([outcome.report for outcome in outcomes])))
+    return max(float((a - b).double().norm() / b.double().norm().clamp(min=1e-3)) for b, a in zip(*found, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", action="append")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--general", action="store_true", help="vmap beside the kernels")
+    parser.add_argument("--eager", type=int, default=5, help="steps of the eager loop")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    torch.backends.cudnn.benchmark = True
+    for workload in given.workload or ["fedfft-d/resnet18-gn", "specgradfilter/resnet20-gn"]:
+        print(f"== {workload}")
+        if given.check:
+            for label, dtype, options in (
+                ("float64, vmap, graph", torch.float64, {"lift": broadcasting}),
+                ("float64, compiled rules", torch.float64, {"lift": fused}),
+                ("float32, kernels", torch.float32, {}),
+                ("bfloat16, kernels", torch.bfloat16, {}),
+            ):
+                print(f"difference from serial float64: {label}: {check(workload, dtype, **options):.2e}", flush=True)
+        name, model = workload.split("/")
+        client = eager_loop(name, model, given.eager)
+        client()
+        eager = seconds(client, 2) / given.eager * 1e3 * SELECTED
+        print(f"eager loop: {eager:.1f} ms per step of {SELECTED} clients", flush=True)
+        variants: list[tuple[str, torch.dtype, dict[str, Any]]] = [("bf16, kernels", torch.bfloat16, {})]
+        if given.general:
+            variants += [
+                ("fp32, kernels", torch.float32, {}),
+                ("bf16, kernels, rules not compiled", torch.bfloat16, {"lift": broadcasting}),
+                ("bf16, vmap", torch.bfloat16, {"general": True}),
+            ]
+        for label, dtype, options in variants:
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            whole, replay, engine = stacked(workload, dtype, **options)
+            floor = FLOORS.get(workload, float("nan"))
+            print(
+                f"{label}: {whole:.2f} ms per step in whole rounds ({STEPS * whole / 1e3:.3f} s per round), "
+                f"{replay:.2f} ms replayed; {eager / whole:.1f} times the eager loop, {floor / whole:.0%} of the floor, "
+                f"{SELECTED / whole * 1e3:.0f} local steps per second, "
+                f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB; all of it took {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+            if given.profile and label == "bf16, kernels":
+                print(profile(engine), flush=True)
+            del engine
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

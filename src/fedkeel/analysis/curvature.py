@@ -1,0 +1,151 @@
+"""Curvature of a loss by Hessian-vector products: its top eigenvalues, its trace, and its sharpness at a radius.
+
+A loss is a list of functions of a Tree whose sum it is, so that a large sample is differentiated part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedkeel.errors import RequestError, RunError
+from fedkeel.randomness import bits, generator, key
+from fedkeel.trees import Tree
+
+Loss = Sequence[Callable[[Tree], Tensor]]
+Product = Callable[[Tensor], Tensor]
+
+
+def loss_value(loss: Loss, at: Tree) -> float:
+    with torch.no_grad():
+        return float(sum(float(part(at)) for part in loss))
+
+
+def gradient(loss: Loss, at: Tree) -> Tree:
+    """∇L(w)."""
+    total = torch.zeros_like(at.buffer)
+    for part in loss:
+        leaf = at.buffer.detach().clone().requires_grad_()
+        total += torch.autograd.grad(part(Tree(leaf, at.layout)), leaf, materialize_grads=True)[0]
+    return Tree(total, at.layout)
+
+
+def hessian_product(loss: Loss, at: Tree) -> Product:
+    """v ↦ ∇²L(w) v, by differentiating ⟨∇L, v⟩: two backward passes, no matrix."""
+
+    def product(v: Tensor) -> Tensor:
+        total = torch.zeros_like(at.buffer)
+        for part in loss:
+            leaf = at.buffer.detach().clone().requires_grad_()
+            # fused attention has no second derivative
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                (slope,) = torch.autograd.grad(
+                    part(Tree(leaf, at.layout)), leaf, create_graph=True, materialize_grads=True
+                )
+                if slope.requires_grad:  # a piecewise linear loss has no curvature
+                    total += torch.autograd.grad(slope @ v, leaf, materialize_grads=True)[0]
+        return total
+
+    return product
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """Eigenvalues of largest magnitude first to last, and their unit eigenvectors as stacked rows of a Tree.
+
+    `residuals` are ‖H v − λ v‖: each value is that close to a true eigenvalue.
+    """
+
+    values: list[float]
+    vectors: Tree
+    residuals: list[float]
+
+
+def top_eigenvalues(product: Product, at: Tree, count: int = 2, steps: int = 20, seed: int = 0) -> Eigenpairs:
+    """The `count` largest eigenvalues (algebraically) of a symmetric matrix, by `steps` steps of Lanczos.
+
+    Every new vector is orthogonalised twice against all before it, which keeps `steps` vectors of the model's size.
+    """
+    size = at.layout.size
+    if not 1 <= count <= size:
+        raise RequestError(f"a model of {size} parameters does not have {count} eigenvalues.")
+    basis, diagonal, beside = lanczos(product, at.buffer, max(steps, count), seed)
+    tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    off = torch.tensor(beside[: len(diagonal) - 1], dtype=torch.float64)
+    tridiagonal += torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(tridiagonal)
+    count = min(count, len(diagonal))
+    chosen = vectors.flip(1)[:, :count].to(basis)
+    ritz = chosen.mT @ basis
+    # the exact residual norm of a Ritz pair: β_k |last entry|
+    residuals = [beside[len(diagonal) - 1] * abs(float(column[-1])) for column in chosen.mT]
+    return Eigenpairs(values.flip(0)[:count].tolist(), Tree(ritz, at.layout), residuals)
+
+
+def lanczos(product: Product, like: Tensor, steps: int, seed: int) -> tuple[Tensor, list[float], list[float]]:
+    """An orthonormal basis `[k, D]` of the Krylov space of a random vector, and the tridiagonal matrix there.
+
+    k is smaller than `steps` when the space is exhausted before.
+    """
+    v = normal(like, key(seed, "lanczos"))
+    v = v / v.norm()
+    basis, diagonal, beside = [v], [], []
+    for _ in range(min(steps, like.numel())):
+        w = product(basis[-1])
+        if not bool(torch.isfinite(w).all()):
+            raise RunError("the loss has no finite curvature here.", "is the model's loss finite at this point?")
+        diagonal.append(float(basis[-1] @ w))
+        known = torch.stack(basis)
+        for _again in range(2):
+            w = w - known.mT @ (known @ w)
+        beside.append(float(w.norm()))
+        scale = max(map(abs, (*diagonal, *beside)))
+        if len(diagonal) == min(steps, like.numel()) or beside[-1] <= 10 * torch.finfo(w.dtype).eps * scale:
+            break
+        basis.append(w / beside[-1])
+    return torch.stack(basis), diagonal, beside
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over random probes, and its standard error."""
+
+    value: float
+    error: float
+
+
+def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Estimate:
+    """tr H = E[zᵀ H z] over random signs z (Hutchinson); exact for a diagonal matrix."""
+    found = []
+    for probe in range(probes):
+        signs = torch.from_numpy((bits(key(seed, "trace", probe), like.layout.size) >> 63).astype("float64")) * 2 - 1
+        z = signs.to(like.buffer)
+        found.append(float(z @ product(z)))
+    values = torch.tensor(found, dtype=torch.float64)
+    error = float(values.std() / sqrt(probes)) if probes > 1 else float("nan")
+    return Estimate(float(values.mean()), error)
+
+
+def sharpness(loss: Loss, at: Tree, rho: float, steps: int = 1) -> float:
+    """max_{‖ε‖ ≤ ρ} L(w + ε) − L(w), from below: the best of `steps` steps of ascent on the sphere.
+
+    One step is SAM's own: ε = ρ g / ‖g‖. Never negative, since ε = 0 is allowed.
+    """
+    if rho < 0 or steps < 1:
+        raise RequestError(f"sharpness needs a radius and at least one step: rho={rho}, steps={steps}.")
+    here, best, direction = loss_value(loss, at), 0.0, gradient(loss, at)
+    for _ in range(steps):
+        point = at + rho * direction.unit(1e-30)
+        best = max(best, loss_value(loss, point) - here)
+        direction = (point - at).unit(1e-30) + gradient(loss, point).unit(1e-30)
+    return best
+
+
+def normal(like: Tensor, of: int) -> Tensor:
+    """Independent standard normal numbers in the shape of a tensor."""
+    return torch.from_numpy(generator(of).standard_normal(tuple(like.shape))).to(like)

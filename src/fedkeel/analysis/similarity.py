@@ -1,0 +1,63 @@
+"""How alike the representations of two models are: linear centred kernel alignment, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.errors import RequestError
+
+
+def linear_cka(x: Tensor, y: Tensor) -> float:
+    """CKA(X, Y) = ‖Yᵀ X‖² / (‖Xᵀ X‖ ‖Yᵀ Y‖) of centred features `[samples, features]`.
+
+    1 for features that differ by a rotation and a scale, 0 for uncorrelated or constant ones.  (Kornblith et al. 2019)
+    """
+    if len(x) != len(y) or len(x) < 2:
+        raise RequestError(f"CKA compares features of the same samples, at least two: {len(x)} and {len(y)}.")
+    x, y = (z.flatten(1).to(torch.float64) for z in (x, y))
+    x, y = x - x.mean(0), y - y.mean(0)
+    if max(x.shape[1], y.shape[1]) > len(x):  # the same numbers through samples × samples, when that is smaller
+        a, b = x @ x.mT, y @ y.mT
+        alike, scale = (a * b).sum(), a.norm() * b.norm()
+    else:
+        alike, scale = (y.mT @ x).square().sum(), (x.mT @ x).norm() * (y.mT @ y).norm()
+    return float(alike / scale) if scale > 0 else 0.0
+
+
+def pairwise_cka(features: Sequence[Tensor]) -> Tensor:
+    """CKA of every two models' features, `[models, models]`."""
+    found = torch.eye(len(features), dtype=torch.float64)
+    for i in range(len(features)):
+        for j in range(i):
+            found[i, j] = found[j, i] = linear_cka(features[i], features[j])
+    return found
+
+
+@torch.no_grad()
+def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
+    """What each layer that has parameters of its own gives out for the inputs, by its name, samples first."""
+    found: dict[str, Tensor] = {}
+    hooks = []
+
+    def keep(name: str) -> None:
+        def hook(layer: nn.Module, given: object, output: object) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and len(first) == len(inputs[0]):
+                found[name] = first.detach().flatten(1)
+
+        hooks.append(layer.register_forward_hook(hook))
+
+    for name, layer in module.named_modules():
+        if next(layer.parameters(recurse=False), None) is not None:
+            keep(name or type(layer).__name__)
+    was_training = module.training
+    try:
+        module.eval()(*inputs)
+    finally:
+        module.train(was_training)
+        for handle in hooks:
+            handle.remove()
+    return found

@@ -1,0 +1,179 @@
+"""What is known of a method before anyone runs it: read from its rules, or counted; never written by hand."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.experiment import Experiment
+from fedkeel.method import Method, Phase
+from fedkeel.methods import METHODS, build, hyperparameters
+from fedkeel.problem import Problem
+from fedkeel.round import init_client, init_server
+from fedkeel.rule import Rule, State
+from fedkeel.run import run
+from fedkeel.setup import CrossEntropy, method_of, problem_of, task_maker
+from fedkeel.trees import tensors
+
+SERVER_LR = "how far the server follows the combined update; server_lr = 1 is the update itself"
+
+
+@dataclass(frozen=True)
+class Hyperparameter:
+    """A number one may set, and the sentence about it in the rules' docstrings."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In units of one model, counted in a round of a small perceptron: sent down and up by FedAvg is 1 each."""
+
+    down: float
+    up: float
+    server: dict[str, float]
+    client: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MethodCard:
+    """`about` is the whole docstring; `costs` is None for a method that needs a model or data of its own."""
+
+    name: str
+    family: str
+    about: str
+    method: Method
+    hyperparameters: tuple[Hyperparameter, ...]
+    costs: Costs | None
+
+    @property
+    def summary(self) -> str:
+        return one_line(self.about.split("\n\n")[0])
+
+    @property
+    def passes(self) -> str:
+        """Backward passes per local step, phase by phase."""
+        return " + ".join(_passes(phase) for phase in self.method.phases)
+
+    @property
+    def paper(self) -> str | None:
+        """The key of the method's own paper: of its name if there is one, else the first."""
+        stem = re.split(r"[-@+]", self.name)[0]
+        return stem if stem in self.method.papers else next(iter(self.method.papers), None)
+
+
+def card(name: str) -> MethodCard:
+    """Of a method by name, or `module:function` of the user's own."""
+    if ":" not in name and name not in METHODS:
+        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+    method = build(name)
+    make = underlying(METHODS[name]) if name in METHODS else None
+    words = {} if make is None else hyperparameters(METHODS[name])
+    return MethodCard(
+        name=name,
+        family="your own" if make is None else make.__module__.rpartition(".")[2],
+        about=inspect.getdoc(make) or "" if make is not None else "",
+        method=method,
+        hyperparameters=tuple(Hyperparameter(word, value, meaning(word, method)) for word, value in words.items()),
+        costs=costs(method),
+    )
+
+
+def cards() -> list[MethodCard]:
+    """Of every method, in the order of the table of methods."""
+    return [card(name) for name in METHODS]
+
+
+def underlying(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The function that a partial application or a decorator hides."""
+    return underlying(make.func) if isinstance(make, partial) else inspect.unwrap(make)
+
+
+def _passes(phase: Phase) -> str:
+    extent = "" if phase.batches is None else f" on {phase.batches} batch{'es' if phase.batches != 1 else ''}"
+    extent = extent if phase.epochs is None else f" for {phase.epochs:g} epoch{'s' if phase.epochs != 1 else ''}"
+    return f"{phase.backward_passes}{extent}"
+
+
+# ---- what docstrings say -------------------------------------------------------------------------------------------
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def every_rule(method: Method) -> Iterator[Rule]:
+    """The rules, and those that are fields of others."""
+    waiting = list(method.rules)
+    while waiting:
+        rule = waiting.pop(0)
+        yield rule
+        values = [getattr(rule, field.name) for field in fields(rule)] if is_dataclass(rule) else []
+        nested = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+        waiting += [item for item in nested if isinstance(item, Rule)]
+
+
+def meaning(word: str, method: Method) -> str:
+    """The sentences of the rules' docstrings that say what values of a hyper-parameter mean."""
+    found: dict[str, None] = {}
+    for rule in every_rule(method):
+        if is_dataclass(rule) and word in {field.name for field in fields(rule)}:
+            found |= dict.fromkeys(sentences_about(word, inspect.getdoc(type(rule)) or ""))
+    if not found and word == "server_lr":
+        return SERVER_LR
+    return " ".join(found)
+
+
+def sentences_about(word: str, text: str) -> list[str]:
+    """Those that name the word as a value (`rho = 0 takes …`), else those that name it at all."""
+    plain = re.sub(r"\([^()]*\b(?:19|20)\d\d\)", "", one_line(text))  # without the paper
+    sentences = [sentence.strip() for sentence in re.split(r"(?<=\.)\s+", plain) if sentence.strip()]
+    valued = [s for s in sentences if re.search(rf"(?<![\w.]){re.escape(word)} = ", s)]
+    return valued or [s for s in sentences if re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", s)]
+
+
+# ---- what a round costs --------------------------------------------------------------------------------------------
+def sample_problem() -> Problem:
+    """Two clients of eight samples and a perceptron that makes a few scalars more in a message vanish."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        data = [(torch.randn(8, 64), torch.arange(8)) for _ in range(4)]
+    return Problem(model=model, loss=CrossEntropy(), clients=data[:2], test=data[2], proxy=data[3], classes=10)
+
+
+def costs(method: Method) -> Costs | None:
+    """Counted in the second round, when every method has something to send."""
+    try:
+        experiment = Experiment(
+            problem=sample_problem(), method=method, rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.01
+        )
+        last = run(experiment, engine="serial", device="cpu").records[-1]
+        task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
+        whole = method_of(experiment, task)
+    except FedkeelError:
+        return None
+    down, up = fedavg_bytes()
+    model = task.initial.layout.size
+    server, client = init_server(whole, task.initial), init_client(whole, task.initial)
+    server = {name: slot for name, slot in server.items() if name != "params"}
+    return Costs(last.bytes_down / down, last.bytes_up / up, sizes(server, model), sizes(client, model))
+
+
+@cache
+def fedavg_bytes() -> tuple[int, int]:
+    """What FedAvg sends: the model to two clients, and back."""
+    model = sum(p.numel() * p.element_size() for p in sample_problem().model.parameters())  # type: ignore[union-attr]
+    return 2 * model, 2 * model
+
+
+def sizes(state: State, model: int) -> dict[str, float]:
+    return {name: sum(tensor.numel() for tensor in tensors(slot)) / model for name, slot in state.items()}

@@ -1,0 +1,171 @@
+"""`fedkeel datasets`: the table of data sets, a card, how one divides among clients, and importing files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedkeel.cli.console import count, facts, stdout, table
+from fedkeel.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedkeel.data import DatasetCard
+    from fedkeel.data.partition import Partition
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "fedkeel datasets",
+            "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
+            "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
+        )
+    )(datasets)
+
+
+def datasets(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(metavar="KIND:…", help="Show how it divides: dirichlet:alpha=0.1,clients=100 …")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The seed of the partition.")] = 0,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the partition as .png, .svg or .pdf.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="PATH", help="Import published files that you have.")
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Import without comparing checksums.")] = False,
+) -> None:
+    """List the data sets, show the card of one, look at a partition, or import files.
+
+    Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
+    its home when it is first used.
+    """
+    from fedkeel.data.loading import source_of
+    from fedkeel.errors import RequestError
+
+    if name is None:
+        if partition or figure or source:
+            raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
+        show_table(stdout())
+        return
+    card = source_of(name).card
+    if source is not None:
+        bring_in(name, source, not no_check)
+    if figure is not None and partition is None:
+        partition = str_of(card.preset["partition"])
+    if partition is not None:
+        show_partition(card, partition, seed, figure, stdout())
+    else:
+        show_card(card, stdout())
+
+
+def show_table(console: Console) -> None:
+    from fedkeel.cli.fetching import present
+    from fedkeel.data import DATASETS, data_root
+
+    made = table(["data set!", "what it is", "classes>", "shape!", "train>", "test>", "licence", "here!"])
+    for name, card in DATASETS.items():
+        numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
+        here = Text("yes", "green") if present(name) else Text("no", "dim")
+        made.add_row(Text(name, "bold"), card.title, str(card.classes), shape(card), *numbers, card.licence, here)
+    console.print(made)
+    console.print(Text(f"here: in {data_root()}", "dim"), soft_wrap=True)
+
+
+def shape(card: DatasetCard) -> str:
+    return "×".join(map(str, card.shape)) if len(card.shape) > 1 else f"{card.shape[0]} tokens"
+
+
+def show_card(card: DatasetCard, console: Console) -> None:
+    from fedkeel.cli.fetching import present
+    from fedkeel.data import data_root
+    from fedkeel.data.loading import source_of
+
+    console.print(Text(card.name, "bold") + Text(f"  {card.title}", "dim"))
+    here = f"yes, in {data_root() / card.name}" if present(card.name) else "no"
+    if card.home == "scikit-learn":
+        here = "yes, it ships with scikit-learn"
+    elif not present(card.name):
+        here += f": fetched from {card.home} on first use" if source_of(card.name).fetch else ""
+        here += f"; {source_of(card.name).import_hint}"
+    rows = {
+        "classes": count(card.classes),
+        "sample": shape(card),
+        "samples": f"{count(card.train)} train, {count(card.test)} test" if card.train else "",
+        "clients": f"natural ones: {card.natural}" if card.natural else "",
+        "home": str(card.home),
+        "licence": card.licence,
+        "here": here,
+        "notes": card.notes,
+    }
+    console.print(facts((name, value) for name, value in rows.items() if value))
+    console.print(Text(f"\nfedkeel run --dataset {card.name} takes", "bold"))
+    console.print(facts((f"  {name}", str_of(value)) for name, value in card.preset.items()))
+    console.print(Text("\n" + card.citation))
+
+
+def str_of(value: Any) -> str:
+    """A preset's value as the command line takes it."""
+    if not hasattr(value, "items"):
+        return str(value)
+    settings = ",".join(f"{name}={item}" for name, item in value.items() if name != "kind")
+    return f"{value['kind']}:{settings}" if settings else str(value["kind"])
+
+
+def bring_in(name: str, source: Path, check: bool) -> None:
+    from fedkeel.cli.fetching import following
+    from fedkeel.data import import_from
+
+    with following(name, progress=True) as follow:
+        import_from(name, source, check=check, progress=follow)
+
+
+def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:
+    import numpy as np
+
+    from fedkeel.data.heatmap import draw_heatmap, text_heatmap
+    from fedkeel.data.heterogeneity import summary
+
+    partition, labels = divided(card, text, seed)
+    found = summary(partition, labels, card.classes)
+    sizes = f"{count(found.smallest)} to {count(found.largest)} samples, median {found.median:g}"
+    rows = {
+        "clients": count(found.clients) + (f", {found.empty} of them without data" if found.empty else ""),
+        "sizes": sizes,
+        "classes per client": f"{found.classes_per_client:.1f} of {card.classes} on average",
+        "unused samples": count(found.unused),
+        "duplicated samples": count(found.duplicated),
+        "heterogeneity": f"{found.score:.2f} (0: as if drawn at random, 1: one class per client)",
+    }
+    console.print(Text(f"{card.name}  ", "bold") + Text(f"{text}, seed {seed}", "dim"))
+    console.print(facts(rows.items()))
+    for note in found.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+    console.print()
+    histogram = partition.histogram(np.asarray(labels), card.classes)
+    console.print(Text(text_heatmap(histogram, width=min(console.width, 120))))
+    if figure is not None:
+        typer.echo(draw_heatmap(histogram, figure))
+
+
+def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
+    """The partition that an experiment with this seed would have."""
+    from fedkeel.cli.fetching import present
+    from fedkeel.data import data_root, load
+    from fedkeel.data.loading import source_of
+    from fedkeel.errors import DataError
+    from fedkeel.experiment import Experiment
+    from fedkeel.setup import divide
+
+    if not present(card.name):
+        how = " or `fedkeel run` fetches it" if source_of(card.name).fetch else ""
+        raise DataError(f"{card.name} is not in {data_root()}.", source_of(card.name).import_hint + how)
+    data = load(card.name)
+    experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)
+    return divide(experiment, data), data.train_labels

@@ -1,0 +1,155 @@
+"""`fedkeel doctor`: what this machine has, and what an experiment would need of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedkeel.cli.console import byte_size, count, facts, stdout
+from fedkeel.cli.run import examples
+
+PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
+Rows = Iterable[tuple[str, str]]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog=examples("fedkeel doctor", "fedkeel doctor experiment.toml"))(doctor)
+
+
+def doctor(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[EXPERIMENT.toml]", show_default=False, help="Estimate the memory this needs."),
+    ] = None,
+) -> None:
+    """Show versions, devices, engines, optional extras, data and free space; with a file, the memory it needs."""
+    console = stdout()
+    section(console, "Versions", versions())
+    section(console, "Devices", devices())
+    section(console, "Engines", engines())
+    section(console, "Extras", extras(requirements()))
+    section(console, "Data", data())
+    section(console, "Free", free())
+    if file is not None:
+        from fedkeel.cli.settings import Request, experiments
+
+        for asked in experiments(Request(file=file)):
+            section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
+
+
+def section(console: Console, heading: str, rows: Rows) -> None:
+    console.print(Text(heading, "bold underline"))
+    console.print(facts((f"  {name}", value) for name, value in rows))
+    console.print()
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    from fedkeel.environment import installed
+
+    yield "python", sys.version.split()[0]
+    for name in PACKAGES:
+        yield name, installed(name) or "not installed as a package"
+
+
+def devices() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from fedkeel.machine import cores
+
+    yield "cpu", f"{cores()} core{'s' if cores() != 1 else ''} for this process"
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(number)
+            yield f"cuda:{number}", f"{found.name}, {byte_size(found.total_memory)}"
+    else:
+        yield "cuda", f"none: {'no GPU is visible' if torch.version.cuda else 'this PyTorch was built without CUDA'}"
+    yield "mps", "yes" if torch.backends.mps.is_available() else "none: only on Apple silicon"
+
+
+def engines() -> Iterator[tuple[str, str]]:
+    """Which can run here, and why not the others."""
+    import torch
+
+    from fedkeel.engines.choose import ENGINES
+    from fedkeel.machine import cores
+
+    gpu = torch.cuda.is_available()
+    told = {
+        "serial": "yes: one client after another, on any device",
+        "processes": f"yes: {cores()} workers on the CPU" if cores() > 1 else "yes, but one core gains nothing by it",
+        "stacked": "yes: many clients at once" + ("" if gpu else "; pays on a GPU, and there is none here"),
+    }
+    for name in ENGINES:
+        yield name, told.get(name, "yes")
+
+
+def requirements() -> list[str]:
+    try:
+        return requires("fedkeel") or []
+    except PackageNotFoundError:
+        return []
+
+
+def extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Packages that only some features need: here, or the command that installs them."""
+    found: dict[str, list[str]] = {}
+    for line in required:
+        match = re.match(r"([\w.-]+).*;.*extra\s*==\s*[\"']([\w-]+)[\"']", line)
+        if match:
+            found.setdefault(match[2], []).append(match[1])
+    for extra, packages in found.items():
+        missing = [name for name in packages if find_spec(name.replace("-", "_")) is None]
+        yield extra, f"needs {', '.join(missing)}: pip install 'fedkeel[{extra}]'" if missing else "installed"
+    for name in ("timm", "torchvision"):
+        yield name, "installed" if find_spec(name) else f"for --model {name}:NAME: pip install {name}"
+
+
+def data() -> Iterator[tuple[str, str]]:
+    from fedkeel.cli.fetching import present
+    from fedkeel.data import DATASETS, data_root
+
+    here = [name for name in DATASETS if present(name)]
+    yield "folder", f"{data_root()}{'' if data_root().exists() else ' (not there yet)'}"
+    yield "here", ", ".join(here)
+    yield "not here", ", ".join(name for name in DATASETS if name not in here) or "none"
+
+
+def free() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from fedkeel.data import data_root
+    from fedkeel.engines.memory import free_bytes
+
+    for name, path in (("disk, runs", Path.cwd()), ("disk, data", data_root())):
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        yield name, byte_size(shutil.disk_usage(there).free)
+    yield "memory", byte_size(free_bytes(torch.device("cpu")))
+
+
+def memory(experiment: object) -> Iterator[tuple[str, str]]:
+    import torch
+
+    from fedkeel.cli.estimate import estimate
+    from fedkeel.engines.memory import free_bytes
+    from fedkeel.experiment import Experiment
+
+    assert isinstance(experiment, Experiment)
+    need, there = estimate(experiment), free_bytes(torch.device("cpu"))
+    yield "model", f"{count(need.parameters)} parameters"
+    yield "server", byte_size(need.server)
+    yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state"
+    yield "a step", f"{byte_size(need.workspace)} for trees and activations, in each worker process"
+    yield "reports", f"{byte_size(need.reports)} from {count(need.selected)} clients a round"
+    yield "data", f"{byte_size(need.data)} on disk, read as needed"
+    fits = "fits" if need.total < there else "more than is free"
+    yield "in all", f"{byte_size(need.total)}; {byte_size(there)} are free: {fits}"

@@ -1,0 +1,89 @@
+"""How much memory an experiment needs, before anything is trained or fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedkeel.data import DATASETS, load
+from fedkeel.data.folder import needed_bytes
+from fedkeel.data.partitions import load_partition
+from fedkeel.engines.engine import Training
+from fedkeel.engines.memory import TREES, activation_bytes
+from fedkeel.errors import ExperimentError
+from fedkeel.experiment import Experiment
+from fedkeel.models import build
+from fedkeel.participation import share_of
+from fedkeel.problem import Problem
+from fedkeel.round import init_client, init_server
+from fedkeel.rule import State
+from fedkeel.setup import cross_entropy, method_of
+from fedkeel.task import Task
+from fedkeel.trees import tensors
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by part; `clients` is how many may come to have state, None where only the data would tell."""
+
+    parameters: int
+    clients: int
+    selected: int
+    server: int
+    client: int
+    workspace: int
+    reports: int
+    data: int
+
+    @property
+    def total(self) -> int:
+        """Of one process; each worker process has a workspace more. Data are mapped, not read as a whole."""
+        return self.server + self.client * self.clients + self.workspace + self.reports
+
+
+def estimate(experiment: Experiment) -> Estimate:
+    """From the model, built, and one batch of blank samples; the data set itself need not be here."""
+    if experiment.dataset is None:
+        raise ExperimentError("only experiments on a data set can be estimated.", 'dataset = "digits"')
+    card = DATASETS[experiment.dataset]
+    assert isinstance(experiment.batch_size, int)
+    assert experiment.epochs is not None
+    task = Task(blank_problem(experiment, experiment.batch_size))
+    method = method_of(experiment, task)
+    everyone = clients_of(experiment)
+    selected = max(1, int(share_of(experiment.participation or 1.0) * everyone + 1e-9))
+    tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
+    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+    return Estimate(
+        parameters=task.initial.layout.size,
+        clients=min(everyone, selected * (experiment.rounds or 1)),
+        selected=selected,
+        server=size(init_server(method, task.initial, task.buffers)),
+        client=size(init_client(method, task.initial, task.buffers)),
+        workspace=TREES * tree + activation_bytes(task, method, training),
+        reports=2 * selected * tree,  # as they come, and stacked
+        data=needed_bytes(card),
+    )
+
+
+def blank_problem(experiment: Experiment, samples: int) -> Problem:
+    """One client with one batch of the right shape."""
+    card = DATASETS[str(experiment.dataset)]
+    whole = torch.float32 if len(card.shape) > 1 else torch.int64
+    model = build(str(experiment.model), shape=card.shape, classes=card.classes, seed=0)
+    batch = (torch.zeros(samples, *card.shape, dtype=whole), torch.zeros(samples, dtype=torch.int64))
+    return Problem(model=model, loss=cross_entropy, clients=[batch], classes=card.classes, proxy=batch)
+
+
+def clients_of(experiment: Experiment) -> int:
+    """How many clients there are; where the data decide it, they must be here."""
+    partition = load_partition(experiment.partition)
+    if partition.clients is not None:
+        return partition.clients
+    data = load(str(experiment.dataset))
+    return 1 if data.groups is None else int(data.groups.max()) + 1
+
+
+def size(state: State) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(state))

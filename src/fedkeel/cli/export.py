@@ -1,0 +1,67 @@
+"""`fedkeel export model` and `fedkeel cite`: what others can use of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeel.cli.run import examples
+
+group = typer.Typer(help="Write something of a run in a form that others read.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    group.command(name="model", epilog=examples("fedkeel export model runs/fedavg-0f3c model.safetensors"))(model)
+    app.add_typer(group, name="export")
+    app.command(epilog=examples("fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-0f3c > papers.bib"))(cite)
+
+
+def model(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Where to write the weights.")],
+) -> None:
+    """Write the trained server model of a run: weights by name, for `load_state_dict` of the same network."""
+    from safetensors.torch import save_file
+
+    from fedkeel.checkpoint import write_whole
+    from fedkeel.cli.console import byte_size, count, stderr
+    from fedkeel.errors import RequestError
+    from fedkeel.runs import load_run
+
+    if file.suffix != ".safetensors":
+        raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
+    done = load_run(run)
+    weights = done.params | (done.server["buffers"].named() if "buffers" in done.server else {})
+    facts = {"method": done.experiment.composed.name, "rounds": str(done.result["rounds"])}
+    write_whole(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
+    total = sum(weight.numel() for weight in weights.values())
+    stderr().print(f"{count(total)} numbers in {len(weights)} tensors, {byte_size(file.stat().st_size)}:")
+    typer.echo(file)
+
+
+def cite(
+    what: Annotated[str, typer.Argument(metavar="METHOD|RUN", help="A method's name, or a run's folder.")],
+) -> None:
+    """Print BibTeX of every paper whose ideas a method or a run uses; for a run, of its data set too."""
+    from fedkeel.citations import CITATIONS
+    from fedkeel.data import DATASETS
+    from fedkeel.errors import RequestError, nearest
+    from fedkeel.experiment import Experiment
+    from fedkeel.folder import read_experiment
+    from fedkeel.methods import METHODS, build
+
+    entries: dict[str, None] = {}
+    if Path(what).is_dir():
+        data = read_experiment(Path(what))
+        papers = Experiment.load(data).composed.papers
+        dataset = DATASETS.get(str(data.get("dataset")))
+    elif ":" in what or what in METHODS:
+        papers, dataset = build(what).papers, None
+    else:
+        raise RequestError(f"neither a method nor a run: {what}", nearest(what, METHODS, "methods"))
+    entries |= dict.fromkeys(CITATIONS[key] for key in papers if key in CITATIONS)
+    if dataset is not None:
+        entries[dataset.citation] = None
+    typer.echo("\n\n".join(entry.strip() for entry in entries))

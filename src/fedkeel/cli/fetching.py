@@ -1,0 +1,56 @@
+"""Data sets that are not here yet, fetched or imported with their progress shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedkeel.cli.console import stderr
+from fedkeel.data import data_root, load
+from fedkeel.data.datasets import SOURCES
+
+
+def present(name: str) -> bool:
+    source = SOURCES[name]
+    return source.is_complete(source.card, data_root() / name)
+
+
+def fetch(names: Iterable[str], progress: bool) -> None:
+    """Fill the data folder before the first run starts."""
+    for name in names:
+        if name in SOURCES and not present(name):
+            with following(name, progress) as follow:
+                load(name, progress=follow)
+
+
+@contextmanager
+def following(name: str, progress: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per array in a terminal, else one line when each begins."""
+    console = stderr()
+    if not progress:
+        yield lambda what, done, of: None
+        return
+    seen: set[str] = set()
+    if not console.is_terminal:
+
+        def line(what: str, done: int, of: int) -> None:
+            if what not in seen:
+                seen.add(what)
+                console.print(f"{name}: {what}", soft_wrap=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}", style="bold"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bars:
+        waiting = bars.add_task(f"{name}: preparing", total=None)
+        tasks: dict[str, object] = {}
+
+        def bar(what: str, done: int, of: int) -> None:
+            bars.update(waiting, visible=False)
+            if what not in tasks:
+                tasks[what] = bars.add_task(f"{name}: {what}", total=of or None)
+            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        yield bar

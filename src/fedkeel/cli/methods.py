@@ -1,0 +1,143 @@
+"""`fedkeel methods`: the table of methods, and a method's card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.text import Text
+
+from fedkeel.cli.console import facts, stdout, table
+from fedkeel.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedkeel.cards import MethodCard
+    from fedkeel.rule import Rule
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog=examples("fedkeel methods", "fedkeel methods fedfft-d"))(methods)
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+) -> None:
+    """List the methods, or show the card of one: what it does, its rules, what it costs.
+
+    Passes are backward passes per local step. Bytes are those of one round, relative to FedAvg, sent to the clients
+    and back, counted by running the method on a small model.
+    """
+    from fedkeel.cards import card, cards
+
+    if name is None:
+        show_table(cards(), stdout())
+    else:
+        show_card(card(name), stdout())
+
+
+def show_table(cards: Iterable[MethodCard], console: Console) -> None:
+    made = table(["family!", "method!", "what it is", "paper!", "passes!", "down>", "up>", "client keeps"])
+    family = None
+    for card in sorted(cards, key=lambda card: order(card.family)):
+        if family not in (None, card.family):
+            made.add_section()
+        made.add_row(
+            card.family if card.family != family else "",
+            Text(card.name, "bold"),
+            card.summary,
+            reference(card.paper),
+            card.passes,
+            *(times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?"),
+            ", ".join(card.costs.client) if card.costs else "?",
+        )
+        family = card.family
+    console.print(made)
+    console.print(Text("passes: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
+
+
+FAMILIES = ("averaging", "correction", "sharpness", "spectral", "weighting", "personalised")
+
+
+def order(family: str) -> int:
+    return FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
+
+
+def reference(key: str | None) -> str:
+    from fedkeel.citations import CITATIONS, authors
+
+    return authors(key) if key in CITATIONS else key or ""
+
+
+def times(ratio: float) -> str:
+    """1× where only a few numbers were added to the models."""
+    return f"{ratio:.2f}".rstrip("0").rstrip(".") + "×"
+
+
+def show_card(card: MethodCard, console: Console) -> None:
+    from fedkeel.citations import CITATIONS, authors, title
+
+    console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
+    for paragraph in card.about.split("\n\n"):
+        console.print(Text(paragraph))
+        console.print()
+    for heading, rules in chains(card):
+        console.print(Text(heading, "bold"))
+        console.print(Padding(Group(*(described(rule) for rule in rules)), (0, 0, 1, 2)))
+    if card.hyperparameters:
+        made = table(["hyper-parameter!", "default!", "meaning"])
+        for parameter in card.hyperparameters:
+            made.add_row(f"method.{parameter.name}", str(parameter.default), parameter.meaning)
+        console.print(made)
+    console.print(facts(costs(card)))
+    console.print()
+    console.print(Text("Papers", "bold"))
+    for key in card.method.papers:
+        known = key in CITATIONS
+        console.print(Text(f"  {authors(key)}: {title(key)}" if known else f"  {key}"))
+    console.print(Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}", "dim"))
+
+
+def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
+    """The parts of a method in the order in which a round meets them."""
+    method = card.method
+    yield from filled("Each client, before it trains", method.personal)
+    for number, phase in enumerate(method.phases, start=1):
+        which = "" if len(method.phases) == 1 else f", phase {number}"
+        which += "" if phase.trains else " (measures only)"
+        of = "" if phase.objective == "loss" else f" of {phase.objective}"
+        yield from filled(f"Where the gradient is taken{which}", phase.perturb)
+        yield from filled(f"What becomes of the gradient{of}{which}", phase.gradient)
+    yield "How clients are weighted", (method.weights,)
+    yield from filled("On the server", method.server)
+    if method.final is not None:
+        yield from filled("After the last round", method.final.rules)
+
+
+def filled(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
+    if rules:
+        yield heading, rules
+
+
+def described(rule: Rule) -> Group:
+    """The rule as one would write it, and what its docstring says."""
+    import inspect
+
+    return Group(Text(repr(rule), "cyan"), Padding(Text(inspect.getdoc(type(rule)) or ""), (0, 0, 0, 2)))
+
+
+def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
+    yield "backward passes", f"{card.passes} per local step"
+    if card.costs is None:
+        yield "bytes, state", "depend on the model and data this method needs"
+        return
+    yield "bytes per round", f"{times(card.costs.down)} down, {times(card.costs.up)} up (FedAvg: 1× and 1×)"
+    for who, slots in (("client", card.costs.client), ("server", card.costs.server)):
+        kept = ", ".join(f"{name} ({size(share)})" for name, share in slots.items())
+        yield f"{who} keeps", kept or "nothing between rounds"
+
+
+def size(share: float) -> str:
+    return f"{times(share)} the model" if share > 0.01 else "a few numbers"

@@ -1,0 +1,73 @@
+"""`fedkeel models`: the table of models, and a model's card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from fedkeel.cli.console import count, facts, stdout, table
+from fedkeel.cli.run import examples
+
+if TYPE_CHECKING:
+    from fedkeel.models import ModelCard
+
+IMAGES = (3, 32, 32)
+TEXTS = (80,)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog=examples("fedkeel models", "fedkeel models resnet20-gn"))(models)
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+) -> None:
+    """List the models, or show the card of one.
+
+    Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
+    """
+    from fedkeel.errors import ModelError, nearest
+    from fedkeel.models import MODELS
+
+    console = stdout()
+    if name is None:
+        made = table(["model!", "what it is", "from", "parameters>"])
+        for key, card in MODELS.items():
+            made.add_row(Text(key, "bold"), card.about, card.paper, parameters(card))
+        console.print(made)
+        console.print(Text("parameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
+        return
+    if name not in MODELS:
+        raise ModelError(f"unknown model: {name}", nearest(name, MODELS, "models"))
+    card = MODELS[name]
+    console.print(Text(name, "bold") + Text(f"  {card.title}", "dim"))
+    console.print(Text(card.about))
+    console.print()
+    options = ", ".join(f"{option}={value}" for option, value in card.defaults.items())
+    rows = {
+        "from": card.paper,
+        "takes": str(card.takes),
+        "parameters": f"{parameters(card)} for 10 classes, {sample(card)}",
+        "options": options,
+        "notes": card.notes,
+    }
+    console.print(facts((name, value) for name, value in rows.items() if value))
+
+
+def shape_for(card: ModelCard) -> tuple[int, ...]:
+    return IMAGES if card.takes.fit(IMAGES) else TEXTS
+
+
+def sample(card: ModelCard) -> str:
+    return "images of 3×32×32" if shape_for(card) == IMAGES else f"texts of {TEXTS[0]} tokens"
+
+
+def parameters(card: ModelCard) -> str:
+    """Counted on the model itself, built without memory for its weights."""
+    import torch
+
+    with torch.device("meta"):
+        module = card.make(shape_for(card), 10, **card.defaults)
+    return count(sum(parameter.numel() for parameter in module.parameters()))

@@ -1,0 +1,157 @@
+"""How runs are followed: bars in a terminal, else one line per round."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedkeel.cli.console import duration, measured, say, stderr
+
+if TYPE_CHECKING:
+    from fedkeel.experiment import Experiment
+    from fedkeel.record import RoundRecord
+    from fedkeel.run import Progress as Watcher
+    from fedkeel.runs import Run
+
+
+class Display(Protocol):
+    """Follows runs one after another."""
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def watch(self, label: str) -> Watcher | None:
+        """Who follows the next run."""
+        ...
+
+
+def display(progress: bool, labels: list[str]) -> Display:
+    """The display that fits: none when it is not wanted, bars in a terminal, else lines."""
+    console = stderr()
+    if not progress:
+        return Silence(console)
+    width = max(map(len, labels), default=0)
+    return Bars(console, len(labels), width) if console.is_terminal else Lines(console, width)
+
+
+class Silence:
+    """No progress; warnings are still told."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.warnings = Warnings(console)
+
+    def __enter__(self) -> Display:
+        logging.getLogger("fedkeel").addHandler(self.warnings)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        logging.getLogger("fedkeel").removeHandler(self.warnings)
+
+    def watch(self, label: str) -> Watcher | None:
+        return None
+
+
+class Warnings(logging.Handler):
+    """What the library logs, above the bars if there are any."""
+
+    def __init__(self, console: Console):
+        super().__init__(logging.WARNING)
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
+
+
+class Lines(Silence):
+    """One line per round, for files and pipes."""
+
+    def __init__(self, console: Console, width: int):
+        super().__init__(console)
+        self.width = width
+
+    def watch(self, label: str) -> Watcher | None:
+        return Line(self.console, label.ljust(self.width))
+
+
+class Line:
+    def __init__(self, console: Console, label: str):
+        self.console, self.label, self.rounds = console, label, 0
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None:
+        self.rounds = experiment.rounds or 0
+        began = f", resumed after round {done}" if done else ""
+        self.tell(f"{self.rounds} rounds on engine {engine}{began}")
+
+    def round(self, record: RoundRecord) -> None:
+        number = str(record.round).rjust(len(str(self.rounds)))
+        self.tell(f"round {number}/{self.rounds}  {told(record)}  {duration(record.seconds)}")
+
+    def finished(self, run: Run) -> None:
+        pass
+
+    def tell(self, text: str) -> None:
+        self.console.print(f"{self.label}  {text}", soft_wrap=True)
+
+
+class Bars(Silence):
+    """One bar per run. The oldest vanish when there are more than fit below each other."""
+
+    def __init__(self, console: Console, runs: int, width: int):
+        super().__init__(console)
+        self.width = width
+        self.room = max(1, console.height - 4)
+        self.bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            expand=True,
+            refresh_per_second=5,
+        )
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        return super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        super().__exit__(kind, error, at)
+        self.bars.stop()
+
+    def watch(self, label: str) -> Watcher | None:
+        for task in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
+            self.bars.update(task.id, visible=False)
+        return Bar(self.bars, self.bars.add_task(label.ljust(self.width), total=None, told="preparing"))
+
+
+class Bar:
+    def __init__(self, bars: Progress, task: TaskID):
+        self.bars, self.task = bars, task
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None:
+        self.bars.reset(self.task, total=experiment.rounds, completed=done, told="")
+
+    def round(self, record: RoundRecord) -> None:
+        self.bars.update(self.task, completed=record.round, told=told(record))
+
+    def finished(self, run: Run) -> None:
+        pass
+
+
+def told(record: RoundRecord) -> str:
+    """A round in a few words, in columns that stay where they are."""
+    parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
+    if record.loss is not None:
+        parts.append(f"loss {record.loss:<7.4g}")
+    if record.drift is not None:
+        parts.append(f"drift {record.drift:<6.3g}")
+    return "  ".join(parts)

@@ -1,0 +1,164 @@
+"""`fedkeel run` and `fedkeel resume`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedkeel.cli.console import say, stderr, stdout
+from fedkeel.cli.stopping import Stopped
+
+if TYPE_CHECKING:
+    from fedkeel.cli.training import Machine, Plan
+
+Engine = Annotated[
+    str, typer.Option(metavar="NAME", help="How clients are trained: auto, serial, processes or stacked.")
+]
+Workers = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Processes of the engine 'processes'; default: one per core.")
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="No bars and no lines per round.")]
+
+
+def examples(*lines: str) -> str:
+    """Command lines for the end of a help page."""
+    return "\n\n".join(["[bold]Examples[/bold]", *(f"[dim]$[/dim] {line}" for line in lines)])
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "fedkeel run",
+            "fedkeel run --method fedavg,scaffold --seeds 0,1,2 --out runs/comparison",
+            "fedkeel run --dataset cifar10 --method fedfft-d --set method.rho=0.05 --set partition.alpha=0.3",
+            "fedkeel run experiment.toml --rounds 200",
+        )
+    )(run)
+    app.command(epilog=examples("fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-0f3c --rounds 200"))(
+        resume
+    )
+
+
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", show_default=False, help="Settings of an experiment.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="One or several methods; see `fedkeel methods`.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="See `fedkeel models`.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …"),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds of training.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05, partition.alpha=0.3 …"),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
+    engine: Engine = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…"),
+    ] = None,
+    json: Json = False,
+    no_progress: NoProgress = False,
+) -> None:
+    """Train one or several methods and print a table of what they reached.
+
+    Without arguments: the quick start. FedAvg, FedSAM, FedFFT-D and SpecGradFilter on real handwritten digits,
+    very unevenly divided among 20 clients; no download, under a minute on two CPU cores.
+
+    A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
+    shown, not repeated; one that is unfinished goes on from its last checkpoint.
+    """
+    from fedkeel.cli.settings import Request, experiments, numbers, words
+    from fedkeel.cli.training import Machine, Plan, folder_of
+
+    request = Request(
+        file=file,
+        methods=words(method or ""),
+        dataset=dataset,
+        model=model,
+        partition=partition,
+        rounds=rounds,
+        seeds=numbers(seeds or ""),
+        assignments=tuple(settings or ()),
+    )
+    asked = experiments(request)
+    plans = [
+        Plan(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
+    ]
+    carry_out(plans, Machine(engine, workers, device), json=json, progress=not no_progress)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one that holds several.")],
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", help="Go on to this round, perhaps past the old end.")
+    ] = None,
+    engine: Engine = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
+    json: Json = False,
+    no_progress: NoProgress = False,
+) -> None:
+    """Go on with a run from its last checkpoint: the result is the same, bit for bit, as without the pause."""
+    from fedkeel.cli.training import Machine, Plan, runs_in
+    from fedkeel.experiment import Experiment
+    from fedkeel.folder import read_experiment
+
+    plans = []
+    for path in runs_in(folder):
+        data = read_experiment(path)
+        experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
+        plans.append(Plan(experiment.composed.name, experiment, path))
+    carry_out(plans, Machine(engine, workers, device), json=json, progress=not no_progress)
+
+
+def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool) -> None:
+    """Train, then print; a signal ends the training with its checkpoint written."""
+    from fedkeel.cli import results
+    from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.progress import display
+    from fedkeel.cli.training import train
+
+    try:
+        fetch(sorted({plan.experiment.dataset or "" for plan in plans}), progress)
+        with display(progress, [plan.label for plan in plans]) as shown:
+            outcomes = train(plans, machine, shown)
+    except Stopped as stopped:
+        say(stderr(), str(stopped), "bold yellow", how_to_go_on(plans))
+        raise typer.Exit(stopped.exit_code) from None
+    if json:
+        typer.echo(results.document(outcomes))
+    else:
+        results.show(outcomes, stdout())
+    if any(outcome.run is None for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def how_to_go_on(plans: list[Plan]) -> str:
+    """Where the interrupted run stands, and the command that goes on with it."""
+    from fedkeel.checkpoint import names
+
+    started = [plan for plan in plans if names(plan.folder / "checkpoint")]
+    if not started:
+        return "nothing was trained yet"
+    plan = started[-1]
+    done = int(names(plan.folder / "checkpoint")[0].stem)
+    more = "; the same command again goes on with all" if len(plans) > 1 else ""
+    return (
+        f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written. "
+        f"Go on with: fedkeel resume {plan.folder}{more}"
+    )

@@ -1,0 +1,232 @@
+"""From the words of a command line to experiments: a file, a preset or the quick start, and what is changed of it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedkeel.data import DATASETS
+from fedkeel.data.partitions import PARTITIONS, parse
+from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
+from fedkeel.experiment import Experiment
+from fedkeel.importing import import_name
+from fedkeel.methods import METHODS, hyperparameters
+
+COMPOSED = {"phases", "perturb", "gradient", "weights"}
+"""Parts of a method written out in full; such a table has rules, not hyper-parameters."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; None and () mean: as the file, the preset or the quick start says."""
+
+    file: Path | None = None
+    methods: tuple[str, ...] = ()
+    dataset: str | None = None
+    model: str | None = None
+    partition: str | None = None
+    rounds: int | None = None
+    seeds: tuple[int, ...] = ()
+    assignments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run that was asked for; `label` tells its method from the others."""
+
+    label: str
+    experiment: Experiment
+
+
+def experiments(request: Request) -> list[Asked]:
+    """Every run that is asked for, checked before the first one starts: methods, each with all seeds."""
+    data = base(request)
+    for name in ("dataset", "model", "partition", "rounds"):
+        if (value := getattr(request, name)) is not None:
+            data[name] = value
+    changes = [assignment(text) for text in request.assignments]
+    data |= {path[0]: value for path, value in changes if len(path) == 1}
+    given = list(request.methods) or as_list(data.pop("method", "fedavg"))
+    hyper: dict[str, Any] = {}
+    for path, value in changes:
+        if path[0] == "method" and len(path) == 2:
+            hyper[path[1]] = value
+        elif path[0] == "partition" and len(path) > 1:
+            data["partition"] = with_field(partition_of(data), path[1:], value)
+        elif len(path) > 1:
+            raise ExperimentError(
+                f"an experiment has no part: {'.'.join(path)}", "the parts with fields are method and partition"
+            )
+    check_keys(data, given)
+    methods = with_hyperparameters(given, hyper)
+    seeds = list(request.seeds) or as_list(data.pop("seed", 0))
+    made = [
+        Asked(label, Experiment.load(data | {"method": method, "seed": seed}))
+        for label, method in zip(labels(methods), methods, strict=True)
+        for seed in seeds
+    ]
+    names = [(asked.label, asked.experiment.seed) for asked in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise RequestError(f"asked for twice: {twice[0]} with seed {twice[1]}", "name each method and seed once")
+    return made
+
+
+# ---- where settings come from --------------------------------------------------------------------------------------
+def base(request: Request) -> dict[str, Any]:
+    """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
+    if request.file is not None:
+        data = read(request.file)
+        if "dataset" not in data and "problem" not in data and request.dataset is None:
+            raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
+        return data
+    return {} if request.dataset is not None else quick_start()
+
+
+def quick_start() -> dict[str, Any]:
+    return tomllib.loads(files("fedkeel.cli").joinpath("quickstart.toml").read_text())
+
+
+def read(file: Path) -> dict[str, Any]:
+    """An experiment file as plain data."""
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise RequestError(f"no such file: {file}", meant(str(file))) from None
+    except IsADirectoryError:
+        raise RequestError(f"{file} is a folder, not an experiment file.", meant(str(file))) from None
+    except OSError as error:
+        raise RequestError(f"cannot read {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"{file} is not TOML: {error}", "it looks like: lr = 0.1") from None
+
+
+def meant(word: str) -> str:
+    """What someone may have meant by a word where a file should stand."""
+    if word in METHODS:
+        return f"a method is chosen with --method {word}"
+    if word in DATASETS:
+        return f"a data set is chosen with --dataset {word}"
+    if (Path(word) / "experiment.toml").exists():
+        return f"`fedkeel resume {word}` goes on with this run"
+    return "give a .toml file, or none for the quick start"
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+def assignment(text: str) -> tuple[tuple[str, ...], Any]:
+    """`partition.alpha=0.3` as a path and a value."""
+    name, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(path):
+        raise RequestError(f"--set needs key=value: {text}", "for example --set method.rho=0.05 --set lr=0.1")
+    return path, value_of(value.strip())
+
+
+def value_of(text: str) -> Any:
+    """A TOML value, a number that TOML would write differently (.05), or the text itself."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return found["value"] if len(found) == 1 else text
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """`0,1,2` as whole numbers."""
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in (word.strip() for word in text.split(",")) if word)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A file may give one method or seed, or a list of them."""
+    return list(value) if isinstance(value, list) else [value]
+
+
+# ---- partitions ----------------------------------------------------------------------------------------------------
+def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The partition so far as a table: given, or the data set's own."""
+    given = data.get("partition")
+    if given is None and data.get("dataset") in DATASETS:
+        given = DATASETS[data["dataset"]].preset.get("partition")
+    return parse(given) if isinstance(given, str) else dict(given or {})
+
+
+def with_field(table: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """The table with one field, perhaps inside another table, changed."""
+    table = parse(table) if isinstance(table, str) else dict(table or {})
+    name, *rest = path
+    return table | {name: with_field(table.get(name), rest, value) if rest else value}
+
+
+# ---- methods -------------------------------------------------------------------------------------------------------
+def with_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any]) -> list[Any]:
+    """Each method with those settings that it has; a setting that none of them has is an error."""
+    known = [known_of(method) for method in given]
+    for word in settings:
+        if not any(word in names for names in known):
+            several = f"none of these methods has a hyper-parameter: {word}"
+            one = f"method {name_of(given[0])} has no hyper-parameter: {word}"
+            every = {name for names in known for name in names}
+            hint = nearest(word, every, "hyper-parameters") if every else "there are none to set"
+            raise MethodError(several if len(given) > 1 else one, hint)
+    methods = []
+    for method, names in zip(given, known, strict=True):
+        mine = {word: value for word, value in settings.items() if word in names}
+        table = {"name": method} if isinstance(method, str) else method
+        methods.append({**table, **mine} if mine else method)
+    return methods
+
+
+def known_of(method: Any) -> set[str]:
+    """The hyper-parameters of a method as a file or the command line gives it."""
+    if isinstance(method, Mapping) and COMPOSED & set(method):
+        return set()
+    name = name_of(method)
+    make = import_name(name, "method") if ":" in name else METHODS.get(name)
+    if make is None:
+        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+    return set(hyperparameters(make))
+
+
+def name_of(method: Any) -> str:
+    return str(method.get("name", "composed")) if isinstance(method, Mapping) else str(method)
+
+
+def labels(methods: Sequence[Any]) -> list[str]:
+    """Names; where one occurs twice, with the settings that differ."""
+    names = [name_of(method) for method in methods]
+    return [
+        name if names.count(name) == 1 or isinstance(method, str) or COMPOSED & set(method) else described(method)
+        for name, method in zip(names, methods, strict=True)
+    ]
+
+
+def described(method: Mapping[str, Any]) -> str:
+    settings = [f"{name}={value}" for name, value in method.items() if name != "name"]
+    return " ".join([name_of(method), *settings])
+
+
+def check_keys(data: Mapping[str, Any], methods: Sequence[Any]) -> None:
+    """Unknown keys name the nearest known one, or the part that they are a field of."""
+    known = {field.name for field in fields(Experiment)}
+    for word in data:
+        if word not in known:
+            hint = nearest(word, known, "keys")
+            if any(word in known_of(method) for method in methods):
+                hint = f"did you mean 'method.{word}'?"
+            elif any(word in {field.name for field in fields(kind)} for kind in PARTITIONS.values()):
+                hint = f"did you mean 'partition.{word}'?"
+            raise ExperimentError(f"an experiment has no key: {word}", hint)

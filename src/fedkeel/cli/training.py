@@ -1,0 +1,99 @@
+"""Runs one after another, each into its folder: shown when it is finished there, resumed when it is not."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkeel.cli.console import complain
+from fedkeel.cli.progress import Display
+from fedkeel.errors import FolderError, RunError
+from fedkeel.experiment import Experiment
+from fedkeel.folder import EXPERIMENT, read_experiment
+from fedkeel.run import run
+from fedkeel.runs import Run, load_run
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to be made, or found made, in a folder."""
+
+    label: str
+    experiment: Experiment
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where runs are made; none of it changes their results."""
+
+    engine: str = "auto"
+    workers: int | None = None
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a plan: a run, made now or earlier, or none because it failed."""
+
+    plan: Plan
+    run: Run | None
+    found: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return sum(record.seconds for record in self.run.records) if self.run else 0.0
+
+
+def folder_of(label: str, experiment: Experiment, out: Path | None, alone: bool) -> Path:
+    """`out` itself for one run, else `out/METHOD/SEED`; without it `runs/METHOD-FINGERPRINT`."""
+    name = re.sub(r"[^\w.+@=-]+", "-", label)
+    if out is None:
+        return Path("runs") / f"{name}-{experiment.fingerprint()}"
+    return out if alone else out / name / str(experiment.seed)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run folder itself, or those below it: `folder/METHOD/SEED`, `folder/SEED`."""
+    if (folder / EXPERIMENT).exists():
+        return [folder]
+    found = sorted({path.parent for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/{EXPERIMENT}")})
+    if not found:
+        what = "is not a run, and holds none" if folder.is_dir() else "does not exist"
+        raise FolderError(f"{folder} {what}.", "give the folder that `fedkeel run` printed")
+    return found
+
+
+def finished(plan: Plan) -> Run | None:
+    """The run of exactly this experiment, if its folder holds it complete."""
+    if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
+        return None
+    made = load_run(plan.folder)
+    return made if len(made.records) == plan.experiment.rounds else None
+
+
+def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
+    """All plans in turn. One that fails is told, and the others go on."""
+    outcomes = []
+    for plan in plans:
+        made = finished(plan)
+        if made is not None:
+            outcomes.append(Outcome(plan, made, found=True))
+            continue
+        try:
+            made = run(
+                plan.experiment,
+                out=plan.folder,
+                engine=machine.engine,
+                workers=machine.workers,
+                device=machine.device,
+                progress=display.watch(plan.label),
+                command=sys.argv,
+            )
+        except RunError as error:
+            complain(f"{plan.label}: {error.message}", error.hint)
+        outcomes.append(Outcome(plan, made))
+    return outcomes

@@ -1,0 +1,63 @@
+"""Removing the low band of long rows with two thin matrix products and short transforms.
+
+With n = a b, the lowest coefficients are X[q] = Σ_i e^(−2πi q i / a) Σ_j e^(−2πi q j / n) x[i, j]. For q below a / 2 the
+inner factor turns by at most half a circle along j, so a few orthonormal functions φ_m(j) span it to the last digit of
+float32: x is read once to form a × m numbers, everything else is small, and the band is put back the same way.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
+
+
+class Basis(NamedTuple):
+    """n = length · width; `shapes` is `[width, m]`, and `factors` `[m, bins]` are the coefficients in it."""
+
+    length: int
+    width: int
+    shapes: Tensor
+    factors: Tensor
+
+
+@cache
+def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
+    """None where it would not pay: rows too short, a band too wide, or a length without a suitable divisor."""
+    a = next((d for d in range(2 * bins + 1, n // 32 + 1) if n % d == 0), None)
+    if a is None or n < 1 << 15:
+        return None
+    b = n // a
+    # the middle of a row has phase 0: even and odd functions then need not mix
+    middle = torch.arange(b, dtype=torch.float64) - (b - 1) / 2
+    some = torch.linspace(0, bins - 1, 128, dtype=torch.float64)
+    angle = torch.outer(some, middle) * (2 * torch.pi / n)
+    _, sizes, found = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
+    shapes = found[sizes > EXACT * sizes[0]].T.contiguous()
+    if 4 * shapes.shape[1] > b:
+        return None
+    every = torch.arange(bins, dtype=torch.float64)
+    angle = torch.outer(every, middle) * (-2 * torch.pi / n)
+    turned = torch.complex(angle.cos(), angle.sin()) @ shapes.to(torch.complex128)
+    whole = torch.promote_types(dtype, torch.complex64)
+    return Basis(a, b, shapes.to(dtype).to(device), turned.T.contiguous().to(whole).to(device))
+
+
+def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
+    """Rows `[..., leaves, n]` without their lowest `bins` rFFT coefficients; None where the plain way is better."""
+    leaves, n = rows.shape[-2:]
+    found = basis(n, bins, rows.dtype, rows.device)
+    if found is None:
+        return None
+    a, b, shapes, factors = found
+    x = rows.reshape(-1, leaves * a, b)  # a view: leaves of one length are neighbours
+    thin = shapes.T.expand(len(x), -1, -1).bmm(x.mT).unflatten(-1, (leaves, a))
+    # [clients, m, leaves, bins]; the phase of the middle cancels between here and the way back
+    z = torch.fft.rfft(thin)[..., :bins] * factors[:, None, :]
+    low = torch.fft.irfft(z.sum(1, keepdim=True) * factors.conj()[:, None, :], n=a).flatten(-2)
+    kept = torch.baddbmm(x, low.mT, shapes.T.expand(len(x), -1, -1), alpha=-1 / b)
+    return kept.view(rows.shape)

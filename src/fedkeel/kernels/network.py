@@ -1,0 +1,146 @@
+"""Networks made of layers we know, applied to all clients at once. Anything else is left to vmap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.layers import AddBias, Convolve, Frame, Multiply, Normalise
+from fedkeel.models.resnet import Block
+
+Apply = Callable[[Any, str, Tensor, Frame], Tensor]
+
+
+def known(module: nn.Module) -> bool:
+    """Whether every layer is one of ours, with nothing unusual about it and each parameter used once."""
+    if any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters()):
+        return False
+    parts = [part for part in module.modules()]
+    if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
+        return False
+    return all(type(part) in LAYERS and _usual(part) for part in parts)
+
+
+def _usual(part: nn.Module) -> bool:
+    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+        return False
+    match part:
+        case nn.Conv2d():
+            square = part.stride[0] == part.stride[1] and not isinstance(part.padding, str)
+            return (
+                square and part.padding[0] == part.padding[1] and part.groups == 1 and part.dilation == (1, 1)
+                and part.padding_mode == "zeros"
+            )  # fmt: skip
+        case nn.GroupNorm():
+            return part.affine
+        case nn.MaxPool2d():
+            return not part.ceil_mode and not part.return_indices and part.dilation == 1
+        case nn.AdaptiveAvgPool2d():
+            return part.output_size in (1, (1, 1))
+        case nn.Flatten():
+            return part.start_dim == 1 and part.end_dim == -1
+        case _:
+            return True
+
+
+def forward(module: nn.Module, frame: Frame, x: Tensor) -> Tensor:
+    """The outputs of all clients. `x` is `[clients, batch, …]`; images have their channels first, as modules do."""
+    x = x.to(frame.compute)
+    return apply(module, "", x.movedim(2, -1) if x.dim() == 5 else x, frame)
+
+
+def apply(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return LAYERS[type(module)](module, name, x, frame)
+
+
+# ---- one function for each kind of layer ---------------------------------------------------------------------------
+def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Tensor:
+    layers = [(f"{name}.{child}" if name else child, layer) for child, layer in module.named_children()]
+    while layers:
+        (of, layer), *layers = layers
+        if isinstance(layer, nn.GroupNorm) and layers and type(layers[0][1]) is nn.ReLU:
+            layers = layers[1:]
+            x = normalised(layer, of, x, frame, relu=True)
+        else:
+            x = apply(layer, of, x, frame)
+    return x
+
+
+def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
+    y = convolution(module.conv1, f"{name}.conv1", x, frame)
+    y = normalised(module.bn1, f"{name}.bn1", y, frame, relu=True)
+    y = convolution(module.conv2, f"{name}.conv2", y, frame)
+    shortcut = sequential(module.downsample, f"{name}.downsample", x, frame)
+    return normalised(module.bn2, f"{name}.bn2", y, frame, relu=True, shortcut=shortcut)
+
+
+def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    kernel, padding = (module.kernel_size[0], module.kernel_size[1]), int(module.padding[0])
+    where = Geometry.of(x.shape[2], x.shape[3], kernel, module.stride[0], padding)
+    y: Tensor = Convolve.apply(
+        x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where
+    )
+    return y if module.bias is None else biased(y, name, frame)
+
+
+def biased(x: Tensor, name: str, frame: Frame) -> Tensor:
+    y: Tensor = AddBias.apply(x, frame.anchor, frame.params[f"{name}.bias"], frame.into[f"{name}.bias"])
+    return y
+
+
+def group_norm(module: nn.GroupNorm, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return normalised(module, name, x, frame, relu=False)
+
+
+def normalised(
+    module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None
+) -> Tensor:
+    gain, bias = f"{name}.weight", f"{name}.bias"
+    y: Tensor = Normalise.apply(
+        x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
+        (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu,
+    )  # fmt: skip
+    return y
+
+
+def linear(module: nn.Linear, name: str, x: Tensor, frame: Frame) -> Tensor:
+    if x.dim() != 3:
+        raise NotImplementedError("a linear layer on images")
+    y: Tensor = Multiply.apply(x, frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"])
+    return y if module.bias is None else biased(y, name, frame)
+
+
+def flatten(module: nn.Flatten, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return (x.movedim(-1, 2) if x.dim() == 5 else x).flatten(2)
+
+
+def max_pool(module: nn.MaxPool2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    images = x.flatten(0, 1).movedim(-1, 1)
+    pooled = F.max_pool2d(images, module.kernel_size, module.stride, module.padding)
+    return pooled.movedim(1, -1).unflatten(0, x.shape[:2])
+
+
+def average(module: nn.AdaptiveAvgPool2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return x.mean((2, 3), keepdim=True)
+
+
+def relu(module: nn.ReLU, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return F.relu(x)
+
+
+LAYERS: dict[type[nn.Module], Apply] = {
+    nn.Sequential: sequential,
+    Block: block,
+    nn.Conv2d: convolution,
+    nn.GroupNorm: group_norm,
+    nn.Linear: linear,
+    nn.Flatten: flatten,
+    nn.MaxPool2d: max_pool,
+    nn.AdaptiveAvgPool2d: average,
+    nn.ReLU: relu,
+}

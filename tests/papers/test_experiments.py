@@ -1,0 +1,230 @@
+"""Every cell is an experiment that can be built, in the setting its label and its paper name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from fedkeel.data import DATASETS
+from fedkeel.data.partitions import PARTITIONS
+from fedkeel.data.prepare import AUGMENTATIONS
+from fedkeel.errors import FedkeelError
+from fedkeel.experiment import Experiment
+from fedkeel.methods import METHODS, hyperparameters
+from fedkeel.models import MODELS
+from fedkeel.papers import PAPERS, Cell, find, tables
+from fedkeel.rules import RULES
+
+TABLES = [(paper, table.name) for paper in PAPERS for table in tables(paper)]
+IN_FULL = {
+    *("dataset", "partition", "model", "method", "rounds", "participation", "epochs", "batch_size"),
+    *("lr", "lr_decay", "weight_decay", "clip", "augment"),
+}
+
+
+# ---- what a cell needs that the registries do not have -------------------------------------------------------------
+
+
+def lacking(experiment: Mapping[str, Any]) -> set[str]:
+    """Names the registries do not know, and hyper-parameters that known methods and rules do not have."""
+    wanted: list[tuple[str, str, Mapping[str, Any]]] = [
+        ("data set", experiment["dataset"], DATASETS),
+        ("model", experiment["model"], MODELS),
+        ("augmentation", experiment["augment"], AUGMENTATIONS),
+        *(("partition", kind, PARTITIONS) for kind in partition_kinds(experiment["partition"])),
+    ]
+    unknown = {f"{kind} {name}" for kind, name, registry in wanted if name not in registry and ":" not in name}
+    return unknown | method_lacks(experiment["method"])
+
+
+def partition_kinds(partition: Mapping[str, Any]) -> Iterator[str]:
+    yield partition["kind"]
+    if "base" in partition:
+        yield from partition_kinds(partition["base"])
+
+
+def method_lacks(method: Mapping[str, Any]) -> set[str]:
+    if method.keys() & {"perturb", "gradient", "weights"}:
+        return {what for part in method.values() for what in rule_lacks(part)}
+    names = [method["name"], *([method["base"]] if "base" in method else [])]
+    unknown = {f"method {name}" for name in names if name not in METHODS}
+    if method["name"] in METHODS:
+        words = method.keys() - {"name"} - hyperparameters(METHODS[method["name"]]).keys()
+        unknown |= {f"hyper-parameter {method['name']}.{word}" for word in words}
+    return unknown
+
+
+def rule_lacks(part: Any) -> Iterator[str]:
+    if isinstance(part, list):
+        for rule in part:
+            yield from rule_lacks(rule)
+    elif isinstance(part, Mapping):
+        name = part["rule"]
+        if name not in RULES:
+            yield f"rule {name}"
+        else:
+            known = {field.name for field in fields(RULES[name])}  # type: ignore[arg-type]
+            yield from (f"hyper-parameter {name}.{word}" for word in part.keys() - known - {"rule"})
+        for value in part.values():
+            yield from rule_lacks(value)
+
+
+# ---- building ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_every_cell_builds(paper: str, table: str) -> None:
+    """Cells that need what is not there are counted below."""
+    for cell in find(f"{paper}:{table}"):
+        assert cell.experiment.keys() >= IN_FULL, cell.label  # nothing is left to a data set's preset
+        if lacking(cell.experiment):
+            continue
+        built = Experiment.load(cell.experiment)
+        for name in IN_FULL - {"method", "partition"}:
+            assert getattr(built, name) == cell.experiment[name], (cell.label, name)
+        assert Experiment.load(built.save()).fingerprint() == built.fingerprint()
+
+
+def test_cells_that_cannot_be_built_yet() -> None:
+    """They are refused, so none that could run is passed over; once all names exist, a wrong hyper-parameter fails."""
+    everything = [cell for paper in PAPERS for cell in find(paper)]
+    waiting = [(cell, lacks) for cell in everything if (lacks := lacking(cell.experiment))]
+    for cell, lacks in waiting:
+        if any(not name.startswith("model ") for name in lacks):  # a model is not looked up before the data are
+            with pytest.raises(FedkeelError):
+                Experiment.load(cell.experiment)
+    names = sorted(set().union(*(lacks for _, lacks in waiting)))
+    unknown = [name for name in names if not name.startswith("hyper-parameter ")]
+    assert unknown or not names, f"every method and rule exists, but not: {', '.join(names)}"
+    if names:
+        pytest.skip(f"{len(waiting)} of {len(everything)} cells need: {', '.join(names)}")
+
+
+# ---- the setting is the one the label names ------------------------------------------------------------------------
+
+SETTINGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "epochs": lambda e: e["epochs"],
+    "clients": lambda e: e["partition"]["clients"],
+    "participation": lambda e: e["participation"],
+    "lr": lambda e: e["lr"],
+    "classes": lambda e: e["partition"]["classes"],
+    "Pat": lambda e: e["partition"]["classes"],
+    "Dir": lambda e: e["partition"]["alpha"],
+    "rounds": lambda e: e["rounds"],
+}
+NOT_SETTINGS = {"row"}  # "row 3" of a table whose rows lost their names
+BACKBONES = ("resnet18", "resnet20", "densenet121", "vit", "wrn56-2", "small-cnn", "lenet")
+
+
+def settings_named(text: str, experiment: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(what, named, set) for each part of a row's or column's name that names a setting."""
+    for part in text.split(", "):
+        pair = re.fullmatch(r"(?P<word>[A-Za-z_]+) (?P<number>[\d.]+)|(?P<count>[\d.]+) (?P<noun>[a-z]+)", part)
+        if part in DATASETS:
+            yield "dataset", part, experiment["dataset"]
+        elif part in BACKBONES:
+            yield "model", True, part in experiment["model"]
+        elif pair and (word := pair["word"] or pair["noun"]) not in NOT_SETTINGS:
+            of = SETTINGS.get(word)
+            yield word, float(pair["number"] or pair["count"]), of(experiment) if of else experiment["method"][word]
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_labels_name_the_setting(paper: str, table: str) -> None:
+    for cell in find(f"{paper}:{table}"):
+        named = [*settings_named(cell.row, cell.experiment), *settings_named(cell.column, cell.experiment)]
+        # a number alone is the Dirichlet coefficient
+        numbers = [float(part) for part in cell.column.split(", ") if re.fullmatch(r"[\d.]+", part)]
+        named += [("alpha", number, cell.experiment["partition"]["alpha"]) for number in numbers]
+        for what, said, set_to in named:
+            assert set_to == said, (cell.label, what)
+
+
+def test_labels_do_name_settings() -> None:
+    """The test above reads most columns; without this it could read none."""
+    (cell,) = (c for c in find("fedfsa:figure-5") if c.label == "Reverse, cifar100, resnet18")
+    assert [what for what, *_ in settings_named(cell.column, cell.experiment)] == ["dataset", "model"]
+    sweeps = [cell for paper in PAPERS for cell in find(paper) if re.search(r"[a-z_]+ [\d.]+$", cell.column)]
+    assert len(sweeps) > 150
+    assert all(list(settings_named(cell.column, cell.experiment)) for cell in sweeps)
+
+
+# ---- protocols, as the papers state them ---------------------------------------------------------------------------
+
+
+def experiment(spec: str, label: str) -> dict[str, Any]:
+    (cell,) = (cell for cell in find(spec) if cell.label == label)
+    return cell.experiment
+
+
+def holds(setting: Mapping[str, Any], **said: Any) -> bool:
+    return {name: setting[name] for name in said} == said
+
+
+def test_protocol_of_fedfft() -> None:
+    ours = experiment("fedfft:1", "FedFFT-D, cifar10, 0.1")
+    assert holds(ours, rounds=800, participation=0.1, epochs=5, batch_size=50, lr=0.1, lr_decay=0.9995)
+    assert holds(ours, weight_decay=1e-3, model="resnet18-gn")
+    assert holds(ours["method"], name="fedfft-d", rho=0.1, ratio=0.01)
+    assert holds(experiment("fedfft:1", "FedFFT, cifar100, 0.6"), rounds=800, epochs=2, batch_size=20, lr_decay=0.998)
+    assert holds(experiment("fedfft:1", "FedSMOO-D, tiny-imagenet, 0.6"), rounds=300, epochs=5, lr_decay=0.9995)
+    assert holds(experiment("fedfft:9", "FedAWA, cifar10"), rounds=400, model="resnet20-gn")
+    assert experiment("fedfft:9", "FedAWA, cifar10")["partition"]["alpha"] == 0.1
+    slow = {cell.row for cell in find("fedfft:1") if cell.experiment["lr_decay"] == 0.9995}
+    assert slow == {"FedDyn", "FedSMOO-D", "FedLESAM-D", "FedFFT-D", "FedSAM-D"}
+
+
+def test_protocol_of_specgradfilter() -> None:
+    ours = experiment("specgradfilter:I", "SpecGradFilter, tiny-imagenet, 0.1")
+    assert holds(ours, rounds=300, participation=0.1, epochs=5, batch_size=50, weight_decay=1e-3, model="resnet20-gn")
+    assert holds(ours["method"], name="specgradfilter", base="fedavg", ratio=0.05)
+    assert ours["partition"]["clients"] == 100
+    assert experiment("specgradfilter:VI", "FedAvg, cifar10")["partition"]["alpha"] == 100
+    assert experiment("specgradfilter:V", "FL, 5, cifar10, ours")["partition"]["alpha"] == 5
+    targets = {cell.experiment["dataset"]: cell.target for cell in find("specgradfilter:VII")}
+    assert targets == {"cifar10": 57, "cifar100": 27, "tiny-imagenet": 25}
+    shift = experiment("specgradfilter:VIII", "FedCM, cifar10-c")
+    assert holds(shift["partition"], kind="feature-shift", severity=3)
+    # only the patch embedding of a ViT is filtered
+    vits = [cell for cell in find("specgradfilter:II") if "vit" in cell.column and "Spec" in cell.row]
+    assert len(vits) == 8
+    assert all(str(cell.experiment["method"]).count("'On'") == 1 for cell in vits)
+
+
+def test_protocol_of_fedscam() -> None:
+    first = experiment("fedscam:1", "FedSCAM, fashion-mnist, 0.1")
+    second = experiment("fedscam:2", "FedAvg, cifar10, 0.5")
+    assert holds(first, rounds=10, epochs=5, batch_size=256, lr=0.01, participation=1.0)
+    assert holds(second, rounds=15, batch_size=64, lr=0.01, participation=1.0)
+    assert holds(first["partition"], clients=10, min_size=10)
+    assert holds(first["method"], name="fedscam", rho_max=0.05)
+    assert {cell.experiment["method"]["beta"] for cell in find("fedscam:figure-26")} == {0, 0.8, 2}
+    assert {cell.evaluation for cell in find("fedscam")} == {"last"}
+
+
+def test_protocol_of_fedwmsam() -> None:
+    assert {cell.experiment["rounds"] for cell in find("fedwmsam")} == {500}
+    assert {cell.experiment["participation"] for cell in find("fedwmsam:2")} == {1.0}
+
+
+def test_protocol_of_fedfsa() -> None:
+    small = experiment("fedfsa:1", "FedFSA, fashion-mnist, Pat 5")
+    large = experiment("fedfsa:1", "FedFSA, tiny-imagenet, Dir 0.3")
+    assert holds(small, rounds=250, epochs=10, batch_size=48, lr=0.1, lr_decay=1.0, participation=0.1)
+    assert small["model"] == "lenet-fsa"
+    assert holds(large, rounds=500, lr_decay=0.998)
+    assert holds(small["method"], rho=0.1, rho_larger=0.2, top=2, alpha=0.1)
+    assert holds(large["method"], rho=0.05, rho_larger=0.9, top=2, alpha=0.1)
+    deep = experiment("fedfsa:figure-3b", "FedFSA, cifar100, Dir 0.3")
+    assert holds(deep["method"], rho=0.05, rho_larger=1.0, top=5)
+    assert {cell.evaluation for cell in find("fedfsa")} == {"personal best"}
+
+
+def test_questions_ask_nothing_that_was_reported() -> None:
+    cells: list[Cell] = find("questions")
+    assert all(cell.reported is None for cell in cells)
+    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors"}
