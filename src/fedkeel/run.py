@@ -33,6 +33,7 @@ from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.store import ClientStore
 from fedkeel.task import Task, add_up
+from fedkeel.tracking import Observer, Seen, observed, observers
 from fedkeel.trees import stack, tensors
 
 log = logging.getLogger("fedkeel")
@@ -62,8 +63,12 @@ def run(
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
+    track: Sequence[str | Observer] = (),
 ) -> Run:
-    """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit."""
+    """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
+
+    `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
+    """
     where = device_of(device)
     folder = None if out is None else RunFolder(Path(out))
     with steady(), contextlib.ExitStack() as closing:
@@ -78,7 +83,7 @@ def run(
         assert experiment.epochs is not None
         assert experiment.batch_size is not None
         training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-        loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds)
+        loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds, observers(track))
         closing.callback(loop.store.close)
         loop.restore()
         made = make_engine(engine, task, method, training, maker, workers, loop.trainings_left())
@@ -120,9 +125,10 @@ class Loop:
         folder: RunFolder | None,
         keep_params: bool,
         checkpoint_seconds: float,
+        observers: Sequence[Observer] = (),
     ):
         self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
-        self.done = 0
+        self.done, self.observers = 0, observers
         self.server: State = init_server(method, task.initial, task.buffers)
         self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
         self.records: list[RoundRecord] = []
@@ -219,7 +225,7 @@ class Loop:
         lr = self.experiment.lr_at(t)
         outcomes = engine.train(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
-        server, loss, drift = self.server, math.nan, math.nan
+        server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
         if kept:
             reports = stack([outcome.report for outcome in kept])
@@ -227,6 +233,7 @@ class Loop:
             server = server_round(self.method, server, reports)
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
+            tracked = observed(self.observers, Seen(t + 1, message, reports, server))
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.evaluate(engine, server, t + 1)
         record = RoundRecord(
@@ -241,7 +248,7 @@ class Loop:
             accuracy=measures.pop("accuracy", None),
             absent=sorted(set(selected) - set(answering)),
             dropped=dropped,
-            extra=measures,
+            extra=measures | tracked,
         )
         with undisturbed():  # no signal leaves half a round behind
             if self.folder is not None:

@@ -145,9 +145,10 @@ class Tree:
     ) -> Any:
         """Called for `tensor * tree`. Without it Python takes 20 µs to reach __rmul__, and Dynamo never does."""
         if f is Tensor.mul:
-            return args[1] * args[0] if isinstance(args[1], Tree) else args[0] * args[1]
+            # the method, not the operator, which Dynamo would bring back here
+            return args[1].__mul__(args[0]) if isinstance(args[1], Tree) else args[0].__mul__(args[1])
         if f is Tensor.__rtruediv__:  # Dynamo's spelling of tree / tensor
-            return args[1] / args[0]
+            return args[1].__truediv__(args[0])
         return NotImplemented
 
     def moved(self, direction: Tree, by: Tensor | float) -> Tree:

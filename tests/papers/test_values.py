@@ -152,6 +152,7 @@ SPOTS: dict[str, dict[str, float]] = {
         "FedCR, tiny-imagenet, Pat 50": 23.71,
         "FedSMOO, cifar100, Pat 15": 66.56,
     },
+    "fedfsa:figure-3a": {"FedAvg-FT + FSA, cifar100, Dir 0.3": 60.87, "MoFedSAM + FSA, cifar100, Dir 0.3": 60.87},
     "fedfsa:2": {
         "FedCR, cifar100, Dir 1": 30.31,
         "FedSpeed, tiny-imagenet, 50 clients": 31.60,

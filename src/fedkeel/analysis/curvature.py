@@ -20,6 +20,8 @@ from fedkeel.trees import Tree
 Loss = Sequence[Callable[[Tree], Tensor]]
 Product = Callable[[Tensor], Tensor]
 
+TINY = 1e-30  # the direction of a zero vector is zero
+
 
 def loss_value(loss: Loss, at: Tree) -> float:
     with torch.no_grad():
@@ -56,7 +58,7 @@ def hessian_product(loss: Loss, at: Tree) -> Product:
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """Eigenvalues of largest magnitude first to last, and their unit eigenvectors as stacked rows of a Tree.
+    """The largest eigenvalues in falling order, and their unit eigenvectors as stacked rows of a Tree.
 
     `residuals` are ‖H v − λ v‖: each value is that close to a true eigenvalue.
     """
@@ -82,8 +84,9 @@ def top_eigenvalues(product: Product, at: Tree, count: int = 2, steps: int = 20,
     count = min(count, len(diagonal))
     chosen = vectors.flip(1)[:, :count].to(basis)
     ritz = chosen.mT @ basis
-    # the exact residual norm of a Ritz pair: β_k |last entry|
-    residuals = [beside[len(diagonal) - 1] * abs(float(column[-1])) for column in chosen.mT]
+    # of a Ritz pair it is β_k |last entry|, but never below what the dtype can tell
+    least = torch.finfo(basis.dtype).eps * float(values.abs().max())
+    residuals = [max(least, beside[len(diagonal) - 1] * abs(float(column[-1]))) for column in chosen.mT]
     return Eigenpairs(values.flip(0)[:count].tolist(), Tree(ritz, at.layout), residuals)
 
 
@@ -138,11 +141,11 @@ def sharpness(loss: Loss, at: Tree, rho: float, steps: int = 1) -> float:
     """
     if rho < 0 or steps < 1:
         raise RequestError(f"sharpness needs a radius and at least one step: rho={rho}, steps={steps}.")
-    here, best, direction = loss_value(loss, at), 0.0, gradient(loss, at)
+    here, best, point = loss_value(loss, at), 0.0, at
     for _ in range(steps):
-        point = at + rho * direction.unit(1e-30)
+        climb = (point - at).unit(TINY) + gradient(loss, point).unit(TINY)
+        point = at + rho * climb.unit(TINY)
         best = max(best, loss_value(loss, point) - here)
-        direction = (point - at).unit(1e-30) + gradient(loss, point).unit(1e-30)
     return best
 
 

@@ -33,36 +33,30 @@ class Drift:
 
 def drift(updates: Tree) -> Drift:
     """The drift of the clients of one round: lengths, spread, cosines.  (FedSCAM fig. 9)"""
-    values = drift_numbers(gram_matrix(updates))
-    return Drift(*values.tolist())
+    return Drift(*drift_numbers(updates).tolist())
 
 
-def drift_numbers(gram: Tensor) -> Tensor:
-    """The six numbers of a Drift, from ⟨Δ_i, Δ_j⟩ alone: one matrix product reads the updates once."""
-    gram = gram.to(torch.float64)
-    lengths = gram.diagonal().clamp(min=0).sqrt()
-    centre = gram.mean()  # ‖Δ̄‖²
-    spread = (gram.diagonal().mean() - centre).clamp(min=0).sqrt()
-    similar = normalised(gram)
-    clients = len(gram)
-    cosine = (similar.sum() - similar.trace()) / max(clients * (clients - 1), 1)
-    cosine = cosine if clients > 1 else torch.ones_like(cosine)
-    agreement = centre.clamp(min=0).sqrt() / lengths.mean().clamp(min=1e-30)
+def drift_numbers(updates: Tree) -> Tensor:
+    """The six numbers of a Drift, in two readings of the updates and without a product for each pair of clients.
+
+    With unit moves u_i, the cosines of all pairs add up to ‖Σ u_i‖² − Σ ‖u_i‖²; and mean‖Δ_i − Δ̄‖² = mean‖Δ_i‖² − ‖Δ̄‖².
+    """
+    clients, lengths = len(updates.buffer), updates.norm()
+    inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
+    sums = torch.stack([torch.full_like(inverse, 1 / clients), inverse]) @ updates.buffer
+    centre, units = Tree(sums, updates.layout).norm().to(torch.float64)
+    moving, lengths = (lengths > 0).sum(), lengths.to(torch.float64)
+    spread = (lengths.square().mean() - centre**2).clamp(min=0).sqrt()
+    cosine = (units**2 - moving) / (clients * (clients - 1)) if clients > 1 else torch.ones_like(centre)
+    agreement = centre / lengths.mean().clamp(min=1e-30)
     return torch.stack([lengths.mean(), lengths.min(), lengths.max(), spread, cosine, agreement])
 
 
 def cosines(updates: Tree) -> Tensor:
     """The cosine between the updates of every two clients, `[clients, clients]`; 0 where a client did not move."""
-    return normalised(gram_matrix(updates))
-
-
-def normalised(gram: Tensor) -> Tensor:
-    lengths = gram.diagonal().clamp(min=0).sqrt()
+    gram = updates.buffer @ updates.buffer.mT
+    lengths = gram.diagonal().sqrt()
     return (gram / torch.outer(lengths, lengths).clamp(min=1e-30)).clamp(-1, 1)
-
-
-def gram_matrix(updates: Tree) -> Tensor:
-    return updates.buffer @ updates.buffer.mT
 
 
 @dataclass(frozen=True)

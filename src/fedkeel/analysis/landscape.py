@@ -18,7 +18,7 @@ from fedkeel.trees import Tree
 
 @dataclass(frozen=True, eq=False)
 class Landscape:
-    """L(w + x d_1) as `values` [x], or L(w + x d_1 + y d_2) as `values` [y, x]; `along` says what the directions are."""
+    """`values` [x] are L(w + x d_1), or `values` [y, x] are L(w + x d_1 + y d_2); `along` names the directions."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64] | None
@@ -42,7 +42,8 @@ def filter_normalised(direction: Tree, params: Tree) -> Tree:
         if w.dim() < 2:
             return torch.zeros_like(d)
         own, theirs = (z.flatten(1).norm(dim=1).view((-1,) + (1,) * (w.dim() - 1)) for z in (d, w))
-        return d * theirs / own.clamp(min=1e-30)
+        found: Tensor = d * theirs / own.clamp(min=1e-30)
+        return found
 
     return direction.map(scaled, params)
 
@@ -72,7 +73,5 @@ def plane(
 ) -> Landscape:
     """L(w + x d_1 + y d_2) over a square."""
     x = steps_across(radius, points)
-    values = np.array(
-        [[loss_value(loss, at.moved(first, float(a)).moved(second, float(b))) for a in x] for b in x]
-    )
+    values = np.array([[loss_value(loss, at.moved(first, float(a)).moved(second, float(b))) for a in x] for b in x])
     return Landscape(x, x.copy(), values, along)

@@ -42,8 +42,8 @@ def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     hooks = []
 
-    def keep(name: str) -> None:
-        def hook(layer: nn.Module, given: object, output: object) -> None:
+    def keep(name: str, layer: nn.Module) -> None:
+        def hook(_layer: nn.Module, given: object, output: object) -> None:
             first = output[0] if isinstance(output, tuple) else output
             if isinstance(first, Tensor) and len(first) == len(inputs[0]):
                 found[name] = first.detach().flatten(1)
@@ -52,7 +52,7 @@ def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
     for name, layer in module.named_modules():
         if next(layer.parameters(recurse=False), None) is not None:
-            keep(name or type(layer).__name__)
+            keep(name or type(layer).__name__, layer)
     was_training = module.training
     try:
         module.eval()(*inputs)

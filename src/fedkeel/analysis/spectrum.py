@@ -1,13 +1,14 @@
 """Where in the spectrum clients disagree. Trees are stacked: `[clients, D]`, gradients, perturbations or updates.
 
 Each tensor of the model ("layer" in the papers) is flattened and taken as a signal; its ⌊n/2⌋ + 1 rFFT coefficients
-are cut into M neighbouring bands of equal width. A tensor too short for M bands has empty ones, which count for nothing.
+are cut into M neighbouring bands of equal width. A tensor too short for M bands has empty ones, which do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -78,12 +79,12 @@ def grams(tree: Tree, bands: int) -> list[Tensor]:
     clients, found = tree.buffer.shape[0], []
     for offset, leaves, length, _ in tree.layout.groups:
         rows = tree.buffer.narrow(-1, offset, leaves * length).view(clients, leaves, length)
-        hat = torch.view_as_real(torch.fft.rfft(rows - rows.mean(0))).transpose(0, 1)  # [leaves, clients, bins, 2]
+        hat = torch.view_as_real(torch.fft.rfft(rows - rows.mean(0))).flatten(2).transpose(0, 1)
         edges = band_edges(length // 2 + 1, bands)
         gram = hat.new_full((bands, leaves, clients, clients), torch.nan)
         for m in range(bands):
             if edges[m] < edges[m + 1]:
-                part = hat[:, :, edges[m] : edges[m + 1]].flatten(2)
+                part = hat[:, :, 2 * edges[m] : 2 * edges[m + 1]]  # real and imaginary parts beside each other
                 gram[m] = part @ part.mT
         found.append(gram)
     return found
@@ -97,7 +98,7 @@ def band_variance(tree: Tree, bands: int = BANDS) -> dict[str, Tensor]:
     clients, found = several(tree), []
     for (_, _, length, _), gram in zip(tree.layout.groups, grams(tree, bands), strict=True):
         edges = band_edges(length // 2 + 1, bands)
-        width = torch.tensor([b - a for a, b in zip(edges, edges[1:], strict=False)], device=gram.device)
+        width = torch.tensor([end - begin for begin, end in pairwise(edges)], device=gram.device)
         total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)  # [bands, leaves]
         found.append(total / (clients * width.unsqueeze(-1)))
     by_name = dict(zip(tree.layout.spans, torch.cat(found, 1).unbind(1), strict=True))
@@ -105,12 +106,12 @@ def band_variance(tree: Tree, bands: int = BANDS) -> dict[str, Tensor]:
 
 
 def layer_divergence(tree: Tree, filter: Callable[[Tree], Tree] | None = None) -> dict[str, float]:
-    """Δ_l(Φ) = mean_k ‖Φ(g_l^k) − Φ(ḡ_l)‖ by layer; without a filter Φ is the identity.  (SpecGradFilter eq. 5, fig. 2)"""
+    """Δ_l(Φ) = mean_k ‖Φ(g_l^k) − Φ(ḡ_l)‖ by layer; without a filter Φ = 1.  (SpecGradFilter eq. 5, fig. 2)"""
     several(tree)
     apart = tree - tree.mean().expand(len(tree.buffer))
     if filter is not None:  # not assumed linear: Φ is applied to each side
         apart = filter(tree) - filter(tree.mean()).expand(len(tree.buffer))
-    return {name: float(leaf.flatten(1).norm(dim=-1).mean()) for name, leaf in apart.items()}
+    return {name: float(leaf.reshape(len(leaf), -1).norm(dim=-1).mean()) for name, leaf in apart.items()}
 
 
 @dataclass(frozen=True)

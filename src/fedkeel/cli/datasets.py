@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.run import examples
 
 if TYPE_CHECKING:
     from fedkeel.data import DatasetCard
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "fedkeel datasets",
-            "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
-            "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
-        )
-    )(datasets)
+    pages.add(
+        app,
+        datasets,
+        "fedkeel datasets",
+        "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
+        "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
+    )
 
 
 def datasets(
@@ -41,7 +41,7 @@ def datasets(
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Import without comparing checksums.")] = False,
 ) -> None:
-    """List the data sets, show the card of one, look at a partition, or import files.
+    """List the data sets, show one, look at a partition, or import files.
 
     Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
     its home when it is first used.
@@ -69,13 +69,14 @@ def show_table(console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
 
-    made = table(["data set!", "what it is", "classes>", "shape!", "train>", "test>", "licence", "here!"])
+    made = table(["data set!", "classes>", "sample!", "train>", "test>", "here!", "licence"])
     for name, card in DATASETS.items():
         numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
         here = Text("yes", "green") if present(name) else Text("no", "dim")
-        made.add_row(Text(name, "bold"), card.title, str(card.classes), shape(card), *numbers, card.licence, here)
+        licence = card.licence.split(";")[0].split(":")[0]
+        made.add_row(name, str(card.classes), shape(card), *numbers, here, licence)
     console.print(made)
-    console.print(Text(f"here: in {data_root()}", "dim"), soft_wrap=True)
+    console.print(Text(f"here: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
 
 
 def shape(card: DatasetCard) -> str:
@@ -164,7 +165,7 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
     from fedkeel.setup import divide
 
     if not present(card.name):
-        how = " or `fedkeel run` fetches it" if source_of(card.name).fetch else ""
+        how = f"; `fedkeel run --dataset {card.name}` fetches it" if source_of(card.name).fetch else ""
         raise DataError(f"{card.name} is not in {data_root()}.", source_of(card.name).import_hint + how)
     data = load(card.name)
     experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)

@@ -15,15 +15,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import byte_size, count, facts, stdout
-from fedkeel.cli.run import examples
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(epilog=examples("fedkeel doctor", "fedkeel doctor experiment.toml"))(doctor)
+    pages.add(app, doctor, "fedkeel doctor", "fedkeel doctor experiment.toml")
 
 
 def doctor(
@@ -32,7 +32,10 @@ def doctor(
         typer.Argument(metavar="[EXPERIMENT.toml]", show_default=False, help="Estimate the memory this needs."),
     ] = None,
 ) -> None:
-    """Show versions, devices, engines, optional extras, data and free space; with a file, the memory it needs."""
+    """Show what this machine has: versions, devices, engines, data, free space.
+
+    With an experiment file: also how much memory it needs.
+    """
     console = stdout()
     section(console, "Versions", versions())
     section(console, "Devices", devices())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedkeel.data import DATASETS, load
+from fedkeel.data.datasets import SOURCES
 from fedkeel.data.folder import needed_bytes
 from fedkeel.data.partitions import load_partition
 from fedkeel.engines.engine import Training
@@ -25,7 +26,7 @@ from fedkeel.trees import tensors
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part; `clients` is how many may come to have state, None where only the data would tell."""
+    """Bytes by part; `clients` is how many may come to have state, `selected` how many train in a round."""
 
     parameters: int
     clients: int
@@ -46,7 +47,6 @@ def estimate(experiment: Experiment) -> Estimate:
     """From the model, built, and one batch of blank samples; the data set itself need not be here."""
     if experiment.dataset is None:
         raise ExperimentError("only experiments on a data set can be estimated.", 'dataset = "digits"')
-    card = DATASETS[experiment.dataset]
     assert isinstance(experiment.batch_size, int)
     assert experiment.epochs is not None
     task = Task(blank_problem(experiment, experiment.batch_size))
@@ -63,7 +63,7 @@ def estimate(experiment: Experiment) -> Estimate:
         client=size(init_client(method, task.initial, task.buffers)),
         workspace=TREES * tree + activation_bytes(task, method, training),
         reports=2 * selected * tree,  # as they come, and stacked
-        data=needed_bytes(card),
+        data=needed_bytes(SOURCES[experiment.dataset]),
     )
 
 

@@ -7,22 +7,30 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli.run import examples
+from fedkeel.cli import pages
 
-group = typer.Typer(help="Write something of a run in a form that others read.", no_args_is_help=True)
+group = typer.Typer(
+    help="Write the model of a run in a form that others read.",
+    callback=pages.help_without_command,
+    invoke_without_command=True,
+)
 
 
 def add_to(app: typer.Typer) -> None:
-    group.command(name="model", epilog=examples("fedkeel export model runs/fedavg-0f3c model.safetensors"))(model)
+    pages.add(group, model, "fedkeel export model runs/fedavg-59601bb60e28 model.safetensors")
     app.add_typer(group, name="export")
-    app.command(epilog=examples("fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-0f3c > papers.bib"))(cite)
+    pages.add(app, cite, "fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")
 
 
 def model(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Where to write the weights.")],
 ) -> None:
-    """Write the trained server model of a run: weights by name, for `load_state_dict` of the same network."""
+    """Write the trained server model of a run as a safetensors file.
+
+    It holds weights (and buffers) by name, for `load_state_dict` of the same network, or for init = "FILE" of another
+    experiment.
+    """
     from safetensors.torch import save_file
 
     from fedkeel.checkpoint import write_whole
@@ -44,7 +52,10 @@ def model(
 def cite(
     what: Annotated[str, typer.Argument(metavar="METHOD|RUN", help="A method's name, or a run's folder.")],
 ) -> None:
-    """Print BibTeX of every paper whose ideas a method or a run uses; for a run, of its data set too."""
+    """Print BibTeX of every idea that a method or a run uses.
+
+    Give a method's name, or a run's folder; for a run its data set is cited too.
+    """
     from fedkeel.citations import CITATIONS
     from fedkeel.data import DATASETS
     from fedkeel.errors import RequestError, nearest

@@ -6,51 +6,55 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import click
 import typer
 
-from fedkeel.cli import datasets, doctor, export, methods, models, run
+from fedkeel.cli import datasets, doctor, export, methods, models, pages, reproduce, run
 from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
 
 HELP = """Federated learning under client drift: train, compare and look up methods.
 
-Results go to stdout, progress to stderr. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
-130 interrupted (the checkpoint is written).
+Results go to stdout, progress to stderr. Exit codes: 0 done; 1 the run failed; 2 the request was wrong; 130 interrupted,
+with the checkpoint written.
 """
 
 app = typer.Typer(
-    help=HELP,
-    epilog=run.examples(
+    help=HELP.replace(",\n", ", "),
+    epilog=pages.shown(
         "fedkeel run",
         "fedkeel run --dataset cifar10 --method fedavg,scaffold --rounds 100",
         "fedkeel methods fedfft-d",
     ),
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, methods, datasets, models, export, doctor):
+for module in (run, reproduce, methods, datasets, models, export, doctor):
     module.add_to(app)
 
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedkeel {version('fedkeel')}")
+        try:
+            number = version("fedkeel")
+        except PackageNotFoundError:
+            number = "(not installed as a package)"
+        typer.echo(f"fedkeel {number}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def fedkeel(
+    context: typer.Context,
     show: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    pages.help_without_command(context)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,8 @@ from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import facts, stdout, table
-from fedkeel.cli.run import examples
 
 if TYPE_CHECKING:
     from fedkeel.cards import MethodCard
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(epilog=examples("fedkeel methods", "fedkeel methods fedfft-d"))(methods)
+    pages.add(app, methods, "fedkeel methods", "fedkeel methods fedfft-d")
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
 ) -> None:
-    """List the methods, or show the card of one: what it does, its rules, what it costs.
+    """List the methods, or show one: its rules, settings, costs and papers.
 
     Passes are backward passes per local step. Bytes are those of one round, relative to FedAvg, sent to the clients
     and back, counted by running the method on a small model.
@@ -39,25 +40,25 @@ def methods(
 
 
 def show_table(cards: Iterable[MethodCard], console: Console) -> None:
-    made = table(["family!", "method!", "what it is", "paper!", "passes!", "down>", "up>", "client keeps"])
+    made = table(["method!", "paper!", "passes!", "down>", "up>", "client keeps!"])
+    roomy = console.width >= ROOMY
+    if roomy:
+        made.add_column("what it is", header_style="bold", no_wrap=True)
     family = None
     for card in sorted(cards, key=lambda card: order(card.family)):
-        if family not in (None, card.family):
+        if card.family != family:
             made.add_section()
-        made.add_row(
-            card.family if card.family != family else "",
-            Text(card.name, "bold"),
-            card.summary,
-            reference(card.paper),
-            card.passes,
-            *(times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?"),
-            ", ".join(card.costs.client) if card.costs else "?",
-        )
+            made.add_row(Text(card.family, "italic cyan"))
+        bytes_ = (times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?")
+        state = ", ".join(card.costs.client) if card.costs else "?"
+        row = [card.name, reference(card.paper), card.passes, *bytes_, state]
+        made.add_row(*row, *[card.summary] * roomy)
         family = card.family
     console.print(made)
     console.print(Text("passes: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
 
 
+ROOMY = 120  # columns from which the table also says what each method is
 FAMILIES = ("averaging", "correction", "sharpness", "spectral", "weighting", "personalised")
 
 
@@ -80,9 +81,8 @@ def show_card(card: MethodCard, console: Console) -> None:
     from fedkeel.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
-    for paragraph in card.about.split("\n\n"):
-        console.print(Text(paragraph))
-        console.print()
+    console.print(filled(card.about))
+    console.print()
     for heading, rules in chains(card):
         console.print(Text(heading, "bold"))
         console.print(Padding(Group(*(described(rule) for rule in rules)), (0, 0, 1, 2)))
@@ -96,36 +96,39 @@ def show_card(card: MethodCard, console: Console) -> None:
     console.print(Text("Papers", "bold"))
     for key in card.method.papers:
         known = key in CITATIONS
-        console.print(Text(f"  {authors(key)}: {title(key)}" if known else f"  {key}"))
+        console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
     console.print(Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}", "dim"))
 
 
 def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     """The parts of a method in the order in which a round meets them."""
     method = card.method
-    yield from filled("Each client, before it trains", method.personal)
+    yield from chain("Each client, before it trains", method.personal)
     for number, phase in enumerate(method.phases, start=1):
         which = "" if len(method.phases) == 1 else f", phase {number}"
         which += "" if phase.trains else " (measures only)"
         of = "" if phase.objective == "loss" else f" of {phase.objective}"
-        yield from filled(f"Where the gradient is taken{which}", phase.perturb)
-        yield from filled(f"What becomes of the gradient{of}{which}", phase.gradient)
+        yield from chain(f"Where the gradient is taken{which}", phase.perturb)
+        yield from chain(f"What becomes of the gradient{of}{which}", phase.gradient)
     yield "How clients are weighted", (method.weights,)
-    yield from filled("On the server", method.server)
+    yield from chain("On the server", method.server)
     if method.final is not None:
-        yield from filled("After the last round", method.final.rules)
+        yield from chain("After the last round", method.final.rules)
 
 
-def filled(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
+def chain(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     if rules:
         yield heading, rules
 
 
 def described(rule: Rule) -> Group:
     """The rule as one would write it, and what its docstring says."""
-    import inspect
+    return Group(Text(repr(rule), "cyan"), Padding(filled(inspect.getdoc(type(rule)) or ""), (0, 0, 0, 2)))
 
-    return Group(Text(repr(rule), "cyan"), Padding(Text(inspect.getdoc(type(rule)) or ""), (0, 0, 0, 2)))
+
+def filled(text: str) -> Text:
+    """Paragraphs without the line breaks of the source."""
+    return Text("\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")))
 
 
 def costs(card: MethodCard) -> Iterable[tuple[str, str]]:

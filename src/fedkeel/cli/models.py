@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.run import examples
 
 if TYPE_CHECKING:
     from fedkeel.models import ModelCard
@@ -18,13 +18,13 @@ TEXTS = (80,)
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(epilog=examples("fedkeel models", "fedkeel models resnet20-gn"))(models)
+    pages.add(app, models, "fedkeel models", "fedkeel models resnet20-gn")
 
 
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
 ) -> None:
-    """List the models, or show the card of one.
+    """List the models, or show one.
 
     Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
     """
@@ -33,9 +33,9 @@ def models(
 
     console = stdout()
     if name is None:
-        made = table(["model!", "what it is", "from", "parameters>"])
+        made = table(["model!", "parameters>", "what it is"])
         for key, card in MODELS.items():
-            made.add_row(Text(key, "bold"), card.about, card.paper, parameters(card))
+            made.add_row(key, parameters(card), card.title)
         console.print(made)
         console.print(Text("parameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
         return

@@ -109,8 +109,8 @@ class Bars(Silence):
         self.width = width
         self.room = max(1, console.height - 4)
         self.bars = Progress(
-            TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=None),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
@@ -151,7 +151,7 @@ def told(record: RoundRecord) -> str:
     """A round in a few words, in columns that stay where they are."""
     parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
     if record.loss is not None:
-        parts.append(f"loss {record.loss:<7.4g}")
+        parts.append(f"loss {record.loss:<8.4g}")
     if record.drift is not None:
-        parts.append(f"drift {record.drift:<6.3g}")
+        parts.append(f"drift {record.drift:<7.3g}")
     return "  ".join(parts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import say, stderr, stdout
 from fedkeel.cli.stopping import Stopped
 
@@ -17,30 +18,23 @@ Engine = Annotated[
     str, typer.Option(metavar="NAME", help="How clients are trained: auto, serial, processes or stacked.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Processes of the engine 'processes'; default: one per core.")
+    int | None, typer.Option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No bars and no lines per round.")]
 
 
-def examples(*lines: str) -> str:
-    """Command lines for the end of a help page."""
-    return "\n\n".join(["[bold]Examples[/bold]", *(f"[dim]$[/dim] {line}" for line in lines)])
-
-
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "fedkeel run",
-            "fedkeel run --method fedavg,scaffold --seeds 0,1,2 --out runs/comparison",
-            "fedkeel run --dataset cifar10 --method fedfft-d --set method.rho=0.05 --set partition.alpha=0.3",
-            "fedkeel run experiment.toml --rounds 200",
-        )
-    )(run)
-    app.command(epilog=examples("fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-0f3c --rounds 200"))(
-        resume
+    pages.add(
+        app,
+        run,
+        "fedkeel run",
+        "fedkeel run --method fedavg,scaffold --seeds 0,1,2 --out runs/comparison",
+        "fedkeel run --dataset cifar10 --method fedfft-d --set method.rho=0.05 --set partition.alpha=0.3",
+        "fedkeel run experiment.toml --rounds 200",
     )
+    pages.add(app, resume, "fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-59601bb60e28 --rounds 200")
 
 
 def run(
@@ -74,7 +68,7 @@ def run(
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
-    """Train one or several methods and print a table of what they reached.
+    """Train one method or several side by side, and print what they reached.
 
     Without arguments: the quick start. FedAvg, FedSAM, FedFFT-D and SpecGradFilter on real handwritten digits,
     very unevenly divided among 20 clients; no download, under a minute on two CPU cores.
@@ -104,16 +98,17 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one that holds several.")],
-    rounds: Annotated[
-        int | None, typer.Option(metavar="N", help="Go on to this round, perhaps past the old end.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
-    """Go on with a run from its last checkpoint: the result is the same, bit for bit, as without the pause."""
+    """Go on with a run from its last checkpoint, or extend it.
+
+    DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause.
+    """
     from fedkeel.cli.training import Machine, Plan, runs_in
     from fedkeel.experiment import Experiment
     from fedkeel.folder import read_experiment
@@ -152,13 +147,13 @@ def how_to_go_on(plans: list[Plan]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
     from fedkeel.checkpoint import names
 
-    started = [plan for plan in plans if names(plan.folder / "checkpoint")]
-    if not started:
-        return "nothing was trained yet"
-    plan = started[-1]
-    done = int(names(plan.folder / "checkpoint")[0].stem)
-    more = "; the same command again goes on with all" if len(plans) > 1 else ""
-    return (
-        f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written. "
-        f"Go on with: fedkeel resume {plan.folder}{more}"
+    plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
+    saved = names(plan.folder / "checkpoint")
+    stands = (
+        f"stands at round {int(saved[0].stem)} of {plan.experiment.rounds}, checkpoint written"
+        if saved
+        else ("has not begun")
     )
+    resume = f"Go on with: fedkeel resume {plan.folder}"
+    again = "The same command again goes on" + (" with all runs" if len(plans) > 1 else "")
+    return f"{plan.label} {stands}. {again if len(plans) > 1 or not saved else resume}"

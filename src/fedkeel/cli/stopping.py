@@ -24,7 +24,10 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM raise `Stopped`, unless the process was started with them ignored."""
+    """Within the block SIGINT and SIGTERM raise `Stopped`.
+
+    Also in a process that a script started in the background, with SIGINT ignored: stopping loses nothing.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
@@ -32,10 +35,7 @@ def stopping() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, read_experiment
 from fedkeel.run import run
@@ -33,6 +33,10 @@ class Machine:
     engine: str = "auto"
     workers: int | None = None
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise RequestError(f"--workers must be at least 1: {self.workers}", "leave it out for one per core")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedkeel.method import Method
 from fedkeel.problem import Problem
 from fedkeel.task import Task
 
-ENGINES = ("serial", "processes", "stacked")
+ENGINES = ("serial", "processes", "stacked", "flower")
 WORTH_SECONDS = 20.0  # a pool takes seconds to start
 
 
@@ -35,6 +35,8 @@ def make_engine(
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":
         return StackedEngine(task, method, training)
+    if name == "flower":
+        return simulated_by_flower(task, method, training, make_task, workers)
     serial = SerialEngine(task, method, training)
     if name == "auto":
         name = "serial"
@@ -43,6 +45,21 @@ def make_engine(
     if name == "serial":
         return serial
     return ProcessesEngine(task, method, training, workers=workers or cores(), make_task=make_task)
+
+
+def simulated_by_flower(
+    task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task], workers: int | None
+) -> Engine:
+    """Flower's simulation, where it is installed."""
+    try:
+        from fedkeel.engines.flower.simulation import simulated
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in ("flwr", "ray"):
+            raise
+        raise RequestError(
+            f"the engine flower needs a package that is not installed: {error.name}", 'pip install "fedkeel[flower]"'
+        ) from None
+    return simulated(task, method, training, make_task, workers)
 
 
 def seconds_left(engine: SerialEngine, trainings: int) -> float:

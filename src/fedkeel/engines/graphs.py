@@ -87,7 +87,8 @@ class Graph:
         for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
             mine.copy_(given)
         for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
-            mine[:count].copy_(given)
+            if mine is not None:
+                mine[:count].copy_(given)
         self.step.zero_()
         for _ in range(count):
             self.graph.replay()
@@ -129,10 +130,10 @@ class GraphScan:
 
 
 def copied(state: Any) -> Any:
-    return _pytree.tree_map(torch.clone, state)
+    return _pytree.tree_map(lambda leaf: None if leaf is None else leaf.clone(), state)
 
 
 def signature(state: Any, skip: int = 0) -> tuple[Any, ...]:
     """Structure and shapes, without the first `skip` axes of each tensor."""
     leaves, structure = _pytree.tree_flatten(state)
-    return (repr(structure), *((tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))
+    return (repr(structure), *(leaf if leaf is None else (tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))

@@ -29,7 +29,9 @@ class Worker:
     """One child process and its two pipes."""
 
     def __init__(self, number: int):
-        command = [sys.executable, "-c", "from fedkeel.engines.worker import main; main()"]
+        # Ctrl-C reaches the whole group, also while a worker is still importing: the parent decides
+        deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+        command = [sys.executable, "-c", f"{deaf}; from fedkeel.engines.worker import main; main()"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         paths = [package_root, *filter(None, [environment.get("PYTHONPATH")])]

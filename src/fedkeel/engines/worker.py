@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import struct
 import sys
 from typing import Any, BinaryIO
@@ -53,7 +52,6 @@ def unpack(state: Any) -> Any:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     requests = os.fdopen(os.dup(0), "rb", buffering=1 << 20)
     replies = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)  # what the user's code prints must not fall between replies

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.constants import traced_as_constant
+
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
 
@@ -25,8 +27,13 @@ class Basis(NamedTuple):
     factors: Tensor
 
 
-@cache
+@traced_as_constant
 def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
+    return _basis(n, bins, dtype, device)
+
+
+@cache
+def _basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
     """None where it would not pay: rows too short, a band too wide, or a length without a suitable divisor."""
     a = next((d for d in range(2 * bins + 1, n // 32 + 1) if n % d == 0), None)
     if a is None or n < 1 << 15:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.kernels.band import without_low_band
+from fedkeel.kernels.constants import traced_as_constant
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
@@ -65,16 +66,26 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     return band.reshape(rows.shape)
 
 
-@cache
+@traced_as_constant
 def short_length(n: int, bins: int) -> int | None:
+    return _short_length(n, bins)
+
+
+@cache
+def _short_length(n: int, bins: int) -> int | None:
     """The smallest divisor of n above 2 bins, when it is short enough to pay."""
     if n < PRUNED_FROM:
         return None
     return next((d for d in range(2 * bins + 1, n // 4) if n % d == 0), None)
 
 
-@cache
+@traced_as_constant
 def twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _twiddles(n, bins, columns, dtype, device)
+
+
+@cache
+def _twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """exp(−2πi jq / n) for q < bins and j < columns."""
     angle = torch.outer(torch.arange(bins, dtype=torch.float64), torch.arange(columns, dtype=torch.float64))
     circle = torch.polar(torch.ones_like(angle), angle * (-2 * torch.pi / n))

@@ -1,0 +1,55 @@
+"""What tracking drift and spectra costs: the same run with and without, side by side.
+
+    python benchmarks/tracking.py [dataset] [model] [rounds]
+
+Rounds alternate between the two inside one process, so that whatever else the machine does falls on both alike. The
+ratio is the median over stretches of five rounds, tracked against plain; at most 1.03 is asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+
+import fedkeel as fk
+from fedkeel.engines.engine import Training
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.machine import steady
+from fedkeel.run import Loop
+from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.tracking import observers
+
+TRACKED = ("drift", "spectrum")
+
+
+def loop_of(experiment: fk.Experiment, track: tuple[str, ...]) -> tuple[Loop, SerialEngine, Training]:
+    task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
+    method = method_of(experiment, task)
+    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+    loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
+    return loop, SerialEngine(task, method, training), training
+
+
+def main(dataset: str = "digits", model: str = "", rounds: str = "40") -> None:
+    experiment = fk.Experiment(dataset=dataset, model=model or None, method="fedavg", rounds=int(rounds))
+    sides = {"plain": loop_of(experiment, ()), "tracked": loop_of(experiment, TRACKED)}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    with steady():
+        for number in range(int(rounds)):
+            for name, (loop, engine, training) in sorted(sides.items(), reverse=bool(number % 2)):
+                began = time.perf_counter()
+                loop.one_round(engine, training)
+                seconds[name].append(time.perf_counter() - began)
+    # the spectrum is looked at in every fifth round: five rounds are one sample
+    plain, tracked = ([sum(side[i : i + 5]) for i in range(0, len(side) - 4, 5)] for side in seconds.values())
+    ratios = sorted(b / a for a, b in zip(plain, tracked, strict=True))
+    each = 1000 * statistics.median(plain) / 5
+    print(f"{dataset} {experiment.model}: {each:.1f} ms a round, ratio {statistics.median(ratios):.4f}")
+    print(f"over {len(ratios)} stretches of five rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

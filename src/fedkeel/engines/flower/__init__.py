@@ -1,0 +1,1 @@
+"""Clients as nodes of a Flower federation: simulated here, or on other machines."""

@@ -1,0 +1,63 @@
+"""Which replies count: each that is refused has a reason that a log line names, and changes nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Message
+
+from fedkeel.engines.flower.records import Refused
+from fedkeel.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Terms:
+    """When a round counts.
+
+    `minimum` is the share of the asked clients that must answer: 1 waits for all, and asks those who have not answered
+    again, up to `attempts` times in all. `deadline` is how many seconds each time lasts; None waits for ever. A report
+    is refused when its update is more than `norm_factor` times as long as the median of the round's and the last
+    rounds'. `copy` has the server keep a copy of every client's state; without it a state never leaves its node.
+    """
+
+    minimum: float = 1.0
+    deadline: float | None = None
+    attempts: int = 3
+    norm_factor: float = 1000.0
+    copy: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum <= 1:
+            raise ExperimentError(f"minimum must be a share in (0, 1]: {self.minimum}", "0.5 asks for half")
+        if self.deadline is not None and self.deadline <= 0:
+            raise ExperimentError(f"deadline must be a number of seconds above 0: {self.deadline}")
+        if self.attempts < 1:
+            raise ExperimentError(f"attempts must be at least 1: {self.attempts}")
+        if self.norm_factor <= 1:
+            raise ExperimentError(f"norm_factor must be above 1: {self.norm_factor}", "1000 is the default")
+
+
+def said_by(reply: Message, **wanted: int | str) -> dict[str, object]:
+    """The facts of a reply, which must be those that were asked for."""
+    if reply.has_error():
+        raise Refused(f"it failed: {' '.join(str(reply.error.reason).split())[:300] or 'no reason given'}")
+    said = dict(reply.content.config_records.get("config", {}))
+    for name, value in wanted.items():
+        if said.get(name) != value:
+            raise Refused(f"it answers for {name} {str(said.get(name))[:40]!r}, not {value!r}")
+    return said
+
+
+def too_long(norms: Mapping[int, float], recent: Sequence[float], factor: float) -> dict[int, str]:
+    """Clients whose update is out of all proportion, and why. A bound needs two norms to compare."""
+    pool = [*norms.values(), *recent]
+    usual = statistics.median_low(pool) if len(pool) > 1 else 0.0
+    if usual <= 0.0:
+        return {}
+    return {
+        client: f"its update is {norm / usual:.0f} times as long as usual"
+        for client, norm in norms.items()
+        if norm > factor * usual
+    }

@@ -1,0 +1,97 @@
+"""A node's half of a round: the serial engine's training of one client, between two messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedkeel.engines.flower.expected import expected
+from fedkeel.engines.flower.memory import Memory
+from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.machine import steady
+from fedkeel.round import init_client
+from fedkeel.rule import State
+from fedkeel.trees import tensors
+
+TRAINED, LOST = "trained", "lost"
+
+
+class Node(NamedTuple):
+    """Who a node is: the client whose data it has, how it trains, and where it may keep a state."""
+
+    client: int
+    engine: SerialEngine
+    folder: Path | None = None
+    identity: str = ""
+
+
+def app_of(node_of: Callable[[Context], Node]) -> ClientApp:
+    """The app of all nodes; `node_of` tells them apart."""
+    app = ClientApp()
+    app.query()(Introduce(node_of))
+    app.train()(Train(node_of))
+    return app
+
+
+def partition_of(context: Context) -> int:
+    """The client's number. The node's own id is random and means nothing."""
+    return int(context.node_config["partition-id"])
+
+
+class Introduce:
+    """Answers who this node is and how much data it has."""
+
+    def __init__(self, node_of: Callable[[Context], Node]):
+        self.node_of = node_of
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        with steady():
+            node = self.node_of(context)
+        size = int(node.engine.task.problem.data.sizes[node.client])
+        said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
+        return Message(RecordDict({"config": said}), reply_to=message)
+
+
+class Train:
+    """Trains the node's client from the state that the server names."""
+
+    def __init__(self, node_of: Callable[[Context], Node]):
+        self.node_of = node_of
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        with steady():
+            return answer(self.node_of(context), message, context)
+
+
+def answer(node: Node, message: Message, context: Context) -> Message:
+    """One round of one client."""
+    asked, engine = message.content.config_records["config"], node.engine
+    round, lr, wanted = int(asked["round"]), float(asked["lr"]), int(asked["state"])  # type: ignore[arg-type]
+    shapes = expected(engine.method, engine.task)
+    memory = Memory(context, shapes.state, node.client, node.folder, node.identity)
+    said: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
+    begun: State | None
+    if any(name.startswith("state/") for name in message.content.array_records):
+        begun = unpack(message.content.array_records, "state/", shapes.state)
+    elif wanted == NEVER or not shapes.state or asked["restart"]:
+        begun = init_client(engine.method, engine.task.initial, engine.task.buffers)
+    else:
+        begun = memory.recall(wanted)
+    if begun is None:
+        return Message(RecordDict({"config": ConfigRecord(said | {"status": LOST})}), reply_to=message)
+    received = unpack(message.content.array_records, "message/", shapes.message)
+    outcome = engine.train_one(received, round, lr, node.client, begun)
+    records = pack(outcome.report, "report/")
+    if outcome.state:
+        memory.keep(begun, outcome.state)
+        if asked["copy"]:
+            records |= pack(outcome.state, "state/")
+    sound = all(bool(torch.isfinite(t).all()) for t in tensors(outcome.state) if t.is_floating_point())
+    said |= {"status": TRAINED, "state": digest(outcome.state), "sound": sound}
+    return Message(RecordDict({**records, "config": ConfigRecord(said)}), reply_to=message)

@@ -1,0 +1,192 @@
+"""The server's half: ask the nodes of a round, judge what they answer, hand on what counts, in client order."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedkeel.engines.engine import Outcome, Training
+from fedkeel.engines.flower.checks import Terms, said_by, too_long
+from fedkeel.engines.flower.client import LOST, TRAINED
+from fedkeel.engines.flower.expected import expected
+from fedkeel.engines.flower.records import Refused, digest, pack, unpack
+from fedkeel.engines.flower.roster import Roster
+from fedkeel.errors import RunError
+from fedkeel.gradients import Workspace
+from fedkeel.method import Method
+from fedkeel.rule import State
+from fedkeel.task import Scores, Task
+from fedkeel.trees import Tree, tensors
+
+log = logging.getLogger("fedkeel")
+
+RECENT = 50  # norms of accepted updates that a new one is compared with
+TICKET = "held"
+"""The one slot that the server keeps of a client whose state stays on its node: the state's digest."""
+
+
+class FlowerEngine:
+    """Trains clients on the nodes of a grid; models are evaluated here."""
+
+    name = "flower"
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        training: Training,
+        grid: Grid,
+        roster: Roster,
+        terms: Terms,
+        *,
+        closing: Callable[[], None] = lambda: None,
+    ):
+        self.task, self.grid, self.roster, self.terms, self.closing = task, grid, roster, terms, closing
+        self.workspace = Workspace(task)
+        self.expected = expected(method, task)
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
+    # ---- a round -------------------------------------------------------------------------------------------------
+    def train(
+        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+    ) -> list[Outcome]:
+        """Those who answered in time and soundly; fewer than the minimum end the run, with everything kept."""
+        known = dict(zip(clients, states, strict=True))
+        records = pack(message, "message/")
+        needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
+        sound: dict[int, Outcome] = {}
+        for attempt in range(1, self.terms.attempts + 1):
+            missing = [client for client in clients if client not in sound]
+            sound |= self.asked(records, round, lr, {client: known[client] for client in missing})
+            sound = self.proportionate(sound, round)
+            if len(sound) >= needed:
+                break
+            log.warning(
+                "round %d: %d of %d clients answered, %d are needed (attempt %d of %d)",
+                round + 1, len(sound), len(clients), needed, attempt, self.terms.attempts,
+            )  # fmt: skip
+        else:
+            raise RunError(
+                f"only {len(sound)} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
+                "start again when more nodes are there, or lower the minimum; the rounds before this one are kept",
+            )
+        self.recent.extend(norm for norm in map(norm_of, sound.values()) if math.isfinite(norm))
+        return [sound[client] for client in clients if client in sound]
+
+    def asked(
+        self, records: Mapping[str, object], round: int, lr: float, states: Mapping[int, State | None]
+    ) -> dict[int, Outcome]:
+        """Ask each client once; those who have lost their state once more, with what the server can give them."""
+        begun, sound, lost = time.monotonic(), dict[int, Outcome](), dict[int, RecordDict]()
+        contents = {
+            client: self.content(records, round, lr, self.held(client, state)) for client, state in states.items()
+        }
+        for client, reply in self.exchange(contents, self.terms.deadline):
+            try:
+                if (outcome := self.judged(reply, client, round)) is not None:
+                    sound[client] = outcome
+                else:
+                    lost[client] = self.restored(records, round, lr, client, states[client])
+            except Refused as refused:
+                self.refuse(client, round, refused)
+        left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - begun)
+        if lost and (left is None or left > 0):
+            for client, reply in self.exchange(lost, left):
+                try:
+                    if (outcome := self.judged(reply, client, round)) is None:
+                        raise Refused("it lost its state again")
+                    sound[client] = outcome
+                except Refused as refused:
+                    self.refuse(client, round, refused)
+        return sound
+
+    def exchange(self, contents: Mapping[int, RecordDict], timeout: float | None) -> Iterable[tuple[int, Message]]:
+        """Replies with the client that was asked; those who are not there, or not in time, are named in the log."""
+        self.roster.call(contents)
+        nodes = {self.roster.nodes[client]: client for client in contents if client in self.roster.nodes}
+        messages = [
+            Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN)
+            for node, client in nodes.items()
+        ]
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout)) if messages else []
+        came = {reply.metadata.src_node_id for reply in replies}
+        for client in contents:
+            if client not in self.roster.nodes:
+                log.warning("client %d has no node", client)
+            elif self.roster.nodes[client] not in came:
+                log.warning("node %d (client %d) did not answer in time", self.roster.nodes[client], client)
+        return [(nodes[reply.metadata.src_node_id], reply) for reply in replies if reply.metadata.src_node_id in nodes]
+
+    # ---- states --------------------------------------------------------------------------------------------------
+    def held(self, client: int, state: State | None) -> int:
+        """Which state of a client the server has counted with."""
+        return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
+
+    def content(self, records: Mapping[str, object], round: int, lr: float, state: int, **more: object) -> RecordDict:
+        facts = {"round": round, "lr": lr, "state": state, "copy": self.terms.copy, "restart": False} | more
+        return RecordDict({**records, "config": ConfigRecord(facts)})  # type: ignore[dict-item, arg-type]
+
+    def restored(
+        self, records: Mapping[str, object], round: int, lr: float, client: int, state: State | None
+    ) -> RecordDict:
+        """For a node that has lost its state: the server's copy of it, or leave to begin from zero."""
+        node = self.roster.nodes[client]
+        if self.terms.copy and state is not None and TICKET not in state:
+            log.warning("round %d: node %d (client %d) lost its state: restored", round + 1, node, client)
+            return self.content({**records, **pack(state, "state/")}, round, lr, digest(state))
+        log.warning("round %d: node %d (client %d) lost its state: it restarts from zero", round + 1, node, client)
+        return self.content(records, round, lr, self.held(client, state), restart=True)
+
+    # ---- replies -------------------------------------------------------------------------------------------------
+    def judged(self, reply: Message, client: int, round: int) -> Outcome | None:
+        """What a reply brings; None when its client has lost its state. Raises Refused for everything else."""
+        said = said_by(reply, client=client, round=round, identity=self.roster.identity)
+        if said.get("status") == LOST:
+            return None
+        if said.get("status") != TRAINED:
+            raise Refused("it says neither that it trained nor that it could not")
+        records = reply.content.array_records
+        strange = [name for name in records if not name.startswith(("report/", "state/"))]
+        if strange:
+            raise Refused(f"unknown record {strange[0][:40]!r}")
+        report = unpack(records, "report/", self.expected.report)
+        state = unpack(records, "state/", self.expected.state if self.terms.copy else {})
+        if self.expected.state and not self.terms.copy:
+            number, sound = said.get("state"), said.get("sound")
+            if not isinstance(number, int) or not 0 < number < 1 << 63:
+                raise Refused("it does not say which state it reached")
+            state = {TICKET: torch.tensor(number if sound else math.nan)}
+        if not all(bool(torch.isfinite(t).all()) for t in tensors((report, state)) if t.is_floating_point()):
+            self.refuse(client, round, "not every number is finite")  # the loop leaves it out and records that
+        return Outcome(client, report, state)
+
+    def proportionate(self, sound: dict[int, Outcome], round: int) -> dict[int, Outcome]:
+        norms = {client: norm_of(outcome) for client, outcome in sound.items()}
+        wrong = too_long(
+            {c: n for c, n in norms.items() if math.isfinite(n)}, list(self.recent), self.terms.norm_factor
+        )
+        for client, reason in wrong.items():
+            self.refuse(client, round, reason)
+        return {client: outcome for client, outcome in sound.items() if client not in wrong}
+
+    def refuse(self, client: int, round: int, reason: object) -> None:
+        node = self.roster.nodes.get(client, 0)
+        log.warning("round %d: refused the reply of node %d (client %d): %s", round + 1, node, client, reason)
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def close(self) -> None:
+        self.closing()
+
+
+def norm_of(outcome: Outcome) -> float:
+    return float(outcome.report["delta"].norm())

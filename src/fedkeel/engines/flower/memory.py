@@ -1,0 +1,74 @@
+"""What a node remembers: the state it last set out from and the state it reached, each known by its digest.
+
+The server names the state it has counted with. A report that was lost, late or refused therefore advances nothing:
+the node sets out from the older of the two again.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context
+
+from fedkeel.engines.flower.records import Refused, digest, pack, unpack
+from fedkeel.rule import State
+from fedkeel.states import Damaged, join, read, split, write
+
+log = logging.getLogger("fedkeel")
+
+PLACES = ("before", "after")
+
+
+class Memory:
+    """Two states in the node's context and, where there is a folder beside the node, in a file of it.
+
+    Flower keeps a context in memory, and only for one run: the file is what survives a restart of the node or the
+    server. It belongs to one experiment, whose `identity` it names.
+    """
+
+    def __init__(self, context: Context, like: State, client: int, folder: Path | None, identity: str):
+        self.context, self.like, self.identity = context, like, identity
+        self.file = None if folder is None else folder / f"client-{client:06d}.safetensors"
+
+    def recall(self, wanted: int) -> State | None:
+        """The state with that digest, if it is still there."""
+        for states in (self._from_context, self._from_file):
+            for state in states():
+                if digest(state) == wanted:
+                    return state
+        return None
+
+    def _from_context(self) -> list[State]:
+        held = self.context.state.array_records
+        places = [place for place in PLACES if any(name.startswith(f"{place}/") for name in held)]
+        try:
+            return [unpack(held, f"{place}/", self.like) for place in places]
+        except Refused:
+            return []  # of another experiment in the same run
+
+    def _from_file(self) -> list[State]:
+        if self.file is None or not self.file.exists():
+            return []
+        try:
+            arrays, facts = read(self.file)
+        except Damaged as error:
+            log.warning("the state beside this node cannot be read: %s", error)
+            return []
+        if facts.get("identity") != self.identity:
+            return []
+        return [join(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
+
+    def keep(self, before: State, after: State) -> None:
+        """Remember both; the file is whole before anything is sent."""
+        states = dict(zip(PLACES, (before, after), strict=True))
+        for place, state in states.items():
+            for name, record in pack(state, f"{place}/").items():
+                self.context.state[name] = record
+        self.context.state["kept"] = ConfigRecord({"identity": self.identity})
+        if self.file is not None:
+            arrays, layouts = {}, {}
+            for place, state in states.items():
+                more, layouts = split(state, f"{place}/")
+                arrays |= more
+            write(self.file, arrays, {"identity": self.identity, "layouts": layouts, "places": list(PLACES)})

@@ -1,0 +1,131 @@
+"""Flower's simulation as an engine: its nodes are actors on this machine, started and stopped with the run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import cloudpickle
+
+from fedkeel.engines.engine import Training
+from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.errors import RunError
+from fedkeel.machine import cores
+from fedkeel.method import Method
+from fedkeel.problem import Problem
+from fedkeel.task import Task
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.roster import Roster
+
+START = 180.0  # seconds the simulation may take to come up
+
+
+@functools.lru_cache(maxsize=1)
+def engine_in(file: str) -> SerialEngine:
+    """The engine of this actor: read once from a file that the process which started it has written."""
+    engine: SerialEngine = pickle.loads(Path(file).read_bytes())()
+    return engine
+
+
+class FromFile:
+    """A simulated node: its client's number is its partition, its data are in a file on this machine."""
+
+    def __init__(self, file: Path):
+        self.file = str(file)
+
+    def __call__(self, context: Context) -> Node:
+        return Node(partition_of(context), engine_in(self.file))
+
+
+def simulated(
+    task: Task,
+    method: Method,
+    training: Training,
+    make_task: Callable[[Problem], Task],
+    workers: int | None,
+    terms: Terms | None = None,
+) -> FlowerEngine:
+    """Start a simulation with one node for each client; the server's copy of states is what checkpoints hold."""
+    problem = task.problem
+
+    def make() -> SerialEngine:
+        return SerialEngine(make_task(problem), method, training)
+
+    folder = Path(tempfile.mkdtemp(prefix="fedkeel-"))
+    file = folder / "engine"
+    try:
+        file.write_bytes(cloudpickle.dumps(make))
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RunError(f"this problem cannot be sent to simulated nodes: {error}", "use --engine serial") from error
+    clients = len(task.clients.sizes)
+    simulation = Simulation(file, clients, workers or cores(), task.device.type == "cuda")
+    try:
+        grid = simulation.start()
+        roster = Roster(grid, clients, patience=START)
+        roster.wait(clients, START)
+    except BaseException:
+        simulation.stop()
+        raise
+    return FlowerEngine(task, method, training, grid, roster, terms or Terms(), closing=simulation.stop)
+
+
+class Simulation:
+    """Runs in a thread; its server app hands out the grid and then waits for the end."""
+
+    def __init__(self, file: Path, clients: int, workers: int, gpu: bool):
+        self.file, self.clients, self.workers, self.gpu = file, clients, workers, gpu
+        self.grids: queue.Queue[Grid | BaseException] = queue.Queue()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="flower", daemon=True)
+
+    def start(self) -> Grid:
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # its own lines about rounds would fall between ours
+        self.thread.start()
+        try:
+            found = self.grids.get(timeout=START)
+        except queue.Empty:
+            raise RunError(f"Flower's simulation did not start within {START:g} seconds.") from None
+        if isinstance(found, BaseException):
+            raise RunError(f"Flower's simulation did not start: {found}", "use --engine serial") from found
+        return found
+
+    def run(self) -> None:
+        server = ServerApp()
+        server.main()(self.main)
+        config = {
+            "init_args": {"num_cpus": self.workers, "include_dashboard": False, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / self.workers if self.gpu else 0.0},
+        }
+        try:
+            run_simulation(server, app_of(FromFile(self.file)), self.clients, backend_config=config)  # type: ignore[arg-type]
+        except BaseException as error:  # handed to whoever waits for the grid
+            self.grids.put(error)
+
+    def main(self, grid: Grid, context: Context) -> None:
+        self.grids.put(grid)
+        self.over.wait()
+
+    def stop(self) -> None:
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        shutil.rmtree(self.file.parent, ignore_errors=True)

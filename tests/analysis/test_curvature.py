@@ -1,0 +1,140 @@
+"""Curvature by Hessian-vector products against dense Hessians and closed forms."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
+from fedkeel.analysis.landscape import filter_normalised, line, plane, random_direction
+from fedkeel.trees import Tree, layout
+
+
+def flat(values):
+    return Tree(torch.tensor(values, dtype=torch.float64), layout((("w", (len(values),)),)))
+
+
+def quadratic(matrix):
+    """½ wᵀ A w: the Hessian is A."""
+    return [lambda tree: 0.5 * tree.buffer @ matrix @ tree.buffer]
+
+
+def symmetric(size, seed=0):
+    a = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return a + a.mT
+
+
+@pytest.fixture
+def network():
+    """A small network's loss in two parts, at a point, and its dense Hessian."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(30, 4, generator=generator, dtype=torch.float64), torch.arange(30) % 3
+    shapes = (("first", (5, 4)), ("second", (3, 5)))
+    at = Tree(0.7 * torch.randn(35, generator=generator, dtype=torch.float64), layout(shapes))
+
+    def part(rows):
+        def loss(tree):
+            output = torch.tanh(x[rows] @ tree["first"].mT) @ tree["second"].mT
+            return torch.nn.functional.cross_entropy(output, y[rows], reduction="sum") / 30
+
+        return loss
+
+    loss = [part(slice(0, 10)), part(slice(10, 30))]
+    dense = torch.autograd.functional.hessian(lambda w: sum(f(Tree(w, at.layout)) for f in loss), at.buffer)
+    return loss, at, dense
+
+
+def test_products_with_the_hessian_of_a_network(network):
+    loss, at, dense = network
+    product = hessian_product(loss, at)
+    columns = torch.stack([product(unit) for unit in torch.eye(35, dtype=torch.float64)])
+    assert torch.allclose(columns, dense, atol=1e-12)
+
+
+def test_top_eigenvalues_of_a_network_are_those_of_its_dense_hessian(network):
+    loss, at, dense = network
+    expected = torch.linalg.eigvalsh(dense).flip(0)
+    found = top_eigenvalues(hessian_product(loss, at), at, count=4, steps=35)
+    assert found.values == pytest.approx(expected[:4].tolist(), rel=1e-8)
+    for value, vector in zip(found.values, found.vectors.buffer, strict=True):
+        assert float(vector.norm()) == pytest.approx(1, rel=1e-10)
+        assert float((dense @ vector - value * vector).norm()) < 1e-7
+
+
+def test_few_steps_bound_the_eigenvalue_from_below_and_the_residual_says_how_far(network):
+    loss, at, dense = network
+    expected = torch.linalg.eigvalsh(dense)
+    found = top_eigenvalues(hessian_product(loss, at), at, count=1, steps=5)
+    assert found.values[0] <= float(expected[-1]) + 1e-12
+    nearest = float((expected - found.values[0]).abs().min())
+    assert nearest <= found.residuals[0] * (1 + 1e-6) + 1e-12
+    residual = dense @ found.vectors.buffer[0] - found.values[0] * found.vectors.buffer[0]
+    assert float(residual.norm()) == pytest.approx(found.residuals[0], rel=1e-6)
+
+
+def test_a_hessian_of_low_rank_ends_the_search_early():
+    matrix = torch.diag(torch.tensor([9.0, 4.0] + [0.0] * 18, dtype=torch.float64))
+    found = top_eigenvalues(hessian_product(quadratic(matrix), flat([1.0] * 20)), flat([1.0] * 20), 2, steps=20)
+    assert found.values == pytest.approx([9, 4], rel=1e-10)
+
+
+def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another():
+    diagonal = torch.diag(torch.arange(1.0, 13.0, dtype=torch.float64))
+    at = flat([0.3] * 12)
+    exact = trace(hessian_product(quadratic(diagonal), at), at, probes=2)
+    assert exact.value == pytest.approx(78, rel=1e-12)
+    assert exact.error == pytest.approx(0, abs=1e-12)
+    matrix = symmetric(12)
+    found = trace(hessian_product(quadratic(matrix), at), at, probes=2000, seed=3)
+    assert abs(found.value - float(matrix.trace())) < 4 * found.error
+    # Var(zᵀ A z) = 2 Σ_{i≠j} A_ij² for random signs
+    off = matrix - torch.diag(matrix.diagonal())
+    assert found.error == pytest.approx(float((2 * off.square().sum()).sqrt()) / 2000**0.5, rel=0.1)
+
+
+def test_a_loss_without_curvature():
+    slope = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    loss, at = [lambda tree: slope @ tree.buffer], flat([0.5, -1.0])
+    assert torch.equal(hessian_product(loss, at)(slope), torch.zeros(2, dtype=torch.float64))
+    assert sharpness(loss, at, rho=0.1) == pytest.approx(0.5)  # ρ ‖slope‖
+    assert torch.equal(gradient(loss, at).buffer, slope)
+
+
+def test_sharpness_of_a_bowl_is_found_by_ascent():
+    """At the minimum of ½ (w_0² + 9 w_1²) the worst point at radius ρ is along w_1: 9/2 ρ²."""
+    matrix = torch.diag(torch.tensor([1.0, 9.0], dtype=torch.float64))
+    near = flat([1e-4, 1e-4])
+    found = sharpness(quadratic(matrix), near, rho=0.2, steps=20)
+    assert found == pytest.approx(4.5 * 0.2**2, rel=1e-2)
+    assert sharpness(quadratic(matrix), near, rho=0.2, steps=1) <= found
+    assert sharpness(quadratic(matrix), near, rho=0.0) == pytest.approx(0, abs=1e-15)
+    with pytest.raises(fk.RequestError, match="radius"):
+        sharpness(quadratic(matrix), near, rho=-1)
+
+
+def test_landscapes_of_a_bowl():
+    matrix = torch.diag(torch.tensor([2.0, 8.0], dtype=torch.float64))
+    at, loss = flat([0.0, 0.0]), quadratic(matrix)
+    across = line(loss, at, flat([1.0, 0.0]), radius=2.0, points=5)
+    assert across.values.tolist() == pytest.approx([4, 1, 0, 1, 4])
+    square = plane(loss, at, flat([1.0, 0.0]), flat([0.0, 1.0]), radius=1.0, points=3)
+    assert np.allclose(square.values, [[5, 4, 5], [1, 0, 1], [5, 4, 5]])  # rows are the second direction
+    assert square.values[1, 1] == loss_value(loss, at)
+    with pytest.raises(fk.RequestError, match="odd number"):
+        line(loss, at, at, points=4)
+
+
+def test_filter_normalised_directions_have_the_lengths_of_the_models_filters():
+    generator = torch.Generator().manual_seed(0)
+    shapes = (("conv.weight", (6, 3, 2, 2)), ("conv.bias", (6,)), ("head.weight", (4, 6)))
+    params = Tree(torch.randn(6 * 12 + 6 + 24, generator=generator, dtype=torch.float64), layout(shapes))
+    direction = random_direction(params, seed=5)
+    for name in ("conv.weight", "head.weight"):
+        own, theirs = direction[name].flatten(1), params[name].flatten(1)
+        assert torch.allclose(own.norm(dim=1), theirs.norm(dim=1), rtol=1e-12)
+    assert not direction["conv.bias"].any()
+    assert torch.equal(direction.buffer, random_direction(params, seed=5).buffer)
+    assert not torch.equal(direction.buffer, random_direction(params, seed=5, number=1).buffer)
+    # a model whose filters are twice as long has the same landscape along its own direction
+    again = filter_normalised(3 * direction, 2.0 * params)
+    assert torch.allclose(again.buffer, 2 * direction.buffer, rtol=1e-12)
