@@ -115,7 +115,9 @@ def seconds(f: Callable[[], Any], times: int) -> float:
     return statistics.median(found)
 
 
-def stacked(workload: str, precision: torch.dtype, rounds: int = 3, **options: Any) -> tuple[float, float, StackedEngine]:
+def stacked(
+    workload: str, precision: torch.dtype, rounds: int = 3, **options: Any
+) -> tuple[float, float, StackedEngine]:
     """Milliseconds of a step of all clients, of a whole round and of replays alone."""
     name, model = workload.split("/")
     task = Task(problem(model), device="cuda", dtype=precision)
@@ -130,7 +132,7 @@ def stacked(workload: str, precision: torch.dtype, rounds: int = 3, **options: A
     one_round()
     whole = seconds(one_round, rounds) / STEPS * 1e3
     graphs = list(engine.graphs.graphs.values())
-    replay = sum(seconds(lambda g=g: [g.step.zero_(), *(g.graph.replay() for _ in range(20))], rounds) / 20 for g in graphs)
+    replay = sum(seconds(lambda g=g: (g.step.zero_(), g.replay(STEPS)), rounds) / STEPS for g in graphs)
     return whole, replay * 1e3, engine
 
 
@@ -138,13 +140,18 @@ def profile(engine: StackedEngine) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    graph = next(iter(engine.graphs.graphs.values()))
+    graph, steps = next(iter(engine.graphs.graphs.values())), 10
     graph.step.zero_()
     with profiled(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(10):
-            graph.graph.replay()
+        graph.replay(steps)
         torch.cuda.synchronize()
-    return str(found.key_averages().table(sort_by="cuda_time_total", row_limit=32, max_name_column_width=70))
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows) / steps / 1e3
+    lines = [f"{total:.3f} ms of kernels in a step", "ms per step | launches | kernel"]
+    lines += [
+        f"{r.self_device_time_total / steps / 1e3:.3f} | {r.count / steps:.0f} | {r.key[:100]}" for r in rows[:30]
+    ]
+    return "\n".join(lines)
 
 
 def check(workload: str, dtype: torch.dtype, **options: Any) -> float:
@@ -177,9 +184,10 @@ def main() -> None:
         print(f"== {workload}")
         if given.check:
             for label, dtype, options in (
-                ("float64, vmap, graph", torch.float64, {"lift": broadcasting}),
                 ("float64, compiled rules", torch.float64, {"lift": fused}),
+                ("float32, vmap", torch.float32, {"general": True, "lift": broadcasting}),
                 ("float32, kernels", torch.float32, {}),
+                ("bfloat16, vmap", torch.bfloat16, {"general": True, "lift": broadcasting}),
                 ("bfloat16, kernels", torch.bfloat16, {}),
             ):
                 print(f"difference from serial float64: {label}: {check(workload, dtype, **options):.2e}", flush=True)

@@ -116,16 +116,21 @@ def every_rule(method: Method) -> Iterator[Rule]:
     while waiting:
         rule = waiting.pop(0)
         yield rule
-        values = [getattr(rule, field.name) for field in fields(rule)] if is_dataclass(rule) else []
+        values = list(settings(rule).values())
         nested = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
         waiting += [item for item in nested if isinstance(item, Rule)]
+
+
+def settings(rule: Any) -> dict[str, Any]:
+    """The fields of a rule; one that is no dataclass has none to show."""
+    return {field.name: getattr(rule, field.name) for field in fields(rule)} if is_dataclass(rule) else {}
 
 
 def meaning(word: str, method: Method) -> str:
     """The sentences of the rules' docstrings that say what values of a hyper-parameter mean."""
     found: dict[str, None] = {}
     for rule in every_rule(method):
-        if is_dataclass(rule) and word in {field.name for field in fields(rule)}:
+        if word in settings(rule):
             found |= dict.fromkeys(sentences_about(word, inspect.getdoc(type(rule)) or ""))
     if not found and word == "server_lr":
         return SERVER_LR
@@ -171,7 +176,9 @@ def costs(method: Method) -> Costs | None:
 @cache
 def fedavg_bytes() -> tuple[int, int]:
     """What FedAvg sends: the model to two clients, and back."""
-    model = sum(p.numel() * p.element_size() for p in sample_problem().model.parameters())  # type: ignore[union-attr]
+    module = sample_problem().model
+    assert module is not None
+    model = sum(int(weight.numel() * weight.element_size()) for weight in module.parameters())
     return 2 * model, 2 * model
 
 

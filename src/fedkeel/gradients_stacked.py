@@ -181,7 +181,9 @@ class StackedWorkspace:
             members = torch.tensor([c for c, n in enumerate(batch.sizes) if n == size], device=tree.device)
             theirs = None if buffers is None else Tree(buffers.buffer[members], buffers.layout)
             histogram = None if batch.histogram is None else batch.histogram[members]
-            part = StackedBatch(tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram)
+            part = StackedBatch(
+                tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram
+            )
             found = self.together(Tree(params.buffer[members], params.layout), part, aim, theirs)
             tree[members], loss[members] = found.tree.buffer, found.loss
             if after is not None and found.buffers is not None:
@@ -213,7 +215,9 @@ class KernelWorkspace(StackedWorkspace):
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         given = (batch.mask, reference, batch.histogram)
-        judge = vmap(partial(self.judged, aim, module), in_dims=(0, 0, *(None if part is None else 0 for part in given)))
+        judge = vmap(
+            partial(self.judged, aim, module), in_dims=(0, 0, *(None if part is None else 0 for part in given))
+        )
         with torch.set_grad_enabled(aim.kind.differentiable):
             output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
             losses = judge(batch.tensors, output.to(self.task.dtype), *given)

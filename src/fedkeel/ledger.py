@@ -72,7 +72,9 @@ def read(path: Path = LEDGER) -> list[Entry]:
         try:
             entry = Entry(**{name: value for name, value in json.loads(line).items() if name in known})
         except (json.JSONDecodeError, TypeError) as error:
-            raise RequestError(f"{path} is damaged in line {number}: {error}", "restore it from version control") from None
+            raise RequestError(
+                f"{path} is damaged in line {number}: {error}", "restore it from version control"
+            ) from None
         found[entry.identity] = entry
     return list(found.values())
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,13 +37,22 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that end a run wait until the block is done."""
-    signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    """Signals that end a run wait until the block is done.
+
+    Not by a mask: the system would hand them to another thread (a progress display has one), and Python to this one.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which is the only one that signals interrupt
+        yield
+        return
+    came: list[int] = []
+    wait = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in wait.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def state_budget(device: torch.device) -> int:

@@ -120,7 +120,10 @@ def judge(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Judgement]:
     for cell in cells:
         found = of_cell(entries, (cell.paper, cell.table, cell.row, cell.column))
         drawn.append((cell, found, _mean(found)))
-    return [Judgement(cell, tuple(found), mean, _std(found), _verdict(i, drawn)) for i, (cell, found, mean) in enumerate(drawn)]
+    return [
+        Judgement(cell, tuple(found), mean, _std(found), _verdict(i, drawn))
+        for i, (cell, found, mean) in enumerate(drawn)
+    ]
 
 
 def _mean(entries: Sequence[Entry]) -> float | None:

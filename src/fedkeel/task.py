@@ -173,21 +173,20 @@ class Task:
         assert self.validation is not None
         return self.validation.rows(part.client, np.arange(part.first, part.last))
 
-    @torch.no_grad()
     def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
-        tensors = self.ready(self.raw(part))
+        measured, count = self.measured(model, self.ready(self.raw(part))), part.last - part.first
+        return {name: (float(mean) * count, count) for name, mean in measured.items()}
+
+    @torch.no_grad()
+    def measured(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> dict[str, Tensor]:
+        """Means over samples, in float64."""
         output = self.predict(model, tensors)
-        count = part.last - part.first
         measured = {"loss": self.losses(model, tensors, output)}
         if output is not None and counts_as_labels(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
             measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
-        return {name: (_mean(value) * count, count) for name, value in measured.items()}
-
-
-def _mean(value: Tensor) -> float:
-    return float(value.to(torch.float64).mean())
+        return {name: value.to(torch.float64).mean() for name, value in measured.items()}
 
 
 def counts_as_labels(output: Tensor, target: Tensor) -> bool:

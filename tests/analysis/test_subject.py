@@ -8,7 +8,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.analysis.diagnose import DIAGNOSTICS, Extent, analyse, read_diagnostics
+from fedkeel.analysis.diagnose import DIAGNOSTICS, Extent, analyse, by, read_diagnostics
 from fedkeel.analysis.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
@@ -57,8 +57,7 @@ def test_states_of_clients_come_from_the_folder(folder):
 def test_the_perturbations_are_the_methods_own(folder):
     subject = Subject(fk.load_run(folder), clients=3)
     expected = 0.1 * subject.gradients.unit()
-    filtered = expected.map_by_length(fk.HighPass(0.01).filter)
-    assert torch.allclose(subject.perturbations.buffer, filtered.buffer, atol=1e-7)
+    assert torch.allclose(subject.perturbations.buffer, by(fk.HighPass(0.01))(expected).buffer, atol=1e-7)
 
 
 def test_every_diagnostic_is_written_and_read_back(folder):

@@ -16,16 +16,18 @@ from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training
 from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
+from fedkeel.engines.scoring import Scorer, merged
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import FedkeelError
+from fedkeel.gradients import Workspace
 from fedkeel.method import Method
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import Local, Rule, State
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.task import Task
+from fedkeel.task import Task, add_up
 from fedkeel.trees import Tree, stack, tensors
 
 SIZES = (7, 4, 9, 1, 5)
@@ -60,6 +62,7 @@ def problem(**changes: Any) -> fk.Problem:
         "loss": per_sample,
         "clients": [samples(size, i) for i, size in enumerate(SIZES)],
         "prepare": PREPARE,
+        "classes": 3,
     }
     return fk.Problem(**(usual | changes))
 
@@ -72,7 +75,7 @@ def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tupl
         outcomes = engine.train(message, t, 0.1 * 0.9**t, clients, [store.get(c) for c in clients])
         assert [outcome.client for outcome in outcomes] == clients
         reports = stack([outcome.report for outcome in outcomes])
-        server = server_round(method, server, reports | {"population": torch.tensor(5.0, dtype=task.dtype)})
+        server = server_round(method, server, reports | {"population": reports["lr"].new_tensor(5.0)})
         store |= {outcome.client: outcome.state for outcome in outcomes}
         sent.append(reports)
     return server, store, sent
@@ -89,7 +92,7 @@ def both(
     problem: fk.Problem, method: Method, dtype: torch.dtype = torch.float64, epochs: Any = 2, **options: Any
 ) -> tuple[Any, Any]:
     training = Training(seed=1, epochs=epochs, batch_size=3)
-    one, other = Task(problem, dtype=dtype), Task(problem, dtype=dtype)
+    one, other = (Task(problem, dtype=dtype, asks=method.asks) for _ in range(2))
     serial = train(SerialEngine(one, method, training), method, one)
     return train(StackedEngine(other, method, training, **options), method, other), serial
 
@@ -113,7 +116,8 @@ def test_networks_learn_the_same_with_kernels(name: str, general: bool) -> None:
     images = {"resnet18-gn": 16, "resnet20-gn": 8, "small-cnn": 8, "lenet-fsa": 16}[name]
     draw = torch.Generator().manual_seed(0)
     clients = [
-        (torch.rand(size, 3, images, images, generator=draw), torch.randint(0, 3, (size,), generator=draw)) for size in (3, 2)
+        (torch.rand(size, 3, images, images, generator=draw), torch.randint(0, 3, (size,), generator=draw))
+        for size in (3, 2)
     ]
     model = build_model(name, shape=(3, images, images), classes=3, seed=0)
     method, training = build("fedsam"), Training(seed=1, epochs=1, batch_size=2)
@@ -201,6 +205,16 @@ def test_clients_never_see_each_other() -> None:
     assert difference(found[0][0], found[1][0]) == 0
     assert difference(found[0][3], found[1][3]) == 0
     assert difference(found[0][2], found[1][2]) > 0
+
+
+def test_scores_do_not_depend_on_how_they_are_batched() -> None:
+    task = Task(problem(test=samples(1203, 99)), dtype=torch.float64)
+    workspace = Workspace(task)
+    scores = [workspace.score(task.initial, None, part) for part in task.parts("test")]
+    scorer = Scorer(workspace)
+    assert len(merged(list(task.parts("test")))) == 1
+    for _ in range(2):  # from the host, then from what was kept
+        assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
 
 
 class Exhausted(StackedEngine):

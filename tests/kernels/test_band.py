@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
-from fedkeel.kernels.band import basis, without_low_band
-from fedkeel.rules.filters import low_bins
+from fedkeel.kernels.band import basis, high_pass, without_low_band
+from fedkeel.methods import build
+from fedkeel.rules.filters import HighPass, low_bins
+from fedkeel.trees import Tree
 
 
 @pytest.mark.parametrize(("n", "ratio"), [(36864, 0.01), (147456, 0.01), (32768, 0.005), (36864, 0.013)])
@@ -28,3 +34,35 @@ def test_is_left_alone_where_it_would_not_pay() -> None:
     assert basis(2304, 11, torch.float32, torch.device("cpu")) is None
     assert basis(36864, 921, torch.float32, torch.device("cpu")) is None
     assert basis(65537, 300, torch.float32, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("name", ["fedfft", "specgradfilter"])
+def test_a_whole_buffer_is_filtered_as_its_leaves_are(name: str) -> None:
+    rule = next(r for r in build(name).rules if isinstance(r, HighPass))
+    sizes = {"a": (3, 64, 9), "b": (64, 64, 3, 3), "c": (64, 64, 3, 3), "d": (300,), "e": (), "f": (128, 128, 3, 3)}
+    draw = torch.Generator().manual_seed(0)
+    tree = Tree.of({n: torch.randn(s, generator=draw, dtype=torch.float64) for n, s in sizes.items()}).expand(2)
+    for given in (rule, replace(rule, min_dims=2)):
+        wanted = tree.map_by_length(partial(given.filter, at=None), vectors=given.min_dims < 2).buffer
+        found = high_pass(tree.buffer, given.spans(tree.layout.groups))
+        assert float((found - wanted).norm() / wanted.norm()) < 1e-8
+
+
+def check_triton(device: str) -> None:
+    n, bins = 110592, 552
+    draw = torch.Generator().manual_seed(0)
+    buffer = torch.randn(2, 3 * n + 7, generator=draw).to(device)
+    rows = buffer[:, 7:].view(2, 3, n)
+    a, b, shapes, factors = basis(n, bins, torch.float32, torch.device(device)) or pytest.fail("no basis")
+    out = torch.full_like(buffer, torch.nan)
+    remove = importlib.import_module("fedkeel.kernels.triton_band").remove
+    remove(rows.reshape(2, 3 * a, b), 3, a, shapes, factors, out[:, 7:].view(2, 3 * a, b))
+    spectrum = torch.fft.rfft(rows.double())
+    spectrum[..., :bins] = 0
+    wanted = torch.fft.irfft(spectrum, n=n)
+    assert float((out[:, 7:].view(2, 3, n) - wanted).norm() / rows.norm()) < 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_triton_removes_the_same_band() -> None:
+    check_triton("cuda")

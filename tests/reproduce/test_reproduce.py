@@ -21,7 +21,9 @@ def cell(row, reported, **changes):
 
 
 def entry(row, value, seed=0, rounds=3, paper_rounds=3):
-    fixed = dict(kind="accuracy", evaluation="best", reported=None, spread=None, best=value, last=value, mean_last=value)
+    fixed = dict(
+        kind="accuracy", evaluation="best", reported=None, spread=None, best=value, last=value, mean_last=value
+    )
     return Entry(
         "fedfft", "1", row, "cifar10, 0.1", seed, **fixed, measured=value, rounds=rounds, rounds_paper=paper_rounds,
         seconds=1.0, fingerprint="f", model_digest="d",
@@ -48,7 +50,11 @@ def test_verdicts():
     assert verdicts(cells, []) == ["not run"] * 3
     assert verdicts(cells, [entry("A", 80.9), entry("B", 69.1)])[:2] == ["within seed noise"] * 2
     assert verdicts(cells, [entry("A", 75.0), entry("B", 65.0), entry("C", 55.0)]) == ["ordering holds"] * 3
-    assert verdicts(cells, [entry("A", 65.0), entry("B", 75.0), entry("C", 55.0)]) == ["differs", "differs", "ordering holds"]
+    assert verdicts(cells, [entry("A", 65.0), entry("B", 75.0), entry("C", 55.0)]) == [
+        "differs",
+        "differs",
+        "ordering holds",
+    ]
     assert verdicts(cells, [entry("A", 75.0)])[0] == "differs"
 
 

@@ -22,6 +22,7 @@ from fedkeel.analysis.subject import Subject
 from fedkeel.errors import RequestError, nearest
 from fedkeel.folder import write_text
 from fedkeel.randomness import key
+from fedkeel.rule import Local, Rule
 from fedkeel.rules import HighPass
 from fedkeel.runs import Run
 from fedkeel.trees import Tree
@@ -85,8 +86,14 @@ def filter_of(subject: Subject) -> HighPass:
     return next((rule for rule in subject.method.rules if isinstance(rule, HighPass)), HighPass(RATIO))
 
 
-def by(rule: HighPass) -> Callable[[Tree], Tree]:
-    return lambda tree: tree.map_by_length(rule.filter, vectors=rule.min_dims < 2)
+def by(rule: Rule) -> Callable[[Tree], Tree]:
+    """A filter as a function of a tree, stacked or not."""
+
+    def filtered(tree: Tree) -> Tree:
+        zero, count = tree.scalar(), torch.zeros((), dtype=torch.int64)
+        return rule.step(tree, {}, Local(tree, tree, {}, None, zero, count, zero, count))[0]
+
+    return filtered
 
 
 def drift_of(subject: Subject, extent: Extent) -> dict[str, Any]:

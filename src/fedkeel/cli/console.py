@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from collections.abc import Iterable
+from typing import TextIO, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,12 +16,32 @@ from rich.text import Text
 WIDE = 200  # columns where nobody looks through a window: a file or a pipe
 
 
+class Trimmed(io.TextIOBase):
+    """A file or a pipe, without the blanks that tables end their lines with."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
 def stdout() -> Console:
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDE)
+    return _console(sys.stdout)
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, width=None if sys.stderr.isatty() else WIDE)
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    if stream.isatty():
+        return Console(file=stream, highlight=False, markup=False, emoji=False)
+    return Console(file=cast(TextIO, Trimmed(stream)), highlight=False, markup=False, emoji=False, width=WIDE)
 
 
 def say(console: Console, label: str, style: str, text: str) -> None:

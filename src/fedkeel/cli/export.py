@@ -33,10 +33,10 @@ def model(
     """
     from safetensors.torch import save_file
 
-    from fedkeel.checkpoint import write_whole
     from fedkeel.cli.console import byte_size, count, stderr
     from fedkeel.errors import RequestError
     from fedkeel.runs import load_run
+    from fedkeel.states import write_whole
 
     if file.suffix != ".safetensors":
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")

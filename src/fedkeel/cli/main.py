@@ -12,19 +12,19 @@ from typing import Annotated
 import click
 import typer
 
-from fedkeel.cli import datasets, doctor, export, methods, models, pages, reproduce, run
+from fedkeel.cli import compare, datasets, doctor, export, methods, models, pages, reproduce, run, sweep
 from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
 
 HELP = """Federated learning under client drift: train, compare and look up methods.
 
-Results go to stdout, progress to stderr. Exit codes: 0 done; 1 the run failed; 2 the request was wrong; 130 interrupted,
-with the checkpoint written.
+Results go to stdout, progress to stderr. Exit codes: 0 done; 1 the run failed; 2 the request was wrong;
+130 interrupted, with the checkpoint written.
 """
 
 app = typer.Typer(
-    help=HELP.replace(",\n", ", "),
+    help=HELP.replace(";\n", "; "),
     epilog=pages.shown(
         "fedkeel run",
         "fedkeel run --dataset cifar10 --method fedavg,scaffold --rounds 100",
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, reproduce, methods, datasets, models, export, doctor):
+for module in (run, compare, sweep, reproduce, methods, datasets, models, export, doctor):
     module.add_to(app)
 
 

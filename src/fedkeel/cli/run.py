@@ -149,11 +149,8 @@ def how_to_go_on(plans: list[Plan]) -> str:
 
     plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
     saved = names(plan.folder / "checkpoint")
-    stands = (
-        f"stands at round {int(saved[0].stem)} of {plan.experiment.rounds}, checkpoint written"
-        if saved
-        else ("has not begun")
-    )
-    resume = f"Go on with: fedkeel resume {plan.folder}"
-    again = "The same command again goes on" + (" with all runs" if len(plans) > 1 else "")
-    return f"{plan.label} {stands}. {again if len(plans) > 1 or not saved else resume}"
+    if not saved:
+        return f"{plan.label} had not begun. The same command again goes on."
+    done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
+    stands = f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written."
+    return f"{stands} Go on with: fedkeel resume {plan.folder}{again}"

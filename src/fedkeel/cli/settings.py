@@ -161,13 +161,16 @@ def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
     given = data.get("partition")
     if given is None and data.get("dataset") in DATASETS:
         given = DATASETS[data["dataset"]].preset.get("partition")
+    return as_table(given)
+
+
+def as_table(given: Any) -> dict[str, Any]:
     return parse(given) if isinstance(given, str) else dict(given or {})
 
 
-def with_field(table: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+def with_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """The table with one field, perhaps inside another table, changed."""
-    table = parse(table) if isinstance(table, str) else dict(table or {})
-    name, *rest = path
+    table, (name, *rest) = as_table(given), path
     return table | {name: with_field(table.get(name), rest, value) if rest else value}
 
 

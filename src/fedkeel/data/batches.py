@@ -34,3 +34,9 @@ def sample_keys(of: int, step: int, rows: NDArray[np.int64]) -> NDArray[np.uint6
     """One key for each sample of a step, a function of (of, step, row) and of nothing beside it in the batch."""
     # `bits` steps a key by another odd constant before it mixes, so neighbouring rows share no number
     return np.uint64(key(of, "sample", step)) + ROW * rows.astype(np.uint64)
+
+
+def sample_keys_of_steps(of: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`sample_keys` of all steps at once: rows `[steps, batch]`."""
+    keys = np.array([key(of, "sample", step) for step in range(len(rows))], dtype=np.uint64)
+    return keys[:, None] + ROW * rows.astype(np.uint64)

@@ -33,8 +33,12 @@ def make_engine(
         raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
+    if name == "auto" and task.device.type == "cuda" and not task.stochastic:
+        name = "stacked"  # one client at a time leaves a GPU idle
     if name == "stacked":
         return StackedEngine(task, method, training)
+    if task.compute != task.dtype:
+        raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
         return simulated_by_flower(task, method, training, make_task, workers)
     serial = SerialEngine(task, method, training)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.batches import sample_keys
+from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training, planned, step_keys
@@ -161,22 +161,20 @@ def steps_of(store: Store, training: Training, round: int, clients: Sequence[int
     seeds = np.zeros(index.shape, dtype=np.uint64) if task.augments else None
     keys = torch.zeros(sizes.shape, dtype=torch.int64)
     for c, (client, plan) in enumerate(zip(clients, plans, strict=True)):
-        of, offset = key(training.seed, "samples", round, client, number), store.offsets[client]
-        index[:, c] = offset + plan[0][0]
-        for step, rows in enumerate(plan):
-            put(index[step, c], offset + rows)
-            sizes[step, c] = len(rows)
-            if seeds is not None:
-                put(seeds[step, c], sample_keys(of, step, rows))
+        of, count = key(training.seed, "samples", round, client, number), len(plan)
+        sizes[:count, c] = [len(rows) for rows in plan]
+        rows = np.stack([filled_up(rows, wide) for rows in plan])
+        index[:count, c], index[count:, c] = store.offsets[client] + rows, store.offsets[client] + rows[0, 0]
+        if seeds is not None:
+            seeds[:count, c] = sample_keys_of_steps(of, rows)
         if random:
-            keys[: len(plan), c] = step_keys(training, round, client, number, len(plan))
+            keys[:count, c] = step_keys(training, round, client, number, count)
     prepare = task.problem.prepare
     draws = prepare.draw(seeds) if isinstance(prepare, Preparation) else None
     histogram = torch.stack([task.histogram(client) for client in clients]) if "histogram" in task.asks else None
     return Steps(store, clients, index, sizes, seeds, draws, keys, histogram)
 
 
-def put(row: Rows | NDArray[np.uint64], values: Rows | NDArray[np.uint64]) -> None:
-    """Write values to the front of a row and repeat the first one behind them."""
-    row[: len(values)] = values
-    row[len(values) :] = values[0]
+def filled_up(rows: Rows, wide: int) -> Rows:
+    """`wide` row numbers: the given ones, then the first again."""
+    return rows if len(rows) == wide else np.concatenate([rows, np.repeat(rows[:1], wide - len(rows))])

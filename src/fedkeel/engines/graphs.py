@@ -17,6 +17,7 @@ from fedkeel.trees import tensors
 
 log = logging.getLogger("fedkeel")
 
+SEVERAL = 5  # steps in the longer of two graphs
 WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
 
 
@@ -59,26 +60,45 @@ class Graph:
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 self.step.zero_()
-                self.advance()
+                self.advance(1)
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.advance()
+        several = min(SEVERAL, len(inputs.index))
+        self.graphs: list[tuple[int, torch.cuda.CUDAGraph]] = []  # longest first
+        for count in dict.fromkeys((several, 1)):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.graphs[0][1].pool() if self.graphs else None):
+                self.advance(count)
+            self.graphs.append((count, graph))
 
-    def advance(self) -> None:
-        """One step, chosen by the counter on the device."""
-        index, draws, mask, active, keys = (
-            None if part is None else part.index_select(0, self.step).squeeze(0) for part in self.inputs
-        )
-        assert index is not None and keys is not None
-        clients, wide = index.shape
-        batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram)
-        after, loss = self.body(self.carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
-        for old, new in zip(tensors(self.carry), tensors(after), strict=True):
-            if new is not old:  # a slot that no rule of the phase touches
+    def advance(self, count: int) -> None:
+        """Some steps, chosen by the counter on the device; only after the last is what they carry put back in place."""
+        carry, place = self.carry, tensors(self.carry)
+        for _ in range(count):
+            index, draws, mask, active, keys = (
+                None if part is None else part.index_select(0, self.step).squeeze(0) for part in self.inputs
+            )
+            assert index is not None
+            assert keys is not None
+            clients, wide = index.shape
+            batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram)
+            carry, loss = self.body(carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
+            self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
+            self.step += 1
+        taken = {slot.untyped_storage().data_ptr() for slot in place}
+        after = []
+        for old, new in zip(place, tensors(carry), strict=True):
+            # a slot may be another one's old value (the last model seen), which is about to be overwritten
+            moves = new is not old and new.untyped_storage().data_ptr() in taken
+            after.append(new.clone() if moves else new)
+        for old, new in zip(place, after, strict=True):
+            if new is not old:  # else a slot that no rule of the phase touches
                 old.copy_(new)
-        self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
-        self.step += 1
+
+    def replay(self, count: int) -> None:
+        for length, graph in self.graphs:
+            for _ in range(count // length):
+                graph.replay()
+            count %= length
 
     def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, histogram: Tensor | None) -> tuple[Carry, Tensor]:
         count = len(inputs.index)
@@ -90,8 +110,7 @@ class Graph:
             if mine is not None:
                 mine[:count].copy_(given)
         self.step.zero_()
-        for _ in range(count):
-            self.graph.replay()
+        self.replay(count)
         return copied(self.carry), self.losses[:count].T.clone()
 
 

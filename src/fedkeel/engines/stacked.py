@@ -14,6 +14,7 @@ from fedkeel.engines.feed import Steps, Store, steps_of
 from fedkeel.engines.graphs import GraphScan
 from fedkeel.engines.lifts import lift_for, spread
 from fedkeel.engines.memory import clients_that_fit, data_budget
+from fedkeel.engines.scoring import Scorer
 from fedkeel.gradients import Workspace
 from fedkeel.gradients_stacked import StackedWorkspace, workspace_for
 from fedkeel.method import Method
@@ -47,6 +48,7 @@ class StackedEngine:
         self.task, self.method, self.training = task, method, training
         self.gradient = StackedWorkspace(task) if general else workspace_for(task)
         self.workspace = Workspace(task)
+        self.scorer = Scorer(self.workspace)
         self.store = Store(task, data_budget(task.device))
         self.lift = lift or lift_for(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
@@ -114,6 +116,8 @@ class StackedEngine:
         return outcomes
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        if self.task.device.type == "cuda":
+            return self.scorer(params, buffers, split)
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
 
     def close(self) -> None:

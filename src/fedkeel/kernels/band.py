@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.constants import traced_as_constant
-
+THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
 
@@ -27,13 +26,8 @@ class Basis(NamedTuple):
     factors: Tensor
 
 
-@traced_as_constant
-def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
-    return _basis(n, bins, dtype, device)
-
-
 @cache
-def _basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
+def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
     """None where it would not pay: rows too short, a band too wide, or a length without a suitable divisor."""
     a = next((d for d in range(2 * bins + 1, n // 32 + 1) if n % d == 0), None)
     if a is None or n < 1 << 15:
@@ -68,3 +62,42 @@ def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
     low = torch.fft.irfft(z.sum(1, keepdim=True) * factors.conj()[:, None, :], n=a).flatten(-2)
     kept = torch.baddbmm(x, low.mT, shapes.T.expand(len(x), -1, -1), alpha=-1 / b)
     return kept.view(rows.shape)
+
+
+# ---- a whole buffer ------------------------------------------------------------------------------------------------
+def high_pass(buffer: Tensor, spans: list[int]) -> Tensor:
+    """A stacked buffer `[clients, D]` without the low bands of its leaves.
+
+    `spans` lists (offset, leaves, length, bins) of neighbouring stretches that cover the buffer; 0 bins leave it alone.
+    """
+    stacked = buffer.reshape(-1, buffer.shape[-1])
+    out = torch.empty_like(stacked, memory_format=torch.contiguous_format)
+    for i in range(0, len(spans), 4):
+        offset, leaves, length, bins = spans[i : i + 4]
+        given, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
+        if bins == 0:
+            target.copy_(given)
+            continue
+        found = basis(length, bins, buffer.dtype, buffer.device) if length >= THIN_FROM else None
+        if found is not None and buffer.is_cuda:
+            from fedkeel.kernels import triton_band
+
+            shape = (len(stacked), leaves * found.length, found.width)
+            triton_band.remove(given.view(shape), leaves, found.length, found.shapes, found.factors, target.view(shape))
+            continue
+        rows = given.unflatten(1, (leaves, length))
+        kept = without_low_band(rows, bins) if found is not None else None
+        if kept is None:
+            spectrum = torch.fft.rfft(rows)
+            spectrum[..., :bins] = 0
+            kept = torch.fft.irfft(spectrum, n=length)
+        target.copy_(kept.flatten(1))
+    return out.view(buffer.shape)
+
+
+LIBRARY = torch.library.Library("fedkeel", "DEF")
+LIBRARY.define("high_pass(Tensor buffer, int[] spans) -> Tensor")
+LIBRARY.impl("high_pass", high_pass, "CompositeExplicitAutograd")
+LIBRARY._register_fake(
+    "high_pass", lambda buffer, spans: torch.empty_like(buffer, memory_format=torch.contiguous_format)
+)

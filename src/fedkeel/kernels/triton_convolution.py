@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
 
-SPLIT_ROWS = 2048  # pixels that one program of the weight gradient sums up at least
+SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
+PROGRAMS = 132 * 8  # enough of them to fill a large GPU
 
 
 @triton.jit
@@ -145,49 +146,42 @@ def _input_gradient(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, parts, pixels, height, width, inner, out_height, out_width, outer, top, left, depth, share, clients,
-    COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY_TAP: tl.constexpr,
+    x, dy, parts, pixels, outer, share, clients,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """parts[split, out, tap, in] = Σ_pixel dy[pixel, out] · x[pixel · stride + tap, in], over the split's pixels."""
+    """parts[split, out, tap, in] = Σ_pixel dy[pixel, out] · x[pixel · stride + tap, in], over the split's pixels.
+
+    Sizes are constants: where each pixel lies is worked out in the loop, and division by a constant is cheap.
+    """
+    DEPTH: tl.constexpr = ROWS * COLUMNS * INNER
+    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
     client = tl.program_id(2).to(tl.int64)
     split = tl.program_id(1)
-    tiles = tl.cdiv(depth, BK)
+    tiles = tl.cdiv(DEPTH, BK)
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)  # out
-    if BY_TAP:
-        first = tl.program_id(0) % tiles * BK
-        q = first + tl.arange(0, BK)
-        down, right = first // inner // COLUMNS, first // inner % COLUMNS
-        offset = (down * width + right) * inner + first % inner + tl.arange(0, BK)
-    else:
-        q = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
-        down, rest = q // (COLUMNS * inner), q % (COLUMNS * inner)
-        right = rest // inner
-        offset = down * width * inner + rest
-    images = pixels // (out_height * out_width)
-    source = x + client * images * height * width * inner
+    q = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
+    down, rest = q // (COLUMNS * INNER), q % (COLUMNS * INNER)
+    right = rest // INNER
+    offset = (down * WIDTH + right) * INNER + q % INNER
+    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
     slopes = dy + client * pixels * outer
-    used, inside = n < outer, q < depth
+    used, inside = n < outer, q < DEPTH
     total = tl.zeros((BN, BK), dtype=tl.float32)
     end = tl.minimum(split * share + share, pixels)
     for start in range(split * share, end, BM):
         m = start + tl.arange(0, BM)
         exists = m < end
-        image, pixel = m // (out_height * out_width), m % (out_height * out_width)
-        row, column = pixel // out_width * STRIDE - top, pixel % out_width * STRIDE - left
-        base = ((image * height + row) * width + column) * inner
-        if BY_TAP:
-            seen = exists & (row + down >= 0) & (row + down < height) & (column + right >= 0) & (column + right < width)
-            b = tl.load(source + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
-        else:
-            rows, columns = row[:, None] + down[None, :], column[:, None] + right[None, :]
-            seen = (
-                exists[:, None] & inside[None, :] & (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-            )
-            b = tl.load(source + base[:, None] + offset[None, :], mask=seen, other=0.0)
+        image, pixel = m // OUT, m % OUT
+        row, column = pixel // OUT_WIDTH * STRIDE - TOP, pixel % OUT_WIDTH * STRIDE - LEFT
+        base = ((image * HEIGHT + row) * WIDTH + column) * INNER
+        rows, columns = row[:, None] + down[None, :], column[:, None] + right[None, :]
+        seen = exists[:, None] & inside[None, :] & (rows >= 0) & (rows < HEIGHT) & (columns >= 0) & (columns < WIDTH)
+        b = tl.load(source + base[:, None] + offset[None, :], mask=seen, other=0.0)
         a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
         total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
-    at = (split * clients + client) * outer * depth + n[:, None] * depth + q[None, :]
+    at = (split * clients + client) * outer * DEPTH + n[:, None] * DEPTH + q[None, :]
     tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
 
 
@@ -195,6 +189,14 @@ def _weight_gradient(
 def power(n: int, low: int, high: int) -> int:
     """The power of two that covers n, within bounds."""
     return min(max(triton.next_power_of_2(n), low), high)
+
+
+def tile(rows: int, columns: int, clients: int) -> tuple[int, int]:
+    """How much of a product one program makes: less where there would be too few programs to fill the GPU."""
+    bm, bn = power(rows, 16, 128), power(columns, 16, 64)
+    while triton.cdiv(rows, bm) * triton.cdiv(columns, bn) * clients < PROGRAMS // 4 and max(bm, bn) > 32:
+        bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
+    return bm, bn
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -220,7 +222,7 @@ def convolve(x: Tensor, packed: Tensor, where: Geometry) -> Tensor:
     y = torch.empty((clients, images, where.out_height, where.out_width, outer), dtype=x.dtype, device=x.device)
     pixels = images * where.out_height * where.out_width
     by_tap = inner % 16 == 0
-    bm, bn = power(pixels, 16, 128), power(outer, 16, 64)
+    bm, bn = tile(pixels, outer, clients)
     bk = next(b for b in (64, 32, 16) if inner % b == 0) if by_tap else power(depth, 16, 32)
     _convolve[(triton.cdiv(pixels, bm) * triton.cdiv(outer, bn), clients)](
         x, packed, y, pixels, height, width, inner, where.out_height, where.out_width, outer, where.top, where.left,
@@ -236,7 +238,8 @@ def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry) -> Tens
     inner = depth // (where.taps[0] * where.taps[1])
     dx = torch.empty((clients, images, where.height, where.width, inner), dtype=dy.dtype, device=dy.device)
     pixels = images * where.height * where.width
-    bm, bn, bk = power(pixels, 16, 128), power(inner, 16, 64), power(outer, 16, 64)
+    bm, bn = tile(pixels, inner, clients)
+    bk = power(outer, 16, 64)
     _input_gradient[(triton.cdiv(pixels, bm) * triton.cdiv(inner, bn), clients)](
         dy, packed, dx, pixels, where.height, where.width, inner, where.out_height, where.out_width, outer,
         where.top, where.left, depth, ROWS=where.taps[0], COLUMNS=where.taps[1], STRIDE=where.stride,
@@ -249,18 +252,16 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
-    bn, by_tap = power(outer, 16, 64), inner % 64 == 0
-    bk = 64 if by_tap else power(depth, 16, 64)
-    bm = power(pixels, 16, 64)
-    tiles = triton.cdiv(outer, bn) * triton.cdiv(depth, bk) * clients
-    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), triton.cdiv(1024, tiles)))
+    bn, bk, bm = power(outer, 16, 64), power(depth, 16, 64), power(pixels, 16, 64)
+    tiles = triton.cdiv(outer, bn) * triton.cdiv(depth, bk)
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
     share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
     splits = triton.cdiv(pixels, share)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    _weight_gradient[(triton.cdiv(outer, bn) * triton.cdiv(depth, bk), splits, clients)](
-        x, dy, parts, pixels, height, width, inner, where.out_height, where.out_width, outer, where.top, where.left,
-        depth, share, clients, COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype),
-        BM=bm, BN=bn, BK=bk, BY_TAP=by_tap, num_warps=4, num_stages=3,
+    _weight_gradient[(tiles, splits, clients)](
+        x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
+        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
+        COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3,
     )  # fmt: skip
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = power(full, 1, 64)

@@ -101,15 +101,21 @@ def _normalise_gradient(
 
 
 @triton.jit
-def _sum_images(parts, into, images, row_stride, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_images(
+    parts, gain, bias, images, clients, gain_stride, bias_stride, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):
     client = tl.program_id(0).to(tl.int64)
+    which = tl.program_id(1)  # 0: gain, 1: bias
     channel = tl.arange(0, CHANNELS)
     total = tl.zeros((CHANNELS,), dtype=tl.float32)
     for first in range(0, images, BLOCK):
         image = first + tl.arange(0, BLOCK)
-        at = (client * images + image)[:, None] * CHANNELS + channel[None, :]
+        at = ((which * clients + client) * images + image)[:, None] * CHANNELS + channel[None, :]
         total += tl.sum(tl.load(parts + at, mask=(image < images)[:, None], other=0.0), 0)
-    tl.store(into + client * row_stride + channel, total)
+    if which == 0:
+        tl.store(gain + client * gain_stride + channel, total)
+    else:
+        tl.store(bias + client * bias_stride + channel, total)
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
@@ -158,6 +164,7 @@ def normalise_gradient(
         dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width, gain.stride(0),
         CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu, num_warps=warps,
     )  # fmt: skip
-    for part, target in zip(parts, into, strict=True):
-        _sum_images[(clients,)](part, target, images, target.stride(0), CHANNELS=channels, BLOCK=32)
+    _sum_images[(clients, 2)](
+        parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, BLOCK=64
+    )
     return dx, dz

@@ -1,4 +1,8 @@
-"""The methods by name. Each is its paper's algorithm, spelled with rules."""
+"""The methods by name. Each is its paper's algorithm, spelled with rules.
+
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`. Several
+may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +13,158 @@ from typing import Any
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import import_name
 from fedkeel.method import Method
-from fedkeel.methods.averaging import fedavg, fedavgm, uniform
-from fedkeel.methods.correction import fedcm, feddyn, fedprox, scaffold
-from fedkeel.methods.sharpness import fedsam, fedsam_d, fedsam_s, mofedsam
-from fedkeel.methods.spectral import fedfft, fedfft_d, fedfft_s, specgradfilter
+from fedkeel.methods.adaptive import fedfsa, fedfsa_released, fedscam, fedscam_sam, fedscam_wa, with_fsa
+from fedkeel.methods.averaging import fedadam, fedavg, fedavg_ft, fedavgm, uniform
+from fedkeel.methods.correction import fedcm, feddc, feddyn, feddyn_released, fedlc, fedprox, scaffold
+from fedkeel.methods.lookback import (
+    fedlesam,
+    fedlesam_d,
+    fedlesam_d_released,
+    fedlesam_released,
+    fedlesam_s,
+    fedlesam_s_released,
+    fedwmsam,
+    fedwmsam_released,
+)
+from fedkeel.methods.personalised import ditto, fedala, fedper
+from fedkeel.methods.sharpness import (
+    fedasam,
+    fedgamma,
+    fedgloss,
+    fedgloss_released,
+    fedlwsam,
+    fedsam,
+    fedsam_d,
+    fedsam_s,
+    fedsmoo,
+    fedsol,
+    fedspeed,
+    fedspeed_released,
+    mofedsam,
+    plgu,
+)
+from fedkeel.methods.spectral import (
+    fedfft,
+    fedfft_d,
+    fedfft_s,
+    filter_gradients,
+    filter_perturbations,
+    specgradfilter,
+)
+from fedkeel.methods.weighting import (
+    fedawa,
+    fedawa_released,
+    feddisco,
+    fedlaw,
+    fedlw,
+    fedlws,
+    fednolowe,
+    qfedavg,
+)
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "uniform": uniform,
+    "fedavg-ft": fedavg_ft,
     "fedavgm": fedavgm,
+    "fedadam": fedadam,
     "fedprox": fedprox,
     "scaffold": scaffold,
     "feddyn": feddyn,
+    "feddyn@released": feddyn_released,
     "fedcm": fedcm,
+    "feddc": feddc,
+    "fedlc": fedlc,
     "fedsam": fedsam,
+    "fedasam": fedasam,
     "mofedsam": mofedsam,
     "fedsam-s": fedsam_s,
+    "fedgamma": fedgamma,
     "fedsam-d": fedsam_d,
+    "fedspeed": fedspeed,
+    "fedspeed@released": fedspeed_released,
+    "fedsmoo": fedsmoo,
+    "fedgloss": fedgloss,
+    "fedgloss@released": fedgloss_released,
+    "fedsol": fedsol,
+    "fedlwsam": fedlwsam,
+    "plgu": plgu,
+    "fedlesam": fedlesam,
+    "fedlesam-s": fedlesam_s,
+    "fedlesam-d": fedlesam_d,
+    "fedlesam@released": fedlesam_released,
+    "fedlesam-s@released": fedlesam_s_released,
+    "fedlesam-d@released": fedlesam_d_released,
+    "fedwmsam": fedwmsam,
+    "fedwmsam@released": fedwmsam_released,
     "fedfft": fedfft,
     "fedfft-s": fedfft_s,
     "fedfft-d": fedfft_d,
     "specgradfilter": specgradfilter,
+    "fedscam": fedscam,
+    "fedscam-sam": fedscam_sam,
+    "fedscam-wa": fedscam_wa,
+    "fedfsa": fedfsa,
+    "fedfsa@released": fedfsa_released,
+    "q-fedavg": qfedavg,
+    "fedlw": fedlw,
+    "fednolowe": fednolowe,
+    "feddisco": feddisco,
+    "fedawa": fedawa,
+    "fedawa@released": fedawa_released,
+    "fedlws": fedlws,
+    "fedlaw": fedlaw,
+    "fedper": fedper,
+    "fedala": fedala,
+    "ditto": ditto,
 }
+
+PLUGINS: dict[str, Callable[..., Method]] = {
+    "specgradfilter": filter_gradients,
+    "fedfft": filter_perturbations,
+    "fsa": with_fsa,
+}
+"""What may stand before a `+`: functions of a method that give a method."""
 
 
 def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """The method of that name, or `module:function` of the user's own, with some of its hyper-parameters set."""
-    make = import_name(name, "method") if ":" in name else METHODS.get(name)
-    if make is None:
-        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+    """The method of that name, with some of its hyper-parameters set.
+
+    `module:function` is one of the user's own; `specgradfilter+scaffold` puts a plug-in on a base.
+    """
+    *plugins, base = name.split("+") if ":" not in name else [name]
+    makers = [_plugin(word) for word in plugins] + [_maker(base)]
     settings = dict(settings or {})
-    known = hyperparameters(make)
+    known = {word: default for make in reversed(makers) for word, default in hyperparameters(make).items()}
     for word in settings:
         if word not in known:
             hint = nearest(word, known, "hyper-parameters") if known else "it has none"
             raise MethodError(f"method {name} has no hyper-parameter: {word}", hint)
+    made = _make(name, makers[-1], settings)
+    for plugin in reversed(makers[:-1]):
+        made = _make(name, plugin, settings, made)
+    return made
+
+
+def _maker(name: str) -> Callable[..., Method]:
+    make: Callable[..., Method] | None = import_name(name, "method") if ":" in name else METHODS.get(name)
+    if make is None and name in PLUGINS:
+        raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
+    if make is None:
+        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+    return make
+
+
+def _plugin(name: str) -> Callable[..., Method]:
+    if name not in PLUGINS:
+        raise MethodError(f"unknown plug-in: {name}", nearest(name, PLUGINS, "plug-ins"))
+    return PLUGINS[name]
+
+
+def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:
+    own = hyperparameters(make)
     try:
-        made = make(**settings)
+        made = make(*base, **{word: _whole(value) for word, value in settings.items() if word in own})
     except TypeError as error:
         raise MethodError(f"method {name} refused its hyper-parameters: {error}") from error
     if not isinstance(made, Method):
@@ -53,9 +172,14 @@ def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     return made
 
 
+def _whole(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # TOML has lists; methods are hashable
+
+
 def hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
-    """Names and defaults, from the function's signature."""
-    return {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
+    """Names and defaults, from the function's signature; the base of a plug-in is none."""
+    found = inspect.signature(make).parameters.items()
+    return {name: p.default for name, p in found if not (make in PLUGINS.values() and name == "base")}
 
 
-__all__ = ["METHODS", "build", "hyperparameters"]
+__all__ = ["METHODS", "PLUGINS", "build", "hyperparameters"]

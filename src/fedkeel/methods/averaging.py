@@ -1,9 +1,12 @@
-"""Averaging: the plain methods and the server's momentum."""
+"""Averaging: the plain methods and the server's optimisers."""
 
 from __future__ import annotations
 
-from fedkeel.method import Method, method
-from fedkeel.rules import BySize, ServerMomentum, Uniform
+from dataclasses import replace
+
+from fedkeel.method import Method, Phase, method
+from fedkeel.rules import BySize, ClipHere, DecayHere, OnlyLayers, ServerAdam, ServerMomentum, Uniform
+from fedkeel.rules.layers import HEAD
 
 
 def fedavg() -> Method:
@@ -16,7 +19,28 @@ def uniform() -> Method:
     return method("uniform", weights=Uniform(), papers=["fedavg"])
 
 
-def fedavgm(momentum: float = 0.9, server_lr: float = 1.0) -> Method:
-    """FedAvg with heavy-ball momentum on the server."""
-    server = [ServerMomentum(momentum)]
+def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> Method:
+    """FedAvg; after the last round every client fine-tunes the head of the global model.
+
+    Paper: no fixed recipe. Released code (FedCR, FedFSA): 10 epochs of the head alone. Here: as many epochs as
+    training has, unless `epochs` says otherwise; the result is judged by an evaluation policy.
+    """
+    only = OnlyLayers(tuple(head))
+    tuned = Phase(gradient=(only, ClipHere(), DecayHere(), only), epochs=epochs)
+    return replace(fedavg(), name="fedavg-ft", final=tuned, papers=("fedavg", "fedcr"))
+
+
+def fedavgm(momentum: float = 0.9, server_lr: float = 1.0, form: str = "heavy-ball") -> Method:
+    """FedAvg with momentum on the server.
+
+    Paper: heavy ball, v ← β v + Δ. Released code: heavy ball, EMA (FedDisco) or Nesterov (FL-bench), which differ
+    tenfold. Here: heavy ball; form="ema" and "nesterov" are the others.
+    """
+    server = [ServerMomentum(momentum, form)]
     return method("fedavgm", weights=BySize(), server=server, server_lr=server_lr, papers=["fedavgm"])
+
+
+def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """FedAvg with Adam on the server."""
+    server = [ServerAdam(beta1, beta2, tau)]
+    return method("fedadam", weights=BySize(), server=server, server_lr=server_lr, papers=["fedadam"])

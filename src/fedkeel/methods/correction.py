@@ -3,24 +3,78 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
-from fedkeel.rules import BySize, ClientMomentum, ControlVariates, DynamicDual, Proximal, Uniform
+from fedkeel.rules import (
+    BySize,
+    ClientMomentum,
+    ClipHere,
+    ControlVariates,
+    DynamicDual,
+    Proximal,
+    Uniform,
+    WeightDecay,
+)
 
 
 def fedprox(mu: float = 0.01) -> Method:
-    """FedAvg with a pull back to the global model."""
+    """FedAvg with a pull back to the global model.
+
+    Paper: μ (w − w_t) is part of the loss. Released code (FL-Simulator): its half μ w is added behind the clip. Here: as
+    in the paper, all of it under the clip.
+    """
     return method("fedprox", gradient=[Proximal(mu)], weights=BySize(), papers=["fedprox"])
 
 
 def scaffold() -> Method:
-    """Control variates, option II."""
+    """Control variates, option II.
+
+    Paper: c_i uses each client's own number of steps. Released code (FL-Simulator): client 0's for all. Here: each
+    client's own, and the learning rate of the round.
+    """
     return method("scaffold", gradient=[ControlVariates()], weights=Uniform(), papers=["scaffold"])
 
 
 def feddyn(lam: float = 0.1) -> Method:
-    """Dynamic regularisation; the clip covers the whole correction."""
+    """Dynamic regularisation; the clip covers the whole correction.
+
+    Paper: λ (w − w_t + h_i) is part of the loss. Released code: the half λ w is added behind the clip, which shrinks
+    large models. Here: all of it under the clip; feddyn@released is the other.
+    """
     return method("feddyn", gradient=[DynamicDual(lam)], weights=Uniform(), papers=["feddyn"])
 
 
+def feddyn_released(lam: float = 0.1) -> Method:
+    """FedDyn with half of the proximal term behind the clip.
+
+    Paper: see feddyn. Released code (FL-Simulator): λ (h_i − w_t) is clipped with the gradient, λ w is weight decay.
+    Here: as released.
+    """
+    gradient = [DynamicDual(lam, half=True), ClipHere(), WeightDecay(lam)]
+    return method("feddyn@released", gradient=gradient, weights=Uniform(), papers=["feddyn"])
+
+
 def fedcm(alpha: float = 0.1) -> Method:
-    """Client steps mixed with the last global direction."""
+    """Client steps mixed with the last global direction.
+
+    Paper: the server steps by η_g m in units of a gradient. Released code (FL-Simulator): it averages, which is
+    η_g = K η. Here: averaging.
+    """
     return method("fedcm", gradient=[ClientMomentum(alpha)], weights=Uniform(), papers=["fedcm"])
+
+
+def feddc(lam: float = 0.01) -> Method:
+    """Local drift kept apart from the model: FedDyn's dual together with control variates.
+
+    Paper: averages w_i + h_i over the participants. Released code: adds the mean drift of all clients, and divides by the
+    undecayed learning rate. Here: all clients' drift, the learning rate of the round, and every client weighing alike.
+    """
+    gradient = [DynamicDual(lam), ControlVariates()]
+    return method("feddc", gradient=gradient, weights=Uniform(), papers=["feddc"])
+
+
+def fedlc(tau: float = 1.0) -> Method:
+    """Logits lowered by τ n_c^(−1/4), the more the rarer the class is with the client; evaluation is unshifted.
+
+    Paper: the true class is left out of the denominator, which is unbounded below. Released code (FL-bench): it is kept.
+    Here: kept, and classes the client lacks are masked.
+    """
+    return method("fedlc", weights=BySize(), objective=f"calibrated:{tau:g}", papers=["fedlc"])

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
-from fedkeel.rules import ClientMomentum, ControlVariates, DynamicDual, Sam, Uniform
+from fedkeel.rules import (
+    ActiveDual,
+    AdaptiveSam,
+    AdmmPerturbation,
+    Ascent,
+    ByLoss,
+    BySize,
+    ClientMomentum,
+    ControlVariates,
+    DistilAscent,
+    DynamicDual,
+    GlobalSharpness,
+    MixGradients,
+    PrivateLayers,
+    Sam,
+    SharedLayers,
+    Uniform,
+)
+from fedkeel.rules.layers import HEAD
 
 
 def fedsam(rho: float = 0.1) -> Method:
@@ -11,8 +29,17 @@ def fedsam(rho: float = 0.1) -> Method:
     return method("fedsam", perturb=[Sam(rho)], weights=Uniform(), papers=["sam", "fedsam"])
 
 
+def fedasam(rho: float = 0.7, eta: float = 0.2) -> Method:
+    """FedSAM with the adaptive radius of ASAM."""
+    return method("fedasam", perturb=[AdaptiveSam(rho, eta)], weights=Uniform(), papers=["asam", "fedsam"])
+
+
 def mofedsam(rho: float = 0.1, alpha: float = 0.1) -> Method:
-    """FedSAM with the client momentum of FedCM."""
+    """FedSAM with the client momentum of FedCM.
+
+    Paper: α weighs the perturbed gradient. Released code: FL-Simulator does so, FedLESAM's copy forgets it. Here: as in
+    the paper.
+    """
     gradient = [ClientMomentum(alpha)]
     return method(
         "mofedsam", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "mofedsam", "fedcm"]
@@ -27,7 +54,93 @@ def fedsam_s(rho: float = 0.1) -> Method:
     )
 
 
+def fedgamma(rho: float = 0.1) -> Method:
+    """FedSAM with SCAFFOLD's control variates; the same as fedsam-s."""
+    gradient = [ControlVariates()]
+    return method(
+        "fedgamma", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "fedgamma", "scaffold"]
+    )
+
+
 def fedsam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
     """FedSAM with FedDyn's dual; the same as FedSpeed's released code."""
     gradient = [DynamicDual(lam)]
     return method("fedsam-d", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "feddyn"])
+
+
+def fedspeed(rho: float = 0.1, lam: float = 0.1, mix: float = 1.0) -> Method:
+    """Two gradients mixed, the second after an ascent by ρ g, with a dual that each client adds to what it sends.
+
+    Paper: climbs by ρ g, mixes (1 − a) g(w) + a g(w + ρ g), averages the duals of the selected. Released code: climbs by
+    ρ g / ‖g‖, does not mix, averages over all clients. Here: the paper's; fedspeed@released is the other.
+    """
+    gradient = [MixGradients(mix), ActiveDual(lam)]
+    return method("fedspeed", perturb=[Ascent(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])
+
+
+def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+    """FedSpeed as released: FedSAM with FedDyn's dual.
+
+    Paper: see fedspeed. Released code: SAM's perturbation, FedDyn's correction and server. Here: as released, the clip
+    covering the whole correction.
+    """
+    gradient = [DynamicDual(lam)]
+    return method("fedspeed@released", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])
+
+
+def fedsmoo(rho: float = 0.1, lam: float = 0.1) -> Method:
+    """FedDyn's dual for the model and another for the perturbation, which clients agree on through the server.
+
+    Paper: clients send μ_i less the last s. Released code: μ_i. Here: as released.
+    """
+    perturb, gradient = [AdmmPerturbation(rho)], [DynamicDual(lam)]
+    return method("fedsmoo", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedsmoo"])
+
+
+def fedgloss(rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1) -> Method:
+    """Clients start from a model the server moved against its last update; FedSAM-D from there.  rho_local = 0: SGD.
+
+    Paper: the mean dual over all clients; ρ grows over the first rounds. Released code: the dual is also divided by the
+    number of selected clients; the ramp is taken from the clients' list. Here: the paper's, with a constant ρ.
+    """
+    perturb = [Sam(rho_local)] if rho_local else []
+    server = [GlobalSharpness(rho)]
+    return method(
+        "fedgloss", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), server=server, papers=["fedgloss"]
+    )
+
+
+def fedgloss_released(rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1) -> Method:
+    """FedGloSS as released: its server dual is smaller by the number of selected clients.
+
+    Paper: see fedgloss. Released code: divides the server's dual by N and by |S|. Here: as released, with a constant ρ.
+    """
+    perturb, server = [Sam(rho_local)] if rho_local else [], [GlobalSharpness(rho)]
+    gradient = [DynamicDual(lam, divided=True)]
+    return method(
+        "fedgloss@released", perturb=perturb, gradient=gradient, weights=Uniform(), server=server, papers=["fedgloss"]
+    )
+
+
+def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) -> Method:
+    """Climb on the distance to the global model's outputs, descend on the loss.
+
+    Paper: a radius per parameter (adaptive). Released code: fixed and adaptive variants, whose first step climbs along
+    rounding noise. Here: adaptive; a vanishing distance gives no perturbation.
+    """
+    perturb = [DistilAscent(rho, adaptive, temperature)]
+    return method("fedsol", perturb=perturb, weights=BySize(), papers=["fedsol"])
+
+
+def fedlwsam(rho: float = 0.05) -> Method:
+    """FedSAM, averaged in proportion to 1 / loss; the loss is that of the unperturbed model."""
+    return method("fedlwsam", perturb=[Sam(rho)], weights=ByLoss(), papers=["fedlwsam"])
+
+
+def plgu(rho: float = 0.05, head: tuple[str, ...] = (HEAD,)) -> Method:
+    """Layer-wise SAM, weaker on layers that a client has made its own; the head is private. Experimental.
+
+    Paper: known by its abstract only. Released code: none. Here: a reconstruction, one formula in one rule.
+    """
+    personal = [PrivateLayers(tuple(head))]
+    return method("plgu", perturb=[SharedLayers(rho)], weights=BySize(), personal=personal, papers=["plgu"])

@@ -4,44 +4,134 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedkeel.method import Method, method
-from fedkeel.rules import BySize, ControlVariates, DynamicDual, HighPass, Sam, Uniform
+from fedkeel.errors import MethodError, nearest
+from fedkeel.method import Method, Phase, method
+from fedkeel.rule import Rule
+from fedkeel.rules import (
+    BySize,
+    ClipMedian,
+    ControlVariates,
+    DynamicDual,
+    GaussianDetrend,
+    HighPass,
+    HighPass2d,
+    LowPass,
+    On,
+    PoolDetrend,
+    RandomBand,
+    Rescale,
+    Sam,
+    Uniform,
+)
+
+FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "l2", "median")
+"""fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls."""
 
 
-def fedfft(rho: float = 0.1, ratio: float = 0.01) -> Method:
-    """FedSAM with the low-frequency part of each perturbation removed."""
-    perturb = [Sam(rho), HighPass(ratio)]
+def fedfft(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+    """FedSAM with the low-frequency part of each perturbation removed.
+
+    Paper: its algorithm lacks a ∇, its ablations name high, random, L2 and coordinate clipping. Released code: none. Here:
+    every tensor is filtered; form= gives the ablations, order= the flattening.
+    """
+    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method("fedfft", perturb=perturb, weights=Uniform(), papers=["fedfft", "sam"])
 
 
-def fedfft_s(rho: float = 0.1, ratio: float = 0.01) -> Method:
-    """FedFFT with SCAFFOLD's control variates."""
-    perturb = [Sam(rho), HighPass(ratio)]
+def fedfft_s(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+    """FedFFT with SCAFFOLD's control variates.
+
+    Paper: its algorithm 3 has the sign of C_k − C reversed and sums where it should average. Released code: none. Here:
+    SCAFFOLD's signs and means.
+    """
+    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method(
         "fedfft-s", perturb=perturb, gradient=[ControlVariates()], weights=Uniform(), papers=["fedfft", "scaffold"]
     )
 
 
-def fedfft_d(rho: float = 0.1, ratio: float = 0.01, lam: float = 0.1) -> Method:
-    """FedFFT with FedDyn's dual."""
-    perturb = [Sam(rho), HighPass(ratio)]
+def fedfft_d(rho: float = 0.1, ratio: float = 0.01, lam: float = 0.1, form: str = "fft", order: str = "0123") -> Method:
+    """FedFFT with FedDyn's dual.
+
+    Paper: its algorithm 2 adds λ_k where it must subtract, and never uses λ on the server. Released code: none. Here:
+    FedDyn's signs; λ = 1/β = 0.1, which the paper does not state.
+    """
+    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method(
         "fedfft-d", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), papers=["fedfft", "feddyn"]
     )
 
 
-def specgradfilter(ratio: float = 0.05, base: str | Method = "fedavg", min_dims: int = 0) -> Method:
-    """Any method with the low-frequency part of each data gradient removed; over FedAvg it averages uniformly."""
-    return filtered(base, HighPass(ratio, min_dims))
+def specgradfilter(
+    ratio: float = 0.05,
+    base: str | Method = "fedavg",
+    form: str = "fft",
+    order: str = "0123",
+    window: int = 25,
+    sigma: float = 7.5,
+    layers: tuple[str, ...] = (),
+    min_dims: int = 0,
+) -> Method:
+    """Any method with the low-frequency part of each data gradient removed; over FedAvg it averages uniformly.
 
+    `specgradfilter+scaffold` names the base; layers=("patch_embed.*",) restricts it, as the paper does for transformers.
 
-def filtered(base: str | Method, rule: HighPass) -> Method:
-    """`base` with `rule` first in the gradient chain of every training phase: it sees the data gradient alone."""
+    Paper: gives no window for LAP-D nor σ for the Gaussian. Released code: none. Here: 25 and 7.5, which halve the
+    frequency where the FFT form cuts; corrections, clip and weight decay come after the filter.
+    """
     from fedkeel.methods import build  # the registry holds this module's methods
 
-    base = build(base) if isinstance(base, str) else base
-    phases = tuple(replace(p, gradient=(rule, *p.gradient)) if p.trains else p for p in base.phases)
+    rule = filter_of(form, ratio, order=order, window=window, sigma=sigma, min_dims=min_dims)
+    return filtered(build(base) if isinstance(base, str) else base, On(tuple(layers), rule) if layers else rule)
+
+
+def filter_of(
+    form: str, ratio: float, *, order: str = "0123", window: int = 25, sigma: float = 7.5, min_dims: int = 0
+) -> Rule:
+    """The filter of that form."""
+    rules: dict[str, Rule] = {
+        "fft": HighPass(ratio, min_dims, order),
+        "lap-d": PoolDetrend(window),
+        "gaussian": GaussianDetrend(sigma),
+        "fft-2d": HighPass2d(ratio),
+        "high": LowPass(ratio, min_dims, order),
+        "random": RandomBand(ratio, min_dims, order),
+        "l2": Rescale(ratio),
+        "median": ClipMedian(),
+    }
+    if form not in rules:
+        raise MethodError(f"unknown form of filter: {form}", nearest(form, FORMS, "forms"))
+    return rules[form]
+
+
+def filtered(base: Method, rule: Rule) -> Method:
+    """`base` with `rule` first in the gradient chain of every training phase: it sees the data gradient alone."""
+
+    def first(phase: Phase) -> Phase:
+        return replace(phase, gradient=(rule, *phase.gradient)) if phase.trains else phase
+
     weights = Uniform() if base.weights == BySize() else base.weights
     name = "specgradfilter" if base.name == "fedavg" else f"specgradfilter+{base.name}"
     papers = tuple(dict.fromkeys(("specgradfilter", *base.papers)))
-    return replace(base, name=name, phases=phases, weights=weights, papers=papers)
+    return replace(base.each_phase(first), name=name, weights=weights, papers=papers)
+
+
+def filter_gradients(base: Method, ratio: float = 0.05, form: str = "fft", order: str = "0123", window: int = 25,
+                     sigma: float = 7.5, layers: tuple[str, ...] = (), min_dims: int = 0) -> Method:  # fmt: skip
+    """The plug-in `specgradfilter+BASE`."""
+    return specgradfilter(ratio, base, form, order, window, sigma, layers, min_dims)
+
+
+def filter_perturbations(base: Method, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+    """The plug-in `fedfft+BASE`: the low-frequency part of each of the base's perturbations removed."""
+    rule = filter_of(form, ratio, order=order)
+    if not any(phase.perturb for phase in base.phases if phase.trains):
+        raise MethodError(
+            f"{base.name} perturbs nothing that fedfft could filter.", "use specgradfilter+… for its gradients"
+        )
+
+    def last(phase: Phase) -> Phase:
+        return replace(phase, perturb=(*phase.perturb, rule)) if phase.trains and phase.perturb else phase
+
+    papers = tuple(dict.fromkeys(("fedfft", *base.papers)))
+    return replace(base.each_phase(last), name=f"fedfft+{base.name}", papers=papers)

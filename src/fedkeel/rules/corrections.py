@@ -77,7 +77,9 @@ class ControlVariates(Rule):
         return message | {"c": server["c"]}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.moved(at.message["c"] - client["c_i"], self.scale), client
+        if self.scale == 1:
+            return tree + at.message["c"] - client["c_i"], client
+        return tree + self.scale * (at.message["c"] - client["c_i"]), client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.start - at.params) / (at.lr * at.steps) - at.message["c"]

@@ -1,44 +1,188 @@
-"""Spectral filters: rules for a perturbation or for a gradient."""
+"""Spectral filters, tensor by tensor: rules for a perturbation or for a gradient."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 from math import floor
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.band import without_low_band
-from fedkeel.kernels.constants import traced_as_constant
+from fedkeel.kernels import band  # noqa: F401 - it defines the operator that `step` calls
+from fedkeel.layout import Group
+from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
 PRUNED_FROM = 2048  # below this length the plain transform is faster
 
 
+NATURAL = "0123"
+ORDERS = (NATURAL, "0231", "0312", "3210", "1230", "2130", "2310", "random")
+"""How a 4-d tensor [out, in, height, width] is laid out in a row: its axes from the slowest to the fastest."""
+
+
 @dataclass(frozen=True)
-class HighPass(Rule):
+class BandFilter(Rule):
+    """Removes a share of each tensor's rFFT coefficients. ratio = 0 changes nothing.
+
+    min_dims = 2 leaves biases and normalisation alone. `order` is one of ORDERS; tensors that are not 4-d keep theirs,
+    but for "random", which puts every tensor in one random order for good.
+    """
+
+    ratio: float
+    min_dims: int = 0
+    order: str = NATURAL
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
+        require(self.order in ORDERS, self, f"order must be one of {', '.join(ORDERS)}")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        def filtered(leaf: Tensor) -> Tensor:
+            if leaf.dim() < self.min_dims:
+                return leaf
+            return restored(self.filter(laid_out(leaf, self.order), at), leaf, self.order)
+
+        if self.order == NATURAL:
+            return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
+        return tree.map(filtered), client
+
+    def filter(self, rows: Tensor, at: Local) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class HighPass(BandFilter):
     """Zero the lowest `ratio` of each tensor's rFFT coefficients, the mean included.  ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone.  (FedFFT on perturbations; SpecGradFilter on gradients)
     """
 
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        if torch.compiler.is_compiling() and self.order == NATURAL:
+            # compilers know no complex numbers: one operator that they do not look into
+            spans = self.spans(tree.layout.groups)
+            return Tree(torch.ops.fedkeel.high_pass(tree.buffer, spans), tree.layout), client
+        return BandFilter.step(self, tree, client, at)
+
+    def spans(self, groups: tuple[Group, ...]) -> list[int]:
+        """(offset, leaves, length, removed coefficients) of each group, one after another."""
+        found: list[int] = []
+        for offset, leaves, length, vector in groups:
+            removed = 0 if vector and self.min_dims >= 2 else low_bins(length, self.ratio)
+            found += [offset, leaves, length, removed]
+        return found
+
+    def filter(self, rows: Tensor, at: Local) -> Tensor:
+        removed = low_bins(rows.shape[-1], self.ratio)
+        return rows - low_band(rows, removed) if removed else rows
+
+
+@dataclass(frozen=True)
+class LowPass(BandFilter):
+    """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
+
+    def filter(self, rows: Tensor, at: Local) -> Tensor:
+        n = rows.shape[-1]
+        removed = low_bins(n, self.ratio)
+        return low_band(rows, n // 2 + 1 - removed) if removed else rows
+
+
+@dataclass(frozen=True)
+class RandomBand(BandFilter):
+    """Zero a random `ratio` of each tensor's rFFT coefficients, drawn anew in each step.  ratio = 0: no change."""
+
+    random: ClassVar[bool] = True
+
+    def filter(self, rows: Tensor, at: Local) -> Tensor:
+        n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
+        removed = low_bins(n, self.ratio)
+        if not removed:
+            return rows
+        count = rows.shape[:-1].numel()
+        # + n: tensors of different lengths draw differently
+        draws = keyed_uniforms(at.key + n, count * bins).view((*rows.shape[:-1], bins))
+        keep = draws.argsort(-1).argsort(-1) >= removed
+        kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
+        return kept
+
+
+@dataclass(frozen=True)
+class HighPass2d(Rule):
+    """Zero the lowest `ratio` of the 2-d coefficients of each kernel, its mean at least.
+
+    Low means: near to the origin of the plane of frequencies. Tensors that are not 4-d, and 1×1 kernels, stay.
+    (SpecGradFilter)
+    """
+
     ratio: float
-    min_dims: int = 0
 
     def __post_init__(self) -> None:
         require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_length(self.filter, vectors=self.min_dims < 2), client
+        return tree.map(self.filter), client
 
-    def filter(self, rows: Tensor) -> Tensor:
+    def filter(self, leaf: Tensor) -> Tensor:
+        if leaf.dim() != 4 or leaf.shape[-2:].numel() == 1:
+            return leaf
+        height, width = leaf.shape[-2:]
+        radius = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
+        removed = max(1, floor(self.ratio * radius.numel() + 1e-9))
+        # all of one radius together: half of a conjugate pair would leave a complex kernel
+        keep = (radius > radius.flatten().sort().values[removed - 1] + 1e-6).to(leaf.device)
+        kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaf) * keep, s=(height, width))
+        return kept
+
+
+@dataclass(frozen=True)
+class Rescale(Rule):
+    """Shorten each tensor to the length that HighPass(ratio) would leave it, keeping its direction.
+
+    The control that separates the effect of the band from that of the length. ratio = 0 changes nothing.
+    (SpecGradFilter)
+    """
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.map_by_length(self.shorten), client
+
+    def shorten(self, rows: Tensor) -> Tensor:
         removed = low_bins(rows.shape[-1], self.ratio)
         if not removed:
             return rows
-        kept = without_low_band(rows, removed) if rows.is_cuda and rows.dtype == torch.float32 else None
-        return rows - low_band(rows, removed) if kept is None else kept
+        left = torch.linalg.vector_norm(rows - low_band(rows, removed), dim=-1, keepdim=True)
+        return rows * (left / (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) + 1e-12))
+
+
+def laid_out(leaf: Tensor, order: str) -> Tensor:
+    """A tensor as one row, in the given order."""
+    if order == "random":
+        return leaf.flatten()[shuffle(leaf.numel(), leaf.device)]
+    return (leaf.permute([int(axis) for axis in order]) if leaf.dim() == 4 else leaf).flatten()
+
+
+def restored(row: Tensor, leaf: Tensor, order: str) -> Tensor:
+    """A row back in the shape of the tensor it was made from."""
+    if order == "random":
+        return row[shuffle(leaf.numel(), leaf.device).argsort()].view(leaf.shape)
+    if leaf.dim() != 4:
+        return row.view(leaf.shape)
+    axes = [int(axis) for axis in order]
+    return row.view([leaf.shape[axis] for axis in axes]).permute([axes.index(axis) for axis in range(4)])
+
+
+@cache
+def shuffle(length: int, device: torch.device) -> Tensor:
+    """One random order for all tensors of a length, the same in every run."""
+    return torch.from_numpy(permutation(key(0, "order", length), length)).to(device)
 
 
 def low_bins(length: int, ratio: float) -> int:
@@ -66,26 +210,16 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     return band.reshape(rows.shape)
 
 
-@traced_as_constant
-def short_length(n: int, bins: int) -> int | None:
-    return _short_length(n, bins)
-
-
 @cache
-def _short_length(n: int, bins: int) -> int | None:
+def short_length(n: int, bins: int) -> int | None:
     """The smallest divisor of n above 2 bins, when it is short enough to pay."""
     if n < PRUNED_FROM:
         return None
     return next((d for d in range(2 * bins + 1, n // 4) if n % d == 0), None)
 
 
-@traced_as_constant
-def twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _twiddles(n, bins, columns, dtype, device)
-
-
 @cache
-def _twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def twiddles(n: int, bins: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """exp(−2πi jq / n) for q < bins and j < columns."""
     angle = torch.outer(torch.arange(bins, dtype=torch.float64), torch.arange(columns, dtype=torch.float64))
     circle = torch.polar(torch.ones_like(angle), angle * (-2 * torch.pi / n))

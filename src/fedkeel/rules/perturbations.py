@@ -116,7 +116,6 @@ def by_tensor_number(direction: Tree) -> Tree:
     axes = direction.buffer.shape[:-1]
     filled = {}
     for number, (name, shape) in enumerate(direction.layout.shapes.items()):
-        # a model with more tensors than its first ones have entries does not occur
         value = shares[..., number].reshape(axes + (1,) * len(shape))
         filled[name] = value.expand(axes + shape)
     return Tree.of(filled, direction.layout)
@@ -167,10 +166,11 @@ class DistilAscent(Rule):
 
     rho: float
     adaptive: bool = False
-    needs_gradient: ClassVar[str] = "distil"
+    temperature: float = 3.0
 
     def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+        require(self.rho >= 0 and self.temperature > 0, self, "rho must not be negative, temperature be positive")
+        object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         certain = (tree.norm() >= 1e-8).to(tree.buffer.dtype)

@@ -4,22 +4,127 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from fedkeel.rule import Rule, State, require
 from fedkeel.trees import Tree
+
+FORMS = ("heavy-ball", "ema", "nesterov")
 
 
 @dataclass(frozen=True)
 class ServerMomentum(Rule):
-    """Heavy ball on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al.)"""
+    """Momentum on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al.)
+
+    form = "ema" adds (1 − β) Δ instead of Δ; "nesterov" moves by Δ + β v.
+    """
 
     momentum: float
+    form: str = "heavy-ball"
 
     def __post_init__(self) -> None:
         require(0 <= self.momentum < 1, self, "momentum must lie in [0, 1)")
+        require(self.form in FORMS, self, f"form must be one of {', '.join(FORMS)}")
 
     def server_slots(self, params: Tree) -> State:
         return {"velocity": params.zeros()}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        velocity = self.momentum * server["velocity"] + update
-        return velocity, server | {"velocity": velocity}
+        before = self.momentum * server["velocity"].only(update.layout)
+        velocity = before + ((1 - self.momentum) * update if self.form == "ema" else update)
+        move = update + self.momentum * velocity if self.form == "nesterov" else velocity
+        return move, server | {"velocity": server["velocity"] | velocity}
+
+
+@dataclass(frozen=True)
+class ServerAdam(Rule):
+    """Adam on the averaged update: m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + η m / (√v + τ).
+
+    Without correction of the first rounds' bias.  (FedAdam, Reddi et al. 2021)
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, self, "beta1 and beta2 must lie in [0, 1)")
+        require(self.tau > 0, self, "tau must be positive")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"first_moment": params.zeros(), "second_moment": params.zeros()}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        first = self.beta1 * server["first_moment"].only(update.layout) + (1 - self.beta1) * update
+        second = self.beta2 * server["second_moment"].only(update.layout) + (1 - self.beta2) * (update * update)
+        move = first.elementwise(lambda m, v: m / (v.sqrt() + self.tau), second)
+        return move, server | {
+            "first_moment": server["first_moment"] | first,
+            "second_moment": server["second_moment"] | second,
+        }
+
+
+@dataclass(frozen=True)
+class GlobalSharpness(Rule):
+    """Send the model moved against the last update: w_t − ρ Δ / ‖Δ‖, while the server keeps w_t.
+
+    rho = 0 sends w_t; so does the first round.  (FedGloSS, Caldarola et al. 2025)
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        require(self.rho >= 0, self, "rho must not be negative")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"pseudo_gradient": params.zeros()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"params": message["params"] + self.rho * server["pseudo_gradient"].unit()}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"pseudo_gradient": server["pseudo_gradient"] | -reports["update"]}
+
+
+@dataclass(frozen=True)
+class Shrink(Rule):
+    """Shrink each layer of the averaged model: w_l ← γ_l (w_l + Δ_l), γ_l = ‖w_l‖ / (‖w_l‖ + τ_l ‖Δ_l‖).
+
+    τ_l is β times the mean distance of the clients' updates from their mean, kept in [τ_min, τ_max]. A layer is a module:
+    its weight and bias together. A layer of zeros is not shrunk. tau_max = 0 changes nothing.  (FedLWS, Shi et al. 2025)
+    """
+
+    beta: float = 0.03
+    tau_min: float = 0.01
+    tau_max: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.beta >= 0, self, "beta must not be negative")
+        require(0 <= self.tau_min <= self.tau_max or self.tau_max == 0, self, "tau_min must lie in [0, tau_max]")
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        apart = reports["delta"] - reports["delta"].mean()
+        params: Tree = server["params"].only(update.layout)
+        shrunk: dict[str, Tensor] = {}
+        for names in modules(update).values():
+            spread = length(apart, names).mean()
+            tau = (self.beta * spread).clamp(min=self.tau_min).clamp(max=self.tau_max)
+            whole = length(params, names)
+            gamma = whole / (whole + tau * length(update, names)).clamp(min=1e-30)
+            gamma = torch.where(whole > 0, gamma, 1.0)
+            shrunk |= {name: gamma * (params[name] + update[name]) - params[name] for name in names}
+        return Tree.of(shrunk, update.layout), server
+
+
+def modules(tree: Tree) -> dict[str, list[str]]:
+    """The parameters of each module, by its name."""
+    found: dict[str, list[str]] = {}
+    for name in tree:
+        found.setdefault(name.rpartition(".")[0], []).append(name)
+    return found
+
+
+def length(tree: Tree, names: list[str]) -> Tensor:
+    """The norm of some of a tree's leaves together."""
+    return tree.only(lambda name: name in names).norm()

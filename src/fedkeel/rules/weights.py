@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import State, Weighting
+from fedkeel.rule import State, Weighting, require
+
+SMALL = 1e-10
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,105 @@ class Uniform(Weighting):
     def __call__(self, reports: State, server: State) -> Tensor:
         size: Tensor = reports["size"]
         return torch.full_like(size, 1 / len(size))
+
+
+def shares(raw: Tensor, otherwise: Tensor) -> Tensor:
+    """Weights that sum to 1; where none is left, the other ones do. Both in the same order."""
+    raw = raw.clamp(min=0)
+    total = raw.sum()
+    return torch.where(total > 0, raw / total.clamp(min=torch.finfo(raw.dtype).tiny), otherwise)
+
+
+@dataclass(frozen=True)
+class ByLoss(Weighting):
+    """More for clients that fit their data well: p_i ∝ 1 / L_i, L_i the mean training loss of the round. (FedLW)"""
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        weights = 1 / (reports["loss"].clamp(min=0) + 1e-8)
+        return weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class ByOthersLoss(Weighting):
+    """What the others lost: p_i = (1 − a_i) / (|S| − 1), a_i = L_i / Σ L_j. No weight exceeds 1 / (|S| − 1).
+
+    Uniform when nobody lost anything.  (FedNoLoWe, 2025)
+    """
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        loss, even = reports["loss"].clamp(min=0), Uniform()(reports, server)
+        return shares(1 - loss / loss.sum().clamp(min=1e-30), even) if len(loss) > 1 else even
+
+
+@dataclass(frozen=True)
+class Fair(Weighting):
+    """Favour clients whose loss is high: w ← w + Σ F_i^q Δ_i / (η Σ h_i), F_i the loss before training.
+
+    h_i = q F_i^(q−1) ‖Δ_i / η‖² + F_i^q / η bounds the curvature, so the weights need not sum to 1.
+    q = 0 is uniform averaging.  (q-FedAvg, Li et al. 2020)
+    """
+
+    q: float
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        require(self.q >= 0, self, "q must not be negative")
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        loss, lr = reports["loss_before"].clamp(min=0) + SMALL, reports["lr"]
+        length = (reports["delta"].norm() / lr).square()
+        curvature = self.q * loss ** (self.q - 1) * length + loss**self.q / lr
+        return loss**self.q / lr / curvature.sum()
+
+
+@dataclass(frozen=True)
+class FairShares(Weighting):
+    """Favour clients whose loss is high: p_i ∝ n_i F_i^q, F_i the loss before training.  q = 0 is by size.
+
+    The convex relative of q-FedAvg, whose step stays that of FedAvg.
+    """
+
+    q: float
+
+    def __post_init__(self) -> None:
+        require(self.q >= 0, self, "q must not be negative")
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        return shares(reports["size"] * (reports["loss_before"].clamp(min=0) + SMALL) ** self.q, by_size(reports))
+
+
+def by_size(reports: State) -> Tensor:
+    size: Tensor = reports["size"]
+    return size / size.sum()
+
+
+@dataclass(frozen=True)
+class ByDiscrepancy(Weighting):
+    """Less for clients whose labels are far from uniform: p_i ∝ max(0, π_i − a d_i + b), π_i by size.
+
+    d_i is the divergence of the client's label shares from the uniform ones: "kl" (scaled to sum to 1 over the
+    selected), "l1", "l2" or "cosine". a = b = 0 is FedAvg.  (FedDisco, Ye et al. 2023)
+    """
+
+    a: float = 0.5
+    b: float = 0.1
+    metric: str = "kl"
+    asks: ClassVar[tuple[str, ...]] = ("histogram",)
+
+    def __post_init__(self) -> None:
+        require(self.metric in ("kl", "l1", "l2", "cosine"), self, "metric must be kl, l1, l2 or cosine")
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        counts = reports["histogram"]
+        labels = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+        sizes = by_size(reports)
+        return shares(sizes - self.a * self.distance(labels) + self.b, sizes)
+
+    def distance(self, labels: Tensor) -> Tensor:
+        even = torch.full_like(labels, 1 / labels.shape[-1])
+        if self.metric == "kl":
+            found = (torch.xlogy(labels, labels / even) - labels + even).sum(-1).clamp(min=0)
+            return found / found.sum().clamp(min=1e-12)
+        if self.metric == "cosine":
+            return 1 - torch.cosine_similarity(labels, even, dim=-1)
+        return torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)

@@ -25,7 +25,6 @@ from fedkeel.problem import Problem
 from fedkeel.task import Task
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -81,7 +80,7 @@ def simulated(
     try:
         grid = simulation.start()
         roster = Roster(grid, clients, patience=START)
-        roster.wait(clients, START)
+        roster.wait(clients, START, clients)
     except BaseException:
         simulation.stop()
         raise
@@ -98,7 +97,8 @@ class Simulation:
         self.thread = threading.Thread(target=self.run, name="flower", daemon=True)
 
     def start(self) -> Grid:
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # its own lines about rounds would fall between ours
+        for noisy in ("flwr", "ray"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)  # their lines would fall between those of the run
         self.thread.start()
         try:
             found = self.grids.get(timeout=START)

@@ -1,0 +1,60 @@
+"""`fedkeel export flower`: an experiment as an app for a real federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedkeel.cli import pages
+
+
+def add_to(group: typer.Typer) -> None:
+    """Into the group `export`."""
+    pages.add(
+        group,
+        flower,
+        "fedkeel export flower experiment.toml app",
+        "fedkeel export flower experiment.toml app --data folder --clients 12",
+    )
+
+
+def flower(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings of one experiment.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="Another method than the file's.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05 …")
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="partition: each node takes its part of the data set; folder: each has its own files; "
+            "module:function: a loader.",
+        ),
+    ] = "partition",
+    clients: Annotated[int, typer.Option(metavar="N", help="How many nodes have data of their own.")] = 0,
+) -> None:
+    """Write a Flower app that trains an experiment in a real federation.
+
+    DIR holds the two apps, the experiment, and scripts that make keys and start the server and the nodes with TLS and
+    authentication; its README.md has the commands. A run folder's experiment.toml is an experiment, too.
+    """
+    from fedkeel.cli.console import stderr
+    from fedkeel.cli.settings import Request, experiments
+    from fedkeel.errors import RequestError
+    from fedkeel.export_flower import export
+
+    file = experiment / "experiment.toml" if experiment.is_dir() else experiment
+    asked = experiments(
+        Request(file=file, methods=() if method is None else (method,), assignments=tuple(settings or ()))
+    )
+    if len(asked) != 1:
+        raise RequestError(
+            f"an app trains one method with one seed, but {experiment} has {len(asked)} runs.", "--method NAME"
+        )
+    written = export(asked[0].experiment, folder, data=data, clients=clients)
+    stderr().print(f"{len(written)} files; {folder / 'README.md'} has the commands:")
+    typer.echo(folder)

@@ -1,0 +1,129 @@
+"""Runs held against each other fairly: the same data, starts and participants; seeds paired; costs to a target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import t as student
+
+from fedkeel.runs import Run
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method with one setting, by seed."""
+
+    label: str
+    runs: dict[int, Run]
+
+    def values(self, name: str) -> dict[int, float]:
+        """A number of the result of each seed: best, last or mean_last."""
+        found = {seed: run.result.get(name) for seed, run in self.runs.items()}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to reach a target, on average over the seeds that did."""
+
+    reached: int
+    rounds: float
+    megabytes: float
+    seconds: float
+    gradients: float
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean difference to a baseline over common seeds, and its confidence interval (None for one seed)."""
+
+    seeds: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs that differ in nothing but their seed stand together; labels tell apart what shares a method's name."""
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        found.setdefault(_identity(run), {})[run.experiment.seed] = run
+    names = [next(iter(group.values())).experiment.composed.name for group in found.values()]
+    labels = [
+        name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
+        for name, group in zip(names, found.values(), strict=True)
+    ]
+    return [Group(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
+
+
+def _identity(run: Run) -> str:
+    data = run.experiment.save()
+    return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed", "rounds")))
+
+
+def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
+    """What sets a run apart from the others of its method."""
+    mine = _flat(run.experiment.save())
+    others = [_flat(other.experiment.save()) for other in runs if other.experiment.composed.name == name]
+    told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(data, dict):
+        return {k: v for name, value in data.items() for k, v in _flat(value, f"{prefix}{name}.").items()}
+    if isinstance(data, list):
+        return {k: v for i, value in enumerate(data) for k, v in _flat(value, f"{prefix}{i}.").items()}
+    return {prefix.rstrip("."): data}
+
+
+def unfair(groups: Sequence[Group]) -> list[str]:
+    """Keys in which the runs differ besides method and seed: what makes a comparison one of more than methods."""
+    settings = [
+        {k: repr(v) for k, v in run.experiment.save().items() if k not in ("method", "seed", "partition_seed", "lr")}
+        for group in groups
+        for run in group.runs.values()
+    ]
+    return sorted({key for one in settings for other in settings for key in one if other.get(key) != one[key]})
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    if not values:
+        return None, None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def cost_to(group: Group, target: float) -> Cost | None:
+    """Rounds, bytes, seconds and gradient evaluations until an accuracy was first reached."""
+    found = []
+    for run in group.runs.values():
+        reached = run.rounds_to(target)
+        if reached is not None:
+            part = run.records[:reached]
+            moved = sum(record.bytes_down + record.bytes_up for record in part) / 1e6
+            seconds = sum(record.seconds for record in part)
+            found.append((reached, moved, seconds, sum(record.backward_passes for record in part)))
+    if not found:
+        return None
+    means = [statistics.fmean(column) for column in zip(*found, strict=True)]
+    return Cost(len(found), *means)
+
+
+def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:
+    """mean(group − baseline) over the seeds both have, with a Student interval."""
+    mine, other = group.values(name), baseline.values(name)
+    differences = [mine[seed] - other[seed] for seed in mine if seed in other]
+    if not differences:
+        return None
+    mean, std = mean_and_std(differences)
+    assert mean is not None
+    if std is None:
+        return Paired(1, mean, None, None)
+    half = float(student.ppf((1 + LEVEL) / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
+    return Paired(len(differences), mean, mean - half, mean + half)

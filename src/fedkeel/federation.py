@@ -1,0 +1,185 @@
+"""The two apps of a real federation, made from one experiment: what `fedkeel export flower` writes calls these."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeel.engines.engine import Training
+from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.roster import Roster
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.environment import environment
+from fedkeel.errors import RequestError, RunError
+from fedkeel.experiment import Experiment
+from fedkeel.folder import RunFolder
+from fedkeel.local_data import PARTITION, node_problem, server_problem
+from fedkeel.machine import device_of, steady
+from fedkeel.problem import Problem
+from fedkeel.record import RoundRecord
+from fedkeel.run import Loop, claim
+from fedkeel.runs import Run
+from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.states import write_whole
+
+log = logging.getLogger("fedkeel")
+
+EXPERIMENT = "experiment.toml"
+
+
+# ---- the experiment of an app --------------------------------------------------------------------------------------
+def read(folder: Path) -> Experiment:
+    """The experiment beside an app."""
+    return Experiment.load(tomllib.loads((folder / EXPERIMENT).read_text()))
+
+
+def training_of(experiment: Experiment) -> Training:
+    assert experiment.epochs is not None
+    assert experiment.batch_size is not None
+    return Training(experiment.seed, experiment.epochs, experiment.batch_size)
+
+
+def terms_of(config: Mapping[str, Any]) -> Terms:
+    """When a round counts, as the app's settings say."""
+    return Terms(
+        minimum=float(config["minimum"]),
+        deadline=float(config["deadline"]) or None,
+        attempts=int(config["attempts"]),
+        norm_factor=float(config["norm-factor"]),
+        copy=bool(config["copy-states"]),
+    )
+
+
+# ---- nodes ---------------------------------------------------------------------------------------------------------
+def client_app(folder: Path) -> ClientApp:
+    """The app of every node; which client it is, and where its data and its state are, the node's settings say."""
+
+    def node(context: Context) -> Node:
+        return node_of(read(folder), context)
+
+    return app_of(node)
+
+
+def node_of(experiment: Experiment, context: Context) -> Node:
+    """A node with its own data, which trains like the serial engine."""
+    client, settings = partition_of(context), context.node_config
+    source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
+    if source == PARTITION:
+        problem = problem_of(experiment)
+    else:
+        problem = node_problem(experiment, source, client, clients, settings)
+    if not 0 <= client < len(problem.data.sizes):
+        raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
+    device = device_of(str(settings.get("device", "auto")))
+    task = task_maker(experiment, device, torch.float32)(problem)
+    engine = SerialEngine(task, method_of(experiment, task), training_of(experiment))
+    beside = settings.get("state-dir")
+    return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
+
+
+# ---- the server ----------------------------------------------------------------------------------------------------
+def server_app(folder: Path) -> ServerApp:
+    """The app of the server: it goes on from the last checkpoint of its run folder."""
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+        config, experiment = context.run_config, read(folder)
+        out = Path(str(config["out"])).expanduser()
+        serve(
+            experiment,
+            grid,
+            out=out,
+            terms=terms_of(config),
+            wait=float(config["wait"]),
+            device=str(config["device"]),
+            source=str(config["data"]),
+            test=str(config["test"]),
+            clients=int(config["clients"]),
+        )
+
+    return app
+
+
+def serve(
+    experiment: Experiment,
+    grid: Grid,
+    *,
+    out: str | PathLike[str],
+    terms: Terms | None = None,
+    wait: float = 600.0,
+    device: str = "auto",
+    source: str = PARTITION,
+    test: str = "",
+    clients: int = 0,
+) -> Run:
+    """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
+    where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
+    identity = experiment.fingerprint()
+    with steady(), contextlib.ExitStack() as closing:
+        problem = problem_of(experiment) if source == PARTITION else None
+        roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
+        if problem is None:
+            problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
+            experiment = with_problem(experiment, problem)
+        folder.open()
+        closing.callback(folder.close)
+        claim(folder, experiment)
+        task = task_maker(experiment, where, torch.float32)(problem)
+        method = method_of(experiment, task)
+        loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
+        closing.callback(loop.store.close)
+        loop.restore()
+        roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
+        engine = FlowerEngine(task, method, training_of(experiment), grid, roster, terms)
+        folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
+        return loop.go(engine, training_of(experiment), Lines())
+
+
+def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
+    """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
+    file = out.with_name(f"{out.name}-clients.json")
+    if not file.exists():
+        roster.wait(roster.clients, wait, roster.clients)
+        sizes = [roster.sizes[client] for client in range(roster.clients)]
+        write_whole(file, lambda temporary: temporary.write_text(json.dumps(sizes)))
+    sizes = [int(size) for size in json.loads(file.read_text())]
+    if len(sizes) != roster.clients:
+        raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
+    roster.sizes = dict(enumerate(sizes))
+    return sizes
+
+
+def with_problem(experiment: Experiment, problem: Problem) -> Experiment:
+    """The experiment on the nodes' own data instead of a data set's."""
+    return replace(experiment, dataset=None, partition=None, model=None, augment=None, problem=problem)
+
+
+class Lines:
+    """Progress as lines of the log."""
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None:
+        log.info("%s: %d of %s rounds are done", experiment.composed.name, done, experiment.rounds)
+
+    def round(self, record: RoundRecord) -> None:
+        accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
+        log.info("round %d: loss %s%s, %.1f s", record.round, record.loss, accuracy, record.seconds)
+
+    def finished(self, run: Run) -> None:
+        log.info("done: model %s", run.result["model_digest"])

@@ -1,0 +1,149 @@
+"""Radii that differ between layers (FedFSA) or between clients (FedSCAM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedkeel.errors import MethodError, nearest
+from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.rule import Rule, Weighting
+from fedkeel.rules import (
+    AdaptiveRadius,
+    ByAgreement,
+    ByChance,
+    ByChange,
+    ByRange,
+    ByRemoval,
+    BySize,
+    ByTaylor,
+    ClientMomentum,
+    CriticalLayers,
+    LayerRadius,
+    MeasureAlignment,
+    MeasureNorm,
+    NoteRemoval,
+    PilotRadius,
+    Sam,
+    Uniform,
+)
+
+SENSITIVITIES = ("change", "minmax", "taylor", "exact")
+CHOICES = ("highest", "lowest", "random")
+
+
+def fedfsa(
+    rho: float = 0.05,
+    rho_larger: float = 0.9,
+    top: int = 2,
+    alpha: float = 0.1,
+    sensitivity: str = "change",
+    choose: str = "highest",
+) -> Method:
+    """MoFedSAM with a larger radius on the layers that a client's last round changed most.
+
+    sensitivity: change (equation 11), taylor (8, last epoch), exact (7), minmax (released); choose: highest, lowest
+    (the paper's Reverse) or random.
+
+    Paper: ranks layers by (w_i − w_t)². Released code: by the change of each layer scaled to [0, 1]; momentum divided
+    by the first learning rate. Here: the mean of the squared change, the round's learning rate.
+    """
+    base = method("fedfsa", perturb=[Sam(rho)], gradient=[ClientMomentum(alpha)], weights=Uniform())
+    papers = ("fedfsa", "mofedsam")
+    return replace(with_fsa(base, rho, rho_larger, top, sensitivity, choose), name="fedfsa", papers=papers)
+
+
+def fedfsa_released(rho: float = 0.05, rho_larger: float = 0.9, top: int = 2, alpha: float = 0.1) -> Method:
+    """FedFSA as released: layers ranked by the change of their values scaled to [0, 1].
+
+    Paper: see fedfsa. Released code: as here; its learning rate decays per local epoch, and only for those who take
+    part. Here: as released, the learning rate decaying per round (the main runs do not decay it).
+    """
+    return replace(fedfsa(rho, rho_larger, top, alpha, "minmax"), name="fedfsa@released")
+
+
+def with_fsa(
+    base: Method,
+    rho: float = 0.05,
+    rho_larger: float = 0.9,
+    top: int = 2,
+    sensitivity: str = "change",
+    choose: str = "highest",
+) -> Method:
+    """The plug-in `fsa+BASE`: SAM with FSA's radii in place of the base's SAM, or of none."""
+    for word, known in ((sensitivity, SENSITIVITIES), (choose, CHOICES)):
+        if word not in known:
+            raise MethodError(f"FSA does not know: {word}", nearest(word, known, "choices"))
+    critical = CriticalLayers(top, "lowest" if choose == "lowest" else "highest")
+    measure: dict[str, Rule] = {
+        "change": ByChange(),
+        "minmax": ByRange(),
+        "taylor": ByTaylor(rho, rho_larger),
+    }
+    before, after = (ByChance() if choose == "random" else measure.get(sensitivity)), ()
+    if before is None:
+        removal = ByRemoval(rho, rho_larger)
+        after = (Phase((removal,), (NoteRemoval(), critical), 1, False, False, VALUE, same_batch=True),)
+
+    def trained(phase: Phase) -> Phase:
+        if not (phase.trains and phase.uploads):
+            return phase
+        if phase.perturb and not isinstance(phase.perturb[0], Sam):
+            raise MethodError(
+                f"FSA sets SAM's radius, but {base.name} perturbs by {type(phase.perturb[0]).__name__}.",
+                "put it on a method with SAM or without any perturbation",
+            )
+        chain = phase.gradient if before is None else (before, *phase.gradient, critical)
+        return replace(phase, perturb=(LayerRadius(rho, rho_larger), *phase.perturb[1:]), gradient=chain)
+
+    phases = (*map(trained, base.phases), *after)
+    papers = tuple(dict.fromkeys(("fedfsa", *base.papers)))
+    return replace(base, name=f"fsa+{base.name}", phases=phases, papers=papers)
+
+
+def fedscam(
+    rho_max: float = 0.05,
+    alpha_rho: float = 1.0,
+    kappa: float = 0.5,
+    gamma: float = 1.0,
+    beta: float = 0.8,
+    probe: int = 3,
+    clustering: bool = False,
+    lam: float = 0.5,
+    dimensions: int = 256,
+) -> Method:
+    """SAM with a radius that shrinks, and weights that fall, with how heterogeneous a client's gradients are.
+
+    Paper: leaves α_ρ, κ, λ, the projection and the pilot open. Released code: none. Here: the pilot is −∇L at half of the
+    allowed radius, the projection a count sketch; clustering is off.
+    """
+    weights = ByAgreement(gamma, beta, clustering, lam, dimensions)
+    return _fedscam("fedscam", rho_max, alpha_rho, kappa, probe, dimensions, weights)
+
+
+def fedscam_sam(
+    rho_max: float = 0.05, alpha_rho: float = 1.0, kappa: float = 0.5, probe: int = 3, dimensions: int = 256
+) -> Method:
+    """FedSCAM's radius with weights by size."""
+    return _fedscam("fedscam-sam", rho_max, alpha_rho, kappa, probe, dimensions, BySize())
+
+
+def fedscam_wa(
+    kappa: float = 0.5, gamma: float = 1.0, beta: float = 0.8, probe: int = 3, clustering: bool = False,
+    lam: float = 0.5, dimensions: int = 256,
+) -> Method:  # fmt: skip
+    """FedSCAM's weights with plain local SGD."""
+    measure = Phase(gradient=(MeasureNorm(probe), MeasureAlignment(kappa, dimensions)), batches=probe, trains=False,
+                    uploads=False)  # fmt: skip
+    weights = ByAgreement(gamma, beta, clustering, lam, dimensions)
+    return Method("fedscam-wa", (measure, Phase()), weights, papers=("fedscam",))
+
+
+def _fedscam(
+    name: str, rho_max: float, alpha_rho: float, kappa: float, probe: int, dimensions: int, weights: Weighting
+) -> Method:
+    """The last probe batch is the pilot's: its gradient at w_t counts for the norm and says where to climb."""
+    pilot = PilotRadius(rho_max, alpha_rho, probe)
+    measure = Phase((pilot,), (MeasureAlignment(kappa, dimensions),), batches=1, trains=False, uploads=False)
+    norms = Phase(gradient=(MeasureNorm(probe),), batches=probe - 1, trains=False, uploads=False)
+    train = Phase((AdaptiveRadius(rho_max, alpha_rho),))
+    return Method(name, (*([norms] if probe > 1 else []), measure, train), weights, papers=("fedscam", "sam"))

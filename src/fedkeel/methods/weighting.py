@@ -1,0 +1,92 @@
+"""How much each client counts, and what the server makes of the average."""
+
+from __future__ import annotations
+
+from fedkeel.errors import MethodError
+from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.rules import (
+    AtMixture,
+    ByAttraction,
+    ByDiscrepancy,
+    ByLoss,
+    ByOthersLoss,
+    BySize,
+    Fair,
+    FairShares,
+    LearnMixture,
+    MeasureLoss,
+    OnProxy,
+    Shrink,
+)
+
+
+def qfedavg(q: float = 0.1, mode: str = "exact") -> Method:
+    """Clients whose loss is high count more.  q = 0 is uniform (exact) or by size (reweight).
+
+    Paper: a step divided by a bound on the curvature, which stalls for large q. Released code: the same. Here: the same
+    with each client's current learning rate; mode="reweight" is p_i ∝ n_i F_i^q.
+    """
+    if mode not in ("exact", "reweight"):
+        raise MethodError(f"q-fedavg has no mode: {mode}", "exact or reweight")
+    measure = Phase(gradient=(MeasureLoss(),), epochs=1, trains=False, uploads=False, objective=VALUE)
+    weights = Fair(q) if mode == "exact" else FairShares(q)
+    return Method("q-fedavg", (measure, Phase()), weights, papers=("qfedavg",))
+
+
+def fedlw() -> Method:
+    """Weights in proportion to 1 / loss. Experimental.
+
+    Paper: known by its abstract only, which says that lower losses weigh more. Released code: none. Here: p_i ∝ 1 / L_i.
+    """
+    return method("fedlw", weights=ByLoss(), papers=["fedlw"])
+
+
+def fednolowe() -> Method:
+    """Weights from the others' share of the loss."""
+    return method("fednolowe", weights=ByOthersLoss(), papers=["fednolowe"])
+
+
+def feddisco(a: float = 0.5, b: float = 0.1, metric: str = "kl") -> Method:
+    """Weights by size, less for clients whose labels are far from uniform.
+
+    Paper: as here. Released code: fails when no weight is positive. Here: by size then.
+    """
+    return method("feddisco", weights=ByDiscrepancy(a, b, metric), papers=["feddisco"])
+
+
+def fedawa(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
+    """Weights learned on the server from the updates alone.
+
+    Paper: weights start at the sizes and are learned. Released code: softmax of the sizes themselves, almost uniform, kept
+    by place in the list of participants, used before it is learned. Here: log sizes, kept per client, used after.
+    """
+    return method("fedawa", weights=ByAttraction(steps, server_lr, gamma), papers=["fedawa"])
+
+
+def fedawa_released(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
+    """FedAWA as released: nearly uniform weights.
+
+    Paper: see fedawa. Released code: logits start at the size shares, belong to places, and are used before their step.
+    Here: as released.
+    """
+    weights = ByAttraction(steps, server_lr, gamma, released=True)
+    return method("fedawa@released", weights=weights, papers=["fedawa"])
+
+
+def fedlws(beta: float = 0.03, tau_min: float = 0.01, tau_max: float = 0.2) -> Method:
+    """FedAvg, each layer of the average shrunk by how far the clients are apart.
+
+    Paper: layer by layer. Released code: groups entries up to each bias, running statistics included. Here: a layer is a
+    module, and statistics are not shrunk.
+    """
+    return method("fedlws", weights=BySize(), server=[Shrink(beta, tau_min, tau_max)], papers=["fedlws"])
+
+
+def fedlaw(rate: float = 0.01, epochs: float = 20) -> Method:
+    """Weights and a shrinking factor learned on the server's own proxy data.
+
+    Paper: the proxy is a small set the server holds. Released code: 2 % of the test set. Here: Problem(proxy=…), or a
+    share of the training data set aside before it is divided; never test data.
+    """
+    learn = Phase((AtMixture(),), (LearnMixture(rate),), epochs=epochs, trains=False)
+    return Method("fedlaw", (Phase(),), OnProxy(), server_phase=learn, papers=("fedlaw",))

@@ -1,0 +1,1 @@
+"""Runs as one self-contained page, and the same charts as image files."""

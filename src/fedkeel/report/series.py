@@ -1,0 +1,142 @@
+"""Curves over seeds, costs and spectra of groups of runs, as plain numbers for charts and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from fedkeel.analysis.cost import Cost, cost_to, spent
+from fedkeel.record import LAST
+from fedkeel.report.source import Group, Source
+
+POINTS = 300  # of a curve in the page: more than its pixels show
+SPECTRA = 40  # rounds of a spectrum over time
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (of the sample) over seeds, of those that have the value."""
+
+    mean: float
+    deviation: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float | None]) -> Spread | None:
+        found = [value for value in values if value is not None and math.isfinite(value)]
+        if not found:
+            return None
+        return Spread(float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0, len(found))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A measure over rounds: its mean over the seeds that have the round, and their standard deviation."""
+
+    rounds: list[int]
+    mean: list[float]
+    deviation: list[float]
+
+
+def curve(group: Group, measure: str, points: int = POINTS) -> Curve | None:
+    """None where no run has the measure."""
+    values: dict[int, list[float]] = {}
+    for run in group.runs:
+        for record in run.records:
+            if (value := record.measure(measure)) is not None:
+                values.setdefault(record.round, []).append(value)
+    if not values:
+        return None
+    rounds = thinned(sorted(values), points)
+    spreads = [Spread.of(values[number]) for number in rounds]
+    kept = [(number, spread) for number, spread in zip(rounds, spreads, strict=True) if spread is not None]
+    return Curve([n for n, _ in kept], [s.mean for _, s in kept], [s.deviation for _, s in kept])
+
+
+def thinned(rounds: Sequence[int], points: int) -> list[int]:
+    """At most so many of them, evenly spread, the first and the last among them."""
+    if len(rounds) <= points:
+        return list(rounds)
+    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, points).round().astype(int)]
+
+
+def spent_by(group: Group, part: str, rounds: Sequence[int]) -> list[float]:
+    """Seconds, or bytes both ways, used up to each of the rounds; the mean over the runs that got there."""
+    totals = []
+    for run in group.runs:
+        each = [record.seconds if part == "seconds" else record.bytes_up + record.bytes_down for record in run.records]
+        totals.append(list(accumulate(each)))
+    return [float(np.mean([total[n - 1] for total in totals if len(total) >= n])) for n in rounds]
+
+
+def measures(groups: Sequence[Group]) -> list[str]:
+    """Every measure that a chart can show, the common ones first; spectra have charts of their own."""
+    found: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            for record in (*run.records[:6], *run.records[-6:]):
+                found |= dict.fromkeys(name for name in record.extra if not name.startswith("spectrum/"))
+    first = [name for name in ("accuracy", "test_loss", "loss", "drift") if any(curve(g, name, 2) for g in groups)]
+    return [*first, *(name for name in sorted(found) if name not in first)]
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A line of the summary: best, last and the mean of the last evaluated rounds, over seeds; costs in total."""
+
+    group: Group
+    best: Spread | None
+    last: Spread | None
+    mean_last: Spread | None
+    totals: Sequence[Cost]
+    to_target: Sequence[Cost | None]
+
+
+def row(group: Group, target: float | None) -> Row:
+    measure = group.measure or "loss"
+    better = min if measure.endswith("loss") else max
+    values = [evaluated(run, measure) for run in group.runs]
+    return Row(
+        group,
+        Spread.of(better(found, default=None) for found in values),
+        Spread.of(found[-1] if found else None for found in values),
+        Spread.of(math.fsum(tail := found[-LAST:]) / len(tail) if found else None for found in values),
+        [spent(run.records) for run in group.runs],
+        [None if target is None else cost_to(run.records, target, measure) for run in group.runs],
+    )
+
+
+def evaluated(run: Source, measure: str) -> list[float]:
+    return [value for record in run.records if (value := record.measure(measure)) is not None]
+
+
+def common_target(groups: Sequence[Group]) -> float | None:
+    """The hardest target that every run reaches, in two digits: what costs are compared at when none is given."""
+    if not groups or any(group.measure != "accuracy" for group in groups):
+        return None
+    bests = [max(evaluated(run, "accuracy"), default=0.0) for group in groups for run in group.runs]
+    found = math.floor(100 * min(bests)) / 100
+    return found if found > 0 else None
+
+
+# ---- spectra -------------------------------------------------------------------------------------------------------
+def spectra(group: Group, kind: str = "distance") -> dict[str, Any] | None:
+    """Dist(m) or Std(m) over rounds, `values` [rounds, bands], as tracked; the mean over seeds."""
+    rows: dict[int, list[list[float]]] = {}
+    prefix = f"spectrum/{kind}/"
+    for run in group.runs:
+        for record in run.records:
+            names = [name for name in record.extra if name.startswith(prefix)]
+            if names:
+                ordered = sorted(names, key=lambda name: int(name.removeprefix(prefix)))
+                rows.setdefault(record.round, []).append([record.extra[name] or 0.0 for name in ordered])
+    if not rows:
+        return None
+    rounds = thinned(sorted(rows), SPECTRA)
+    return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}

@@ -1,0 +1,155 @@
+"""Run folders as a report reads them: files only, no model and no data set is loaded."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeel.analysis.diagnose import read_diagnostics
+from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
+from fedkeel.record import RoundRecord, judged_on
+
+ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
+SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One run folder, read."""
+
+    path: Path
+    experiment: Mapping[str, Any]
+    toml: str
+    records: list[RoundRecord]
+    environment: Mapping[str, Any]
+    diagnostics: Mapping[str, Mapping[str, Any]]
+
+    @staticmethod
+    def read(path: Path) -> Source:
+        experiment = read_experiment(path)
+        return Source(
+            path,
+            experiment,
+            (path / EXPERIMENT).read_text(),
+            read_rounds(path),
+            read_json(path / "environment.json"),
+            read_diagnostics(path),
+        )
+
+    @property
+    def method(self) -> str:
+        return str(self.experiment.get("method", {}).get("name", "?"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.experiment.get("seed", 0))
+
+    @property
+    def unfinished(self) -> bool:
+        return len(self.records) < int(self.experiment.get("rounds", 0))
+
+    @property
+    def command(self) -> str | None:
+        """The command that makes this run again, bit for bit on the same machine; None for problems made in Python."""
+        if any(str(self.experiment.get(word, "")).startswith("python:") for word in ("problem", "model")):
+            return None
+        engine = self.environment.get("engine", "auto")
+        again = self.path.with_name(f"{self.path.name}-again")
+        words = ["fedkeel", "run", str(self.path / EXPERIMENT), "--engine", str(engine), "--out", str(again)]
+        return shlex.join(words)
+
+    @property
+    def typed(self) -> str | None:
+        """What was typed when it was made, where that was the command line."""
+        words = [str(word) for word in self.environment.get("command", ())]
+        if not words or Path(words[0]).name not in ("fedkeel", "__main__.py"):
+            return None
+        return shlex.join(["fedkeel", *words[1:]])
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return data if isinstance(data, Mapping) else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one experiment that differ in their seeds alone; a line in every chart."""
+
+    label: str
+    setting: str
+    runs: Sequence[Source]
+
+    @property
+    def measure(self) -> str | None:
+        """What these runs are judged on."""
+        return judged_on(self.runs[0].records)
+
+
+def groups_of(sources: Sequence[Source]) -> list[Group]:
+    """Runs gathered by experiment, in the order given, named by method and by the settings that tell them apart."""
+    gathered: dict[str, list[Source]] = {}
+    for source in sources:
+        kept = {name: value for name, value in source.experiment.items() if name not in ASIDE}
+        gathered.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(source)
+    members = list(gathered.values())
+    settings = [setting_of(runs[0]) for runs in members]
+    labels = [""] * len(members)
+    for setting in dict.fromkeys(settings):
+        here = [i for i, other in enumerate(settings) if other == setting]
+        for method in dict.fromkeys(members[i][0].method for i in here):
+            alike = [i for i in here if members[i][0].method == method]
+            for i, words in zip(alike, differences([members[i][0] for i in alike]), strict=True):
+                labels[i] = " ".join([method, *words])
+    return [Group(*facts) for facts in zip(unique(labels, settings), settings, members, strict=True)]
+
+
+def unique(labels: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Labels that still coincide within a setting are numbered."""
+    seen: dict[tuple[str, str], int] = {}
+    found = []
+    for label, setting in zip(labels, settings, strict=True):
+        number = seen[label, setting] = seen.get((label, setting), 0) + 1
+        found.append(label if number == 1 else f"{label} ({number})")
+    return found
+
+
+def differences(sources: Sequence[Source]) -> list[list[str]]:
+    """For each source the settings, as `name=value`, in which it differs from the others."""
+    flat = [dict(flattened(source.experiment)) for source in sources]
+    names = [name for name in dict.fromkeys(name for one in flat for name in one) if told(name)]
+    differing = [name for name in names if len({one.get(name) for one in flat}) > 1]
+    return [[f"{name.split('.')[-1]}={one[name]}" for name in differing if name in one] for one in flat]
+
+
+def told(name: str) -> bool:
+    return name.split(".")[0] not in (*ASIDE, *SETTING) and not name.startswith("method.papers")
+
+
+def flattened(value: Any, name: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted names and short values."""
+    if isinstance(value, Mapping):
+        items: Sequence[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    else:
+        return [(name, f"{value:g}" if isinstance(value, float) else str(value))]
+    return [pair for key, item in items for pair in flattened(item, f"{name}.{key}" if name else str(key))]
+
+
+def setting_of(source: Source) -> str:
+    """Data set, model and partition in one line."""
+    experiment = source.experiment
+    parts = [str(experiment[word]) for word in ("dataset", "problem", "model") if word in experiment]
+    partition = experiment.get("partition")
+    if isinstance(partition, Mapping):
+        fields = ", ".join(f"{name}={text}" for name, text in flattened(partition) if name != "kind")
+        parts.append(f"{partition.get('kind', 'partition')}({fields})")
+    return " · ".join(parts)

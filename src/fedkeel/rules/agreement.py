@@ -1,0 +1,82 @@
+"""Weights from how much clients agree with the last global move, and with each other (FedSCAM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.randomness import key, uniforms
+from fedkeel.rule import State, Weighting, require
+from fedkeel.rules.probes import sketch
+from fedkeel.rules.weights import by_size, shares
+
+ITERATIONS = 20
+
+
+@dataclass(frozen=True)
+class ByAgreement(Weighting):
+    """p_i ∝ n_i f_i / (1 + γ h̃_i) · max(0, 1 + β c_i), from each client's heterogeneity h̃_i and alignment c_i.
+
+    With `clustering`, clients whose updates point against another's of the same cluster, and are the shorter of the
+    two, count f_i = lam; else f_i = 1. gamma = beta = 0 without clustering is by size, and so is a sum of zero.
+    (FedSCAM, 2026)
+    """
+
+    gamma: float = 1.0
+    beta: float = 0.8
+    clustering: bool = False
+    lam: float = 0.5
+    dimensions: int = 256
+    reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
+
+    def __post_init__(self) -> None:
+        require(self.gamma >= 0 and self.beta >= 0, self, "gamma and beta must not be negative")
+        require(0 < self.lam <= 1, self, "lam must lie in (0, 1]")
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        heterogeneous = 1 + self.gamma * reports["heterogeneity"]
+        agree = (1 + self.beta * reports["alignment"]).clamp(min=0)
+        raw = reports["size"] / heterogeneous * agree
+        if self.clustering:
+            raw = raw * self.damped(reports)
+        return shares(raw, by_size(reports))
+
+    def damped(self, reports: State) -> Tensor:
+        """lam for the shorter update of each opposed pair in a cluster, else 1."""
+        delta = reports["delta"]
+        z = directions(sketch(delta, self.dimensions))
+        cluster = spherical_means(z)
+        length = delta.norm()
+        opposed = (cluster[:, None] == cluster) & (z @ z.T < 0)
+        shorter = (length[:, None] < length) | ((length[:, None] == length) & earlier(len(length), z.device))
+        return torch.where((opposed & shorter).any(1), self.lam, 1.0).to(length.dtype)
+
+
+def earlier(count: int, device: torch.device) -> Tensor:
+    """Of two equal updates the later client's counts as the shorter."""
+    number = torch.arange(count, device=device)
+    return number[:, None] > number
+
+
+def directions(rows: Tensor) -> Tensor:
+    return rows / (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) + 1e-12)
+
+
+def spherical_means(z: Tensor) -> Tensor:
+    """Clusters of unit vectors by direction: k-means on the sphere, k = min(3, max(1, m // 3)), seeded by k-means++."""
+    count = len(z)
+    clusters = min(3, max(1, count // 3))
+    draws = torch.from_numpy(uniforms(key(0, "clusters", count), clusters)).to(z)
+    centres = z[(draws[:1] * count).to(torch.int64)]
+    for draw in draws[1:]:
+        far = (1 - (z @ centres.T).amax(1)).clamp(min=0).cumsum(0)
+        centres = torch.cat([centres, z[torch.searchsorted(far, draw * far[-1:]).clamp(max=count - 1)]])
+    nearest = (z @ centres.T).argmax(1)
+    for _ in range(ITERATIONS):
+        members = torch.nn.functional.one_hot(nearest, clusters).to(z)
+        centres = directions(members.T @ z)  # an empty cluster's is zero, and stays without members
+        nearest = (z @ centres.T).argmax(1)
+    return nearest

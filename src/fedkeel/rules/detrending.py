@@ -1,0 +1,89 @@
+"""Filters that subtract a moving average, and limits on single coordinates: rules for a perturbation or a gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedkeel.rule import Local, Rule, State, require
+from fedkeel.trees import Tree
+
+
+@dataclass(frozen=True)
+class PoolDetrend(Rule):
+    """Subtract the mean of a sliding window from each tensor laid out in a row: v − pool(v).
+
+    At the ends the window holds only what there is. Tensors shorter than the window stay. window = 25 halves the same
+    frequency as HighPass(0.05).  (LAP-D of SpecGradFilter)
+    """
+
+    window: int = 25
+
+    def __post_init__(self) -> None:
+        require(self.window > 0 and self.window % 2 == 1, self, "window must be a positive odd number")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.map_by_length(self.detrend), client
+
+    def detrend(self, rows: Tensor) -> Tensor:
+        n = rows.shape[-1]
+        if n < self.window:
+            return rows
+        flat = rows.reshape(-1, 1, n)
+        mean = functional.avg_pool1d(flat, self.window, 1, self.window // 2, count_include_pad=False)
+        return rows - mean.view(rows.shape)
+
+
+@dataclass(frozen=True)
+class GaussianDetrend(Rule):
+    """Subtract a Gaussian mean from each tensor laid out in a row: v − G_σ ∗ v, mirrored at the ends.
+
+    The kernel ends at 4 σ; tensors shorter than it stay. sigma = 7.5 halves the same frequency as HighPass(0.05).
+    (GD of SpecGradFilter)
+    """
+
+    sigma: float = 7.5
+
+    def __post_init__(self) -> None:
+        require(self.sigma > 0, self, "sigma must be positive")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.map_by_length(self.detrend), client
+
+    def detrend(self, rows: Tensor) -> Tensor:
+        kernel, n = bell(self.sigma, rows.dtype, rows.device), rows.shape[-1]
+        if n < len(kernel):
+            return rows
+        wide = functional.pad(rows.reshape(-1, 1, n), (len(kernel) // 2, len(kernel) // 2), mode="reflect")
+        return rows - functional.conv1d(wide, kernel.view(1, 1, -1)).view(rows.shape)
+
+
+@cache
+def bell(sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A Gaussian kernel that sums to 1."""
+    radius = ceil(4 * sigma)
+    at = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    weights = torch.exp(-0.5 * (at / sigma) ** 2)
+    return (weights / weights.sum()).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class ClipMedian(Rule):
+    """Limit each coordinate to `times` the median size in its tensor: |v_j| ≤ τ · median |v|.  (FedFFT's ablation)"""
+
+    times: float = 3.0
+
+    def __post_init__(self) -> None:
+        require(self.times > 0, self, "times must be positive")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.map_by_length(self.limit), client
+
+    def limit(self, rows: Tensor) -> Tensor:
+        most = self.times * rows.abs().median(-1, keepdim=True).values
+        return torch.minimum(torch.maximum(rows, -most), most)

@@ -1,0 +1,89 @@
+"""Rules for some layers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from fedkeel.errors import MethodError, nearest
+from fedkeel.layout import Layout
+from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.trees import Tree
+
+HEAD = "@head"
+"""Stands for the parameters of the model's classifier."""
+
+Patterns = tuple[str, ...]
+
+
+def matching(patterns: Patterns) -> Callable[[str], bool]:
+    """Whether a name matches one of the patterns."""
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def named(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
+    """The patterns with the head's names in place of HEAD; each must match something."""
+    if HEAD in patterns and not setting.head:
+        raise MethodError(
+            f"{type(rule).__name__} is about the model's head, but this problem does not say what that is.",
+            'name its parameters: Problem(…, head=("fc.*",))',
+        )
+    found = tuple(name for p in patterns for name in (setting.head if p == HEAD else (p,)))
+    for pattern in found:
+        if not any(map(matching((pattern,)), setting.layout.shapes)):
+            raise MethodError(
+                f"{type(rule).__name__} names parameters {pattern!r}, but the model has none.",
+                nearest(pattern, setting.layout.shapes, "parameters"),
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class On(Rule):
+    """A filter, clip or other rule without memory, applied to the parameters that match; the others pass unchanged.
+
+    `On("patch_embed.*", HighPass(0.05))`; `HEAD` stands for the classifier.
+    """
+
+    patterns: str | Patterns
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        kind = type(self.rule)
+        forgetful = kind.client_slots is Rule.client_slots and kind.server_slots is Rule.server_slots
+        require(forgetful, self, "On takes rules without memory")
+        if isinstance(self.patterns, str):
+            object.__setattr__(self, "patterns", (self.patterns,))
+        for trait in ("needs_gradient", "random", "asks", "reads"):
+            object.__setattr__(self, trait, getattr(self.rule, trait))
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, patterns=named(tuple(self.patterns), setting, self), rule=self.rule.settled(setting))
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        part = tree.layout.only(matching(tuple(self.patterns)))
+        gradient = None if at.gradient is None else at.gradient.only(part)
+        there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
+        changed, client = self.rule.step(tree.only(part), client, there)
+        # a perturbation of the others would be their gradient
+        rest = tree.zeros() if self.needs_gradient else tree
+        return rest | changed, client
+
+
+@dataclass(frozen=True)
+class OnlyLayers(Rule):
+    """Move the parameters that match and no others."""
+
+    patterns: Patterns = (HEAD,)
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, patterns=named(self.patterns, setting, self))
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.zeros() | tree.only(matching(self.patterns)), client
+
+
+def layers(layout: Layout, without: tuple[str, ...]) -> Layout:
+    """The parameters in whose name, in lower case, none of the words occurs."""
+    return layout.only(lambda name: not any(word in name.lower() for word in without))

@@ -1,0 +1,166 @@
+"""Weights that the server learns: from the updates themselves (FedAWA), or on data of its own (FedLAW)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.rule import Local, Rule, State, Weighting, require
+from fedkeel.rules.weights import by_size
+from fedkeel.trees import Tree, cosine
+
+ADAM = (0.5, 0.999)
+
+
+def adam(slope: Tensor, first: Tensor, second: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's direction, and its two moments; `step` counts from 1."""
+    first = ADAM[0] * first + (1 - ADAM[0]) * slope
+    second = ADAM[1] * second + (1 - ADAM[1]) * slope.square()
+    direction = first / (1 - ADAM[0] ** step) / ((second / (1 - ADAM[1] ** step)).sqrt() + 1e-8)
+    return direction, first, second
+
+
+def scaled(update: Tree, server: State, gamma: Tensor | float) -> Tree:
+    """The update that leads to γ (w + update)."""
+    params = server["params"].only(update.layout)
+    return gamma * (params + update) - params
+
+
+@dataclass(frozen=True)
+class ByAttraction(Weighting):
+    """Weights λ = softmax(T) that draw the updates together: descend on Σ λ_k (‖Δ_k − Σ λ_j Δ_j‖ + 1 − cos(w, w_k)).
+
+    T starts at log n_k and is remembered per client; `steps` of Adam at rate `server_lr` each round; then
+    w ← γ Σ λ_k w_k. steps = 0 and gamma = 1 is FedAvg. `released` keeps what the released code does: T starts at the
+    size shares, belongs to places in the list of participants, and is used before its step.  (FedAWA, Shi et al. 2025)
+    """
+
+    steps: int = 1
+    server_lr: float = 1e-3
+    gamma: float = 1.0
+    released: bool = False
+    asks: ClassVar[tuple[str, ...]] = ("client",)
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0 and self.server_lr >= 0, self, "steps and server_lr must not be negative")
+        require(self.gamma > 0, self, "gamma must be positive")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"attraction": params.buffer.new_zeros(1)}
+
+    def places(self, reports: State) -> Tensor:
+        clients: Tensor = reports["client"]
+        return torch.arange(len(clients), device=clients.device) if self.released else clients
+
+    def logits(self, reports: State, server: State) -> Tensor:
+        """T of the participants: where it starts, and how far it has been moved."""
+        known, sizes = server["attraction"], by_size(reports)
+        places = self.places(reports)
+        moved = torch.where(places < len(known), known[places.clamp(max=len(known) - 1)], 0.0)
+        return (sizes if self.released else sizes.log()) + moved
+
+    def learned(self, reports: State, server: State) -> Tensor:
+        logits = self.logits(reports, server)
+        first, second = torch.zeros_like(logits), torch.zeros_like(logits)
+        spread = Attraction.of(reports["delta"], server["params"])
+        for step in range(1, self.steps + 1):
+            direction, first, second = adam(spread.slope(logits), first, second, step)
+            logits = logits - self.server_lr * direction
+        return logits
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        return torch.softmax((self.logits if self.released else self.learned)(reports, server), 0)
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        places, known = self.places(reports), server["attraction"]
+        # as long as the highest number so far: the sizes of those not met need not be known
+        room = known.new_zeros(int(places.max()) + 1) if len(known) <= int(places.max()) else known.clone()
+        room[: len(known)] = known
+        moved = self.learned(reports, server) - self.logits(reports, server)
+        return scaled(update, server, self.gamma), server | {
+            "attraction": room.index_add(0, places, moved.to(room.dtype))
+        }
+
+
+@dataclass(frozen=True)
+class Attraction:
+    """What FedAWA descends on, from inner products only: their number does not grow with the model."""
+
+    inner: Tensor  # ⟨Δ_j, Δ_k⟩, less their mean: distances do not change, rounding shrinks
+    apart: Tensor  # 1 − cos(w, w_k)
+
+    @staticmethod
+    def of(delta: Tree, params: Tree) -> Attraction:
+        centred = delta - delta.mean()
+        here = params.only(delta.layout)
+        return Attraction(centred.buffer @ centred.buffer.T, 1 - cosine(here + delta, here))
+
+    def cost(self, logits: Tensor) -> Tensor:
+        weights = torch.softmax(logits, 0)
+        towards = self.inner @ weights
+        squared = self.inner.diagonal() - 2 * towards + weights @ towards
+        return (weights * ((squared.clamp(min=0) + 1e-12).sqrt() + self.apart)).sum()
+
+    def slope(self, logits: Tensor) -> Tensor:
+        return torch.func.grad(self.cost)(logits)
+
+
+@dataclass(frozen=True)
+class OnProxy(Weighting):
+    """w ← γ Σ λ_k w_k, with λ = softmax(x) and γ = exp(y) learned on the server's own data.
+
+    x starts at log π, y at 0: without a step this is FedAvg. The learning is the method's `server_phase`.
+    (FedLAW, Li et al. 2023)
+    """
+
+    def begin(self, reports: State, server: State) -> State:
+        logits = by_size(reports).log()
+        zero, none = logits.new_zeros(()), torch.zeros_like(logits)
+        moments = {"x_first": none, "x_second": none, "y_first": zero, "y_second": zero}
+        return {"x": logits, "y": zero, "models": server["params"] + reports["delta"]} | moments
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        return torch.softmax(reports["learned"]["x"], 0)
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return scaled(update, server, reports["learned"]["y"].exp()), server
+
+
+def mixed(state: State) -> Tree:
+    """γ Σ λ_k w_k."""
+    models: Tree = state["models"]
+    return state["y"].exp() * models.average(torch.softmax(state["x"], 0))
+
+
+@dataclass(frozen=True)
+class AtMixture(Rule):
+    """In the server's phase: take the gradient at γ Σ λ_k w_k."""
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return mixed(client) - at.params, client
+
+
+@dataclass(frozen=True)
+class LearnMixture(Rule):
+    """In the server's phase: move x and y by Adam against the gradient g at the mixture.
+
+    By the chain rule ∂L/∂x_k = γ λ_k ⟨g, w_k − Σ λ_j w_j⟩ and ∂L/∂y = ⟨g, γ Σ λ_j w_j⟩.  (FedLAW, Li et al. 2023)
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(self.rate >= 0, self, "rate must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        weights, gamma = torch.softmax(client["x"], 0), client["y"].exp()
+        along = client["models"].dot(tree.expand(len(weights)))
+        slopes = {"x": gamma * weights * (along - weights @ along), "y": gamma * (weights @ along)}
+        moved: State = {}
+        for name, slope in slopes.items():
+            direction, first, second = adam(slope, client[f"{name}_first"], client[f"{name}_second"], at.step + 1)
+            moved |= {name: client[name] - self.rate * direction, f"{name}_first": first, f"{name}_second": second}
+        return tree, client | moved

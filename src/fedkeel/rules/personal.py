@@ -1,0 +1,119 @@
+"""Personal models: what never leaves a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.rules.layers import HEAD, Patterns, matching, named
+from fedkeel.trees import Tree
+
+
+@dataclass(frozen=True)
+class PrivateLayers(Rule):
+    """Parameters that match never leave the client; the server's own stay as they were first made.
+
+    (FedPer, Arivazhagan et al. 2019)
+    """
+
+    patterns: Patterns = (HEAD,)
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, patterns=named(self.patterns, setting, self))
+
+    def client_slots(self, params: Tree) -> State:
+        return {"private": params.only(matching(self.patterns))}
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        return params | client["private"], client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        mine = matching(self.patterns)
+        shared = report["delta"].only(lambda name: not mine(name))
+        return report | {"delta": shared}, client | {"private": at.params.only(mine)}
+
+
+@dataclass(frozen=True)
+class KeepModel(Rule):
+    """Remember the model at the end of a client's own work: what is judged as its personal model."""
+
+    def client_slots(self, params: Tree) -> State:
+        return {"kept": params}
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report, client | {"kept": at.params}
+
+
+@dataclass(frozen=True)
+class OwnModel(Rule):
+    """A second model that never leaves, pulled towards the global one: g + λ (w − w_t).
+
+    lam = 0 trains each client alone.  (Ditto, Li et al. 2021)
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, self, "lam must not be negative")
+
+    def client_slots(self, params: Tree) -> State:
+        return {"own": params}
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        return client["own"], client
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree + self.lam * (at.params - at.message["params"]), client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report, client | {"own": at.params}
+
+
+@dataclass(frozen=True)
+class Merge(Rule):
+    """Take in as much of the global head as helps: θ = own + (global − own) ⊙ W, W learned in [0, 1].
+
+    In the perturb chain of a measuring phase: move to the merged model; in a training phase's gradient chain: begin
+    there, and remember what came of it. W = 1 is FedAvg.  (FedALA, Zhang et al. 2023)
+    """
+
+    patterns: Patterns = (HEAD,)
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, patterns=named(self.patterns, setting, self))
+
+    def client_slots(self, params: Tree) -> State:
+        head = params.only(matching(self.patterns))
+        return {"own_head": head, "merge": head.ones()}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        head = at.params.only(client["own_head"].layout)
+        return tree.zeros() | (client["own_head"] - head) * (1 - client["merge"]), client
+
+
+@dataclass(frozen=True)
+class LearnMerge(Rule):
+    """Move W against the slope that the gradient g at the merged model gives it: W ← clip(W − η_W g ⊙ (global − own))."""
+
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.rate >= 0, self, "rate must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        own = client["own_head"]
+        slope = tree.only(own.layout) * (at.params.only(own.layout) - own)
+        return tree, client | {"merge": (client["merge"] - self.rate * slope).clamp(0, 1)}
+
+
+@dataclass(frozen=True)
+class BeginMerged(Rule):
+    """Begin a phase at the merged model, and remember the head it ends with."""
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        own = client["own_head"]
+        merged = own + (params.only(own.layout) - own) * client["merge"]
+        return params | merged, client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report, client | {"own_head": at.params.only(client["own_head"].layout)}

@@ -1,0 +1,146 @@
+"""Measurements that clients make, and what follows from them (FedSCAM; the loss before training)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.randomness import bits, key
+from fedkeel.rule import Local, Rule, State, require
+from fedkeel.trees import Tree
+
+
+@dataclass(frozen=True)
+class MeasureLoss(Rule):
+    """Report the mean loss of this phase: in a phase that trains nothing, of the model as received."""
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report | {"loss_before": at.loss}, client
+
+
+@dataclass(frozen=True)
+class MeasureNorm(Rule):
+    """The mean gradient norm over `batches` probe batches: h_i = (1/B) Σ_b ‖∇L(w_t; b)‖.  (FedSCAM)"""
+
+    batches: int
+
+    def __post_init__(self) -> None:
+        require(self.batches >= 1, self, "batches must be at least 1")
+
+    def client_slots(self, params: Tree) -> State:
+        return {"norm": params.scalar(0.0)}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        before = client["norm"] * (at.step > 0)
+        return tree, client | {"norm": before + tree.norm() / self.batches}
+
+
+@dataclass(frozen=True)
+class PilotRadius(Rule):
+    """The last probe batch: add its norm to h_i, and climb by half of the radius that h_i allows.
+
+    ρ_pilot = ½ ρ_max / (1 + α_ρ h_i).  (FedSCAM)
+    """
+
+    rho_max: float
+    alpha_rho: float
+    batches: int
+    needs_gradient: ClassVar[str] = "loss"
+
+    def client_slots(self, params: Tree) -> State:
+        return {} if self.batches > 1 else {"norm": params.scalar(0.0)}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        before = client["norm"] if self.batches > 1 else 0 * client["norm"]
+        norm = before + tree.norm() / self.batches
+        radius = 0.5 * self.rho_max / (1 + self.alpha_rho * norm)
+        return radius * tree.unit(), client | {"norm": norm}
+
+
+@dataclass(frozen=True)
+class MeasureAlignment(Rule):
+    """How far the client's pilot step agrees with the last global move, and how heterogeneous that makes it.
+
+    c_i = cos(P(−g), P(w_t − w_(t−1))), of the phase's first batch; h̃_i = h_i · max(0, 1 − κ c_i). P keeps `dimensions`
+    numbers of a vector. kappa = 0 ignores the agreement.  (FedSCAM)
+    """
+
+    kappa: float
+    dimensions: int = 256
+    reads: ClassVar[tuple[str, ...]] = ("norm",)
+
+    def __post_init__(self) -> None:
+        require(self.kappa >= 0 and self.dimensions >= 1, self, "kappa must not be negative, dimensions at least 1")
+
+    def server_slots(self, params: Tree) -> State:
+        return {"last_move": sketch(params.zeros(), self.dimensions)}
+
+    def client_slots(self, params: Tree) -> State:
+        return {"alignment": params.scalar(0.0), "heterogeneity": params.scalar(0.0)}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"last_move": server["last_move"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        pilot = sketch(-tree, self.dimensions)
+        found = cosine_of(pilot, at.message["last_move"])
+        alignment = torch.where(at.step == 0, found, client["alignment"])
+        heterogeneity = client["norm"] * (1 - self.kappa * alignment).clamp(min=0)
+        return tree, client | {"alignment": alignment, "heterogeneity": heterogeneity}
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report | {name: client[name] for name in ("alignment", "heterogeneity")}, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"last_move": sketch(update.unit(), self.dimensions)}
+
+
+@dataclass(frozen=True)
+class AdaptiveRadius(Rule):
+    """SAM with a radius that shrinks with the client's heterogeneity: ρ_max / (1 + α_ρ h̃_i).
+
+    alpha_rho = 0 is SAM with rho_max.  (FedSCAM)
+    """
+
+    rho_max: float
+    alpha_rho: float
+    needs_gradient: ClassVar[str] = "loss"
+    reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
+
+    def __post_init__(self) -> None:
+        require(self.rho_max >= 0 and self.alpha_rho >= 0, self, "rho_max and alpha_rho must not be negative")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        radius = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
+        return radius * tree.unit(), client
+
+
+def cosine_of(a: Tensor, b: Tensor) -> Tensor:
+    """Along the last axis; 0 when one of them is zero."""
+    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return (a * b).sum(-1) / lengths.clamp(min=1e-30)
+
+
+def sketch(tree: Tree, dimensions: int) -> Tensor:
+    """A count sketch: each coordinate, with a random sign, is added to a random one of `dimensions` numbers.
+
+    Inner products are kept on average. A vector of at most `dimensions` numbers is kept as it is.
+    """
+    v, size = tree.buffer, tree.layout.size
+    if size <= dimensions:
+        return v
+    bucket, sign = places(size, dimensions, v.device)
+    return torch.index_add(v.new_zeros((*v.shape[:-1], dimensions)), -1, bucket, v * sign.to(v.dtype))
+
+
+@cache
+def places(size: int, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The same for every client, round and run: a sketch must meet its like."""
+    draws = bits(key(0, "sketch", size), size)
+    bucket = torch.from_numpy((draws >> 33) % dimensions).to(torch.int64)
+    sign = torch.from_numpy((draws & 1).astype("int8")).to(torch.int8) * 2 - 1
+    return bucket.to(device), sign.to(device)

@@ -1,0 +1,66 @@
+"""Bars and lines: what a person sees while runs go on."""
+
+import io
+import logging
+
+from rich.console import Console
+
+from fedkeel.cli.progress import Bars, Lines, Silence, display, told
+from fedkeel.experiment import Experiment
+from fedkeel.record import RoundRecord
+
+EXPERIMENT = Experiment(dataset="digits", rounds=3)
+
+
+def record(number, **measures):
+    plain = {"loss": 0.5, "drift": 1.25, "accuracy": 0.875}
+    return RoundRecord(number, [0], backward_passes=1, bytes_down=1, bytes_up=1, seconds=0.1, **plain | measures)
+
+
+def terminal(height=25):
+    return Console(file=io.StringIO(), force_terminal=True, width=100, height=height)
+
+
+def follow(shown, labels):
+    with shown:
+        for label in labels:
+            watcher = shown.watch(label)
+            watcher.started(EXPERIMENT, 0, "serial")
+            for number in (1, 2, 3):
+                watcher.round(record(number))
+
+
+def test_a_bar_per_run_with_its_last_round():
+    console = terminal()
+    follow(Bars(console, 2, 6), ["fedavg", "fedsam"])
+    last = console.file.getvalue().rpartition("fedavg")[2]
+    assert "3/3" in last
+    assert "accuracy  87.5 %  loss 0.5" in last
+    assert "fedsam" in last
+
+
+def test_old_bars_vanish_when_there_is_no_room():
+    console = terminal(height=6)
+    follow(Bars(console, 5, 1), list("abcde"))
+    shown = Bars(console, 5, 1)
+    follow(shown, list("abcde"))
+    assert [task.description for task in shown.bars.tasks if task.visible] == ["d", "e"]
+
+
+def test_warnings_are_told_above_everything():
+    for make in (lambda console: Bars(console, 1, 1), lambda console: Lines(console, 1), Silence):
+        console = terminal()
+        with make(console):
+            logging.getLogger("fedkeel").warning("left out client %d", 3)
+        logging.getLogger("fedkeel").warning("not told")
+        assert "left out client 3" in console.file.getvalue()
+        assert "not told" not in console.file.getvalue()
+
+
+def test_measures_that_a_round_lacks_are_left_out():
+    assert told(record(1, accuracy=None, drift=None)) == "loss 0.5     "
+
+
+def test_a_file_gets_lines_and_silence_gets_none():
+    assert isinstance(display(True, ["a"]), Lines)
+    assert display(False, ["a"]).watch("a") is None

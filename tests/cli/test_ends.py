@@ -1,0 +1,159 @@
+"""How a command ends: exit codes, one clear line, never a traceback; and what it costs to ask for help."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_runs import SMALL
+
+import fedkeel as fk
+from fedkeel.cli import methods, run
+from fedkeel.cli.stopping import Stopped, stopping
+from fedkeel.errors import RunError
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["rn"], "fedkeel has no command: rn", "did you mean 'run'?"),
+        (["run", "--methd", "fedavg"], "fedkeel run has no option: --methd", "did you mean '--method'?"),
+        (["run", "--rounds", "x"], "invalid value for '--rounds'", "`fedkeel run --help`"),
+        (["resume"], "missing argument 'DIR'", "`fedkeel resume --help`"),
+        (["export", "modl", "a", "b"], "fedkeel export has no command: modl", "did you mean 'model'?"),
+        (["run", "--method", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
+        (["run", "--dataset", "digts"], "unknown data set: digts", "did you mean 'digits'?"),
+        (["run", "--method", "fedavg", "--model", "smal-cnn"], "smal-cnn", "did you mean 'small-cnn'?"),
+        (["run", "--set", "epoch=1"], "an experiment has no key: epoch", "did you mean 'epochs'?"),
+        (["run", "--engine", "serail"], "unknown engine: serail", "did you mean 'serial'?"),
+        (["run", "--device", "tpu"], "unknown device: tpu", "use auto, cpu, cuda or mps"),
+        (["run", "--workers", "0"], "--workers must be at least 1: 0", "leave it out"),
+        (["run", "--partition", "dirichlet:alpha=0.1,clients=5000"], "5000 clients", "at most"),
+        (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
+        (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
+        (["models", "resnet"], "unknown model: resnet", "did you mean 'resnet"),
+        (["datasets", "cifar"], "unknown data set 'cifar'", "did you mean 'cifar"),
+        (["datasets", "mnist", "--partition", "iid:clients=3"], "mnist is not in", "--from PATH"),
+        (["datasets", "mnist", "--from", "nowhere"], "nowhere does not exist", "--from PATH"),
+        (["datasets", "--partition", "iid:clients=3"], "needs the name of a data set", "fedkeel datasets digits"),
+        (["cite", "fedsm"], "neither a method nor a run: fedsm", "did you mean 'fedsam'?"),
+        (["export", "model", "nowhere", "a.safetensors"], "nowhere is not a run", "the folder that `fedkeel run`"),
+        (["export", "model", "nowhere", "a.pt"], "a model is written as .safetensors: a.pt", "call it a.safetensors"),
+    ],
+)
+def test_wrong_requests_end_with_2_and_a_hint(fedkeel, words, message, hint):
+    done = fedkeel(*words)
+    error, blank, told = done.err.splitlines()
+    assert (done.code, done.out, blank) == (2, "", "")
+    assert error.startswith("error: ")
+    assert message in error
+    assert told.startswith("hint: ")
+    assert hint in told
+
+
+def test_a_run_that_cannot_go_on_ends_with_1(fedkeel, monkeypatch):
+    def fails(name=None):
+        raise RunError("cannot write x: No space left on device", "free some space")
+
+    monkeypatch.setattr(methods, "show_table", fails)
+    monkeypatch.setattr("fedkeel.cards.cards", fails)
+    done = fedkeel("methods")
+    assert (done.code, done.err) == (1, "error: cannot write x: No space left on device\n\nhint: free some space\n")
+
+
+def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
+    monkeypatch.setattr("fedkeel.cards.cards", lambda: 1 / 0)
+    done = fedkeel("methods")
+    line = "error: unexpected error: ZeroDivisionError: division by zero (set FEDKEEL_TRACEBACK=1 to see it)\n"
+    assert (done.code, done.out, done.err) == (1, "", line)
+    monkeypatch.setenv("FEDKEEL_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in fedkeel("methods").err
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(2, 130, "interrupted"), (15, 143, "terminated")])
+def test_a_signal_while_nothing_trains(fedkeel, monkeypatch, number, code, word):
+    def stop():
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("fedkeel.cards.cards", stop)
+    done = fedkeel("methods")
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith(f"{word}: ")
+
+
+def test_a_signal_before_the_first_round(fedkeel, monkeypatch):
+    monkeypatch.setattr("fedkeel.cli.training.run", lambda *_, **__: os.kill(os.getpid(), 2))
+    done = fedkeel("run", *SMALL, "--rounds", "2", "--method", "fedavg")
+    assert (done.code, done.err) == (130, "interrupted: fedavg had not begun. The same command again goes on.\n")
+
+
+def test_handlers_are_put_back():
+    import signal
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Stopped), stopping():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_no_color_is_honoured(fedkeel, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    assert "\x1b[1;31merror:" in fedkeel("methods", "fedsm").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = fedkeel("methods", "fedsm").err
+    assert "error:" in plain
+    assert "31m" not in plain
+
+
+def test_long_messages_stay_on_one_line(monkeypatch):
+    written = io.StringIO()
+    run.say(Console(file=written, width=20), "error", "red", "a message of more than twenty characters")
+    assert written.getvalue() == "error: a message of more than twenty characters\n"
+
+
+# ---- help ----
+COMMANDS = ["run", "resume", "methods", "datasets", "models", "cite", "doctor", "export model"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_page_has_an_example_that_begins_with_the_command(fedkeel, command):
+    done = fedkeel(*command.split(), "--help")
+    assert done.code == 0
+    assert f"$ fedkeel {command}" in done.out
+
+
+def test_the_name_alone_shows_every_command(fedkeel):
+    alone, asked = fedkeel(), fedkeel("--help")
+    assert alone.code == asked.code == 0
+    assert alone.out.strip() == asked.out.strip().replace("Usage: fedkeel", "Usage: fedkeel")
+    assert all(f" {command.split()[0]} " in asked.out for command in COMMANDS)
+
+
+def fresh(code):
+    """Run Python code in a process of its own."""
+    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_help_and_wrong_words_need_no_pytorch():
+    code = "import sys; from fedkeel.cli.main import call; call(['run', '--help']); call(['rn']); call(['--version'])"
+    done = fresh(f"{code}; sys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("fedkeel ")
+
+
+def test_the_package_runs_as_a_module():
+    done = fresh("import runpy, sys; sys.argv = ['x', 'rn']; runpy.run_module('fedkeel', run_name='__main__')")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: fedkeel has no command: rn")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    code = "import os, sys; os.close(0); from fedkeel.cli import methods; import fedkeel.cli.main as m;"
+    done = fresh(f"{code} m.methods.stdout = None; read, write = os.pipe(); os.close(read); os.dup2(write, 1); "
+                 "sys.exit(m.call(['--version']))")  # fmt: skip
+    assert "Traceback" not in done.stderr

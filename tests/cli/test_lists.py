@@ -1,0 +1,166 @@
+"""`methods`, `datasets`, `models`, `doctor`, `cite`, `export`: what they say is what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from small_runs import SMALL
+
+import fedkeel as fk
+from fedkeel.cli.doctor import extras
+from fedkeel.cli.estimate import estimate
+from fedkeel.data import import_from
+from fedkeel.experiment import Experiment
+
+
+def rows(text):
+    """First words of the lines of a table."""
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
+
+
+def test_every_method_data_set_and_model_is_listed(fedkeel):
+    for command, known in (("methods", fk.METHODS), ("datasets", fk.DATASETS), ("models", fk.MODELS)):
+        done = fedkeel(command)
+        assert done.code == 0
+        assert set(known) <= set(rows(done.out))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedfft-d"])
+def test_a_card_names_every_rule_and_hyperparameter(fedkeel, name):
+    out = fedkeel("methods", name).out
+    for rule in fk.METHODS[name]().rules:
+        assert repr(rule) in out
+    assert "backward passes" in out
+    assert f"fedkeel run --method {name}" in out
+
+
+def test_the_card_says_what_neutral_values_mean(fedkeel):
+    out = fedkeel("methods", "fedfft-d").out
+    assert re.search(r"method\.rho +0\.1 +rho = 0 takes the gradient at w", out)
+    assert re.search(r"method\.ratio +0\.01 +ratio = 0 changes nothing", out)
+
+
+def test_the_parameters_of_models_are_counted(fedkeel):
+    out = fedkeel("models").out
+    assert re.search(r"resnet20-gn +272 474 ", out)
+    assert re.search(r"resnet18-gn +11 181 642 ", out)
+    assert "11 181 642 for 10 classes, images of 3×32×32" in fedkeel("models", "resnet18-gn").out
+
+
+# ---- data sets ----
+def test_which_data_sets_are_here(fedkeel):
+    out = fedkeel("datasets").out
+    assert re.search(r"digits .* yes ", out)
+    assert re.search(r"cifar10 .* no ", out)
+
+
+def test_a_data_set_card_gives_its_preset_as_one_would_type_it(fedkeel):
+    out = fedkeel("datasets", "cifar10").out
+    assert re.search(r"partition +dirichlet:alpha=0.1,clients=100", out)
+    assert "@techreport{krizhevsky2009learning" in out
+
+
+def test_a_partition_is_the_one_that_an_experiment_has(fedkeel):
+    out = fedkeel("datasets", "digits", "--partition", "pathological:classes=2,clients=10", "--seed", "3").out
+    assert re.search(r"clients +10\n", out)
+    assert re.search(r"classes per client +2\.0 of 10", out)
+    assert re.search(r"unused samples +\d+\n", out)
+    assert "class 9" in out
+    other = fedkeel("datasets", "digits", "--partition", "pathological:classes=2,clients=10", "--seed", "4").out
+    assert other.splitlines()[1:] != out.splitlines()[1:]
+
+
+def test_a_figure_of_the_preset(fedkeel):
+    pytest.importorskip("matplotlib")
+    done = fedkeel("datasets", "digits", "--figure", "p.svg")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "p.svg"
+    assert "<svg" in Path("p.svg").read_text()
+
+
+@pytest.mark.parametrize(("words", "check"), [([], True), (["--no-check"], False)])
+def test_importing_passes_the_path_on(fedkeel, monkeypatch, words, check):
+    seen = {}
+
+    def note(name, path, root=None, check=True, progress=None):
+        seen.update(name=name, path=path, check=check)
+        progress("train_images", 1, 2)
+        progress("train_images", 2, 2)
+
+    assert import_from.__module__ == "fedkeel.data.loading"
+    monkeypatch.setattr("fedkeel.data.import_from", note)
+    done = fedkeel("datasets", "mnist", "--from", "files", *words)
+    assert seen == {"name": "mnist", "path": Path("files"), "check": check}
+    assert done.err == "mnist: train_images\n"
+
+
+# ---- doctor ----
+def test_the_doctor_names_every_engine_and_the_data_folder(fedkeel, tmp_path):
+    from fedkeel.engines.choose import ENGINES
+
+    done = fedkeel("doctor")
+    assert done.code == 0
+    assert set(ENGINES) <= set(rows(done.out))
+    assert str(tmp_path / "data") in done.out
+    assert torch.__version__ in done.out
+
+
+def test_missing_extras_come_with_the_command():
+    required = ["numpy>=1.26", 'numpy>=1; extra == "here"', "not-there-at-all>=3 ; extra == 'gone'"]
+    told = dict(extras(required))
+    assert told["here"] == "installed"
+    assert told["gone"] == "needs not-there-at-all: pip install 'fedkeel[gone]'"
+
+
+def test_the_memory_of_an_experiment(fedkeel):
+    Path("e.toml").write_text('dataset = "cifar10"\nmethod = ["fedavg", "scaffold"]\nrounds = 5\n')
+    out = fedkeel("doctor", "e.toml").out
+    assert out.count("11 181 642 parameters") == 2
+    assert "up to 50 of them" in out  # 5 rounds of 10 clients, of 100
+
+
+def test_memory_counts_the_slots_of_server_and_clients():
+    plain, variates = (estimate(Experiment(dataset="digits", model="mlp", method=m)) for m in ("fedavg", "scaffold"))
+    model = 4 * plain.parameters
+    assert (plain.server, plain.client) == (model, 0)
+    assert (variates.server, variates.client) == (2 * model, model)
+    assert variates.total - plain.total == model + model * variates.clients
+    assert variates.clients == 20
+
+
+def test_memory_of_texts():
+    lstm = Experiment(dataset="yahoo-answers", partition="iid:clients=10")
+    assert estimate(lstm).parameters > 0
+
+
+# ---- cite and export ----
+def test_a_method_cites_its_papers_once(fedkeel):
+    out = fedkeel("cite", "fedfft-s").out
+    assert out.count("@") == len(re.findall(r"^@", out, re.MULTILINE)) == len(set(fk.METHODS["fedfft-s"]().papers))
+    assert "Taming Client Drift" in out
+
+
+def test_a_run_cites_its_data_set_too(fedkeel, trained):
+    (run,) = trained("--method", "fedprox")
+    out = fedkeel("cite", run["folder"]).out
+    assert "Federated Optimization in Heterogeneous Networks" in out
+    assert "Optical Recognition of Handwritten Digits" in out
+
+
+def test_an_exported_model_is_the_runs_model(fedkeel, trained):
+    (run,) = trained("--method", "fedavg")
+    done = fedkeel("export", "model", run["folder"], "new/m.safetensors")
+    assert (done.code, done.out) == (0, "new/m.safetensors\n")
+    expected = fk.load_run(run["folder"]).model().state_dict()
+    with safe_open("new/m.safetensors", framework="pt") as file:
+        assert set(file.keys()) == set(expected)
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
+
+
+def test_an_exported_model_starts_another_experiment(fedkeel, trained):
+    (run,) = trained("--method", "fedavg")
+    fedkeel("export", "model", run["folder"], "m.safetensors")
+    done = fedkeel("run", *SMALL, "--rounds", "1", "--method", "fedavg", "--set", "init=m.safetensors", "--out", "b")
+    assert done.code == 0

@@ -1,0 +1,179 @@
+"""`fedkeel run` and `resume`: tables, JSON, folders, and that nothing finished is done twice."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import SMALL
+
+import fedkeel as fk
+from fedkeel.run import Loop
+
+
+def test_a_table_and_the_folders(fedkeel):
+    done = fedkeel("run", *SMALL, "--rounds", "2", "--method", "fedavg,fedsam", "--out", "here")
+    assert done.code == 0
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line.strip()}
+    assert "mean of last 2" in rows["method"]
+    for method in ("fedavg", "fedsam"):
+        assert re.search(rf"^\s*{method}( +\d+\.\d %){{3}} +2 ", done.out, re.MULTILINE)
+        assert f"here/{method}/0" in done.out
+        assert Path("here", method, "0", "result.json").exists()
+    assert "best on test, as in the papers" in done.out
+
+
+def test_one_plain_line_per_round_where_stderr_is_no_terminal(fedkeel):
+    done = fedkeel("run", *SMALL, "--rounds", "3", "--method", "fedavg")
+    lines = [line for line in done.err.splitlines() if " round " in line]
+    assert [re.search(r"round (\d)/3  accuracy +[\d.]+ %  loss", line)[1] for line in lines] == ["1", "2", "3"]
+    assert "\x1b" not in done.err + done.out
+    assert "round" not in done.out.replace("rounds", "")
+
+
+def test_no_progress(fedkeel):
+    assert fedkeel("run", *SMALL, "--rounds", "1", "--no-progress").err == ""
+
+
+def test_json_is_one_document_of_what_the_folders_hold(trained):
+    runs = trained("--method", "fedavg,fedprox", "--seeds", "0,1", "--out", "here")
+    assert [(run["method"], run["seed"]) for run in runs] == [
+        ("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1),
+    ]  # fmt: skip
+    for run in runs:
+        assert run["folder"] == f"here/{run['method']}/{run['seed']}"
+        assert run["result"] == json.loads(Path(run["folder"], "result.json").read_text())
+
+
+def test_one_run_goes_into_the_folder_itself(trained):
+    (run,) = trained("--method", "fedavg", "--out", "here")
+    assert run["folder"] == "here"
+    assert Path("here/experiment.toml").exists()
+
+
+def test_the_default_folder_is_the_name_and_the_fingerprint(trained):
+    (run,) = trained("--method", "fedavg", "--set", "lr=0.07")
+    assert run["folder"] == f"runs/fedavg-{run['result']['fingerprint']}"
+
+
+def test_the_command_line_and_python_agree(trained):
+    (run,) = trained("--method", "fedsam", "--set", "method.rho=0.2", "--set", "lr=0.07")
+    sam = {"name": "fedsam", "rho": 0.2}
+    same = fk.Experiment(dataset="digits", model="logistic", method=sam, rounds=2, epochs=1, lr=0.07)
+    assert fk.run(same).result == run["result"]
+
+
+def test_a_finished_run_is_shown_and_not_repeated(trained, monkeypatch):
+    (first,) = trained("--method", "fedavg")
+    monkeypatch.setattr(Loop, "one_round", None)  # a further round would fail
+    (second,) = trained("--method", "fedavg")
+    assert (first["state"], second["state"]) == ("trained", "found")
+    assert second["result"] == first["result"]
+
+
+def test_more_rounds_extend_and_equal_an_unbroken_run(trained, fedkeel):
+    trained("--method", "scaffold", "--out", "a")
+    assert fedkeel("resume", "a", "--rounds", "4").code == 0
+    trained("--method", "scaffold", "--rounds", "4", "--out", "b")
+    assert Path("a/result.json").read_bytes() == Path("b/result.json").read_bytes()
+
+
+def test_resume_takes_the_parent_of_several_runs(trained, fedkeel):
+    trained("--method", "fedavg,fedprox", "--out", "here")
+    done = fedkeel("resume", "here", "--rounds", "3", "--json")
+    assert [run["result"]["rounds"] for run in json.loads(done.out)["runs"]] == [3, 3]
+
+
+def test_fewer_rounds_than_done_are_refused(trained, fedkeel):
+    trained("--method", "fedavg", "--out", "here")
+    before = Path("here/result.json").read_bytes()
+    done = fedkeel("resume", "here", "--rounds", "1")
+    assert done.code == 2
+    assert "is at round 2 already" in done.err
+    assert Path("here/result.json").read_bytes() == before
+
+
+def test_a_foreign_folder_is_refused(trained, fedkeel):
+    trained("--method", "fedavg", "--out", "here")
+    done = fedkeel("run", *SMALL, "--rounds", "2", "--method", "fedprox", "--out", "here")
+    assert done.code == 2
+    assert "error: here holds another experiment" in done.err
+
+
+def test_a_run_that_fails_does_not_end_the_others(fedkeel):
+    file = Path("e.toml")
+    file.write_text(
+        'dataset = "digits"\nmodel = "logistic"\nrounds = 2\nepochs = 1\non_nonfinite = "stop"\n'
+        'method = [{name = "fedprox", mu = 1e300}, "fedavg"]\n'
+    )
+    done = fedkeel("run", file, "--engine", "serial", "--json")
+    assert done.code == 1
+    assert re.search(r"^error: fedprox: .*not finite", done.err, re.MULTILINE)
+    assert [run["state"] for run in json.loads(done.out)["runs"]] == ["failed", "trained"]
+
+
+# ---- signals: a real process ----
+def started(folder, rounds, arguments=()):
+    command = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--method", "scaffold", "--rounds", str(rounds)]
+    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "--out", str(folder), *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "term")]
+)
+def test_signals_leave_a_checkpoint_that_resumes_to_the_same_bytes(tmp_path, fedkeel, number, code, word):
+    process = started(tmp_path / "a", rounds=100_000)
+    seen = ""
+    while " round " not in seen or "/100000" not in seen:
+        seen = process.stderr.readline()
+        assert seen, "ended before its first round"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert out == ""
+    last = err.splitlines()[-1]
+    done = int(re.match(rf"{word}\w*: scaffold stands at round (\d+) of 100000, checkpoint written", last)[1])
+    assert f"fedkeel resume {tmp_path / 'a'}" in last
+    assert "Traceback" not in err
+    assert fedkeel("resume", tmp_path / "a", "--rounds", done + 2).code == 0
+    assert fedkeel("run", *SMALL, "--method", "scaffold", "--rounds", done + 2, "--out", tmp_path / "b").code == 0
+    for name in ("result.json", f"checkpoint/{done + 2:08d}.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypatch):
+    """With a second thread, as a progress display has one: the system may hand the signal to that."""
+    restore, over = Loop.restore, threading.Event()
+
+    class Records(list):
+        def append(self, record):
+            super().append(record)
+            if record.round == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+
+    def watched(self):
+        restore(self)
+        self.records = Records(self.records)
+
+    experiment = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=3, epochs=1)
+    monkeypatch.setattr(Loop, "restore", watched)
+    threading.Thread(target=over.wait, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        fk.run(experiment, out=tmp_path / "a", engine="serial")
+    over.set()
+    monkeypatch.setattr(Loop, "restore", restore)
+    assert fk.load_run(tmp_path / "a").result["rounds"] == 2
+    whole = fk.run(experiment, engine="serial").result
+    assert fk.run(experiment, out=tmp_path / "a", engine="serial").result == whole

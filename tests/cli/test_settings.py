@@ -1,0 +1,208 @@
+"""From words to experiments: values, precedence, and what is refused."""
+
+import pytest
+
+from fedkeel.cli.settings import Request, assignment, experiments, numbers, quick_start, value_of, words
+from fedkeel.data.dirichlet import Dirichlet
+from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
+from fedkeel.rules import HighPass, Sam
+
+
+def asked(**request):
+    return experiments(Request(**request))
+
+
+def rules(one, kind):
+    return [rule for rule in one.experiment.composed.rules if isinstance(rule, kind)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.05", 0.05),
+        (".05", 0.05),
+        ("1e-3", 1e-3),
+        ("7", 7),
+        ("true", True),
+        ("[1, 5]", [1, 5]),
+        ('"0.1"', "0.1"),
+        ("bernoulli:0.1", "bernoulli:0.1"),
+        ("1\nlr = 2", "1\nlr = 2"),
+    ],
+)
+def test_values_are_toml_or_numbers_or_text(text, value):
+    assert value_of(text) == value
+    assert type(value_of(text)) is type(value)
+
+
+def test_assignments_are_paths_with_values():
+    assert assignment("partition.alpha = 0.3") == (("partition", "alpha"), 0.3)
+    assert assignment("init=a=b") == (("init",), "a=b")
+
+
+@pytest.mark.parametrize("text", ["lr", "=1", "method.=1", ""])
+def test_assignments_without_a_key_or_value_are_refused(text):
+    with pytest.raises(RequestError, match="--set needs key=value"):
+        assignment(text)
+
+
+def test_lists():
+    assert words(" a, b,,c ") == ("a", "b", "c")
+    assert numbers("0,2") == (0, 2)
+    with pytest.raises(RequestError, match="0,x"):
+        numbers("0,x")
+
+
+# ---- where settings come from ----
+def test_nothing_asked_for_is_the_quick_start():
+    made = asked()
+    assert [one.label for one in made] == ["fedavg", "fedsam", "fedfft-d", "specgradfilter"]
+    first = made[0].experiment
+    assert first.dataset == "digits"
+    assert (first.partition.alpha, first.partition.clients) == (0.1, 20)
+    assert first.rounds == quick_start()["rounds"]
+
+
+def test_a_method_alone_stays_on_the_quick_start():
+    (one,) = asked(methods=("scaffold",))
+    assert (one.experiment.dataset, one.experiment.model) == ("digits", quick_start()["model"])
+
+
+def test_a_data_set_alone_takes_its_preset():
+    (one,) = asked(dataset="cifar10")
+    assert (one.label, one.experiment.model, one.experiment.rounds) == ("fedavg", "resnet18-gn", 800)
+    assert one.experiment.clip == 10.0
+
+
+def test_later_words_win(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nmethod = "fedprox"\nlr = 0.5\nrounds = 9\nseed = 4\n')
+    (one,) = asked(file=file)
+    assert (one.label, one.experiment.lr, one.experiment.rounds, one.experiment.seed) == ("fedprox", 0.5, 9, 4)
+    (one,) = asked(file=file, rounds=3, methods=("fedavg",), assignments=("lr=0.25", "rounds=2"))
+    assert (one.label, one.experiment.lr, one.experiment.rounds) == ("fedavg", 0.25, 2)
+
+
+def test_a_file_may_list_methods_and_seeds(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nseed = [0, 1]\nmethod = ["fedavg", {name = "fedsam", rho = 0.3}]\n')
+    made = asked(file=file)
+    assert [(one.label, one.experiment.seed) for one in made] == [
+        ("fedavg", 0), ("fedavg", 1), ("fedsam", 0), ("fedsam", 1),
+    ]  # fmt: skip
+    assert rules(made[2], Sam) == [Sam(0.3)]
+    assert made[1].experiment.partition_seed == 1
+
+
+def test_the_same_method_twice_is_told_apart_by_its_settings(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nmethod = ["fedsam", {name = "fedsam", rho = 0.3}]\n')
+    assert [one.label for one in asked(file=file)] == ["fedsam", "fedsam rho=0.3"]
+
+
+def test_an_experiment_file_of_a_run_gives_the_same_experiment(tmp_path):
+    import tomli_w
+
+    (one,) = asked(methods=("fedfft-d",), assignments=("method.rho=0.2",))
+    file = tmp_path / "experiment.toml"
+    file.write_text(tomli_w.dumps(one.experiment.save()))
+    (again,) = asked(file=file)
+    assert again.experiment.save() == one.experiment.save()
+    assert again.label == "fedfft-d"
+
+
+# ---- partitions ----
+def test_one_field_of_the_partition_keeps_the_others():
+    (one,) = asked(dataset="cifar10", assignments=("partition.alpha=0.3",))
+    assert (one.experiment.partition.alpha, one.experiment.partition.clients) == (0.3, 100)
+
+
+def test_a_partition_by_name_then_a_field_of_it():
+    (one,) = asked(dataset="digits", partition="dirichlet:alpha=1,clients=7", assignments=("partition.clients=5",))
+    assert isinstance(one.experiment.partition, Dirichlet)
+    assert (one.experiment.partition.alpha, one.experiment.partition.clients) == (1, 5)
+
+
+def test_a_field_inside_a_partition():
+    long_tail = "long-tail:imbalance=2,base=iid:clients=5"
+    (one,) = asked(dataset="digits", partition=long_tail, assignments=("partition.base.clients=4",))
+    assert one.experiment.partition.clients == 4
+
+
+# ---- methods ----
+def test_a_hyperparameter_goes_to_the_methods_that_have_it():
+    plain, sam, fft = asked(methods=("fedavg", "fedsam", "fedfft"), assignments=("method.rho=0.7", "method.ratio=0.2"))
+    assert not rules(plain, Sam)
+    assert rules(sam, Sam) == rules(fft, Sam) == [Sam(0.7)]
+    assert rules(fft, HighPass)[0].ratio == 0.2
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (("fedsam",), "method fedsam has no hyper-parameter: rhu"),
+        (("fedsam", "fedavg"), "none of these methods has a hyper-parameter: rhu"),
+    ],
+)
+def test_a_hyperparameter_that_no_method_has_is_refused(methods, message):
+    with pytest.raises(MethodError, match=message) as caught:
+        asked(methods=methods, assignments=("method.rhu=1",))
+    assert caught.value.hint == "did you mean 'rho'?"
+
+
+def test_a_composition_has_no_hyperparameters(tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\n[method]\nname = "mine"\nperturb = [{rule = "Sam", rho = 0.2}]\n')
+    (one,) = asked(file=file)
+    assert rules(one, Sam) == [Sam(0.2)]
+    with pytest.raises(MethodError, match="method mine has no hyper-parameter: rho"):
+        asked(file=file, assignments=("method.rho=1",))
+
+
+# ---- what is refused ----
+@pytest.mark.parametrize(
+    ("request_", "error", "hint"),
+    [
+        ({"methods": ("fedsm",)}, MethodError, "did you mean 'fedsam'?"),
+        ({"dataset": "cifar11"}, DataError, "did you mean 'cifar10'?"),
+        ({"assignments": ("epoch=1",)}, ExperimentError, "did you mean 'epochs'?"),
+        ({"assignments": ("rho=1",)}, ExperimentError, "did you mean 'method.rho'?"),
+        ({"assignments": ("alpha=1",), "methods": ("fedavg",)}, ExperimentError, "did you mean 'partition.alpha'?"),
+        ({"assignments": ("partition.alhpa=1",)}, ExperimentError, "did you mean 'alpha'?"),
+        ({"assignments": ("server.lr=1",)}, ExperimentError, "the parts with fields are method and partition"),
+        ({"methods": ("fedavg", "fedavg")}, RequestError, "name each method and seed once"),
+        ({"seeds": (1, 1), "methods": ("fedavg",)}, RequestError, "name each method and seed once"),
+    ],
+)
+def test_wrong_words_are_named_with_the_nearest_right_one(request_, error, hint):
+    with pytest.raises(error) as caught:
+        asked(**request_)
+    assert caught.value.hint == hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr = ", "is not TOML"),
+        ("lr = 0.1", "names no data set"),
+        ('dataset = "digits"\nlearning_rate = 1', "has no key: learning_rate"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, text, message):
+    file = tmp_path / "e.toml"
+    file.write_text(text)
+    with pytest.raises(RequestError, match=message):
+        asked(file=file)
+
+
+def test_words_in_the_place_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "experiment.toml").touch()
+    for word, hint in (
+        ("fedsam", "--method fedsam"), ("digits", "--dataset digits"), ("old", "fedkeel resume old"), ("x", "a .toml"),
+    ):  # fmt: skip
+        with pytest.raises(RequestError) as caught:
+            asked(file=tmp_path.__class__(word))
+        assert hint in caught.value.hint

@@ -1,0 +1,35 @@
+"""Captured steps on a GPU do what the plain loop does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_stacked import difference, problem, train
+
+from fedkeel.engines.engine import Training
+from fedkeel.engines.lifts import broadcasting, fused, vmapped
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked import StackedEngine
+from fedkeel.methods import METHODS, build
+from fedkeel.task import Task
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+CASES = [
+    *((name, broadcasting, torch.float64, 1e-11) for name in METHODS),
+    ("fedfft-d", vmapped, torch.float64, 1e-11),
+    ("fedfft-d", fused, torch.float64, 1e-11),
+    ("scaffold", fused, torch.float32, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("name", "lift", "dtype", "bound"), CASES)
+def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dtype, bound: float) -> None:
+    method, training = build(name), Training(seed=1, epochs=2, batch_size=3)
+    one, other = (Task(problem(), device="cuda", dtype=d, asks=method.asks) for d in (torch.float64, dtype))
+    serial = train(SerialEngine(one, method, training), method, one)
+    engine = StackedEngine(other, method, training, lift=lift)
+    assert difference(train(engine, method, other), serial) < bound
+    assert engine.graphs.possible or lift is vmapped
