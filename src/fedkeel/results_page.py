@@ -30,9 +30,8 @@ def page(entries: Sequence[Entry]) -> str:
         if not mine:
             continue
         parts.append(f"\n## {title}\n")
-        for table in tables(paper):
-            if any(entry.table == table.name for entry in mine):
-                parts.append(section(table, mine))
+        run = {entry.table for entry in mine}
+        parts.extend(section(table, mine) for table in tables(paper) if table.name in run)
         parts.append("\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
     return "\n".join(parts).rstrip() + "\n"

@@ -154,7 +154,7 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
         second = gradient(point, batch, phase.objective, message, seen)
         # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
         seen = first.buffers if ascends else second.buffers
-        if seen is not None:
+        if seen is not None and phase.trains:
             client = client | {"buffers": seen}
         carry = move(
             second.tree, before, client, params, start, message, lr, steps, step, key, active, old, second.loss

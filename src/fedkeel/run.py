@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from fedkeel.clock import Clock
 from fedkeel.data.batches import steps
 from fedkeel.engines.choose import make_engine
 from fedkeel.engines.engine import Engine, Outcome, Training
+from fedkeel.engines.serial import SerialEngine
 from fedkeel.environment import environment
 from fedkeel.errors import FolderError, RunError
 from fedkeel.experiment import Experiment
@@ -135,6 +137,7 @@ class Loop:
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
         self.saved, self.checkpoint_seconds = -1, checkpoint_seconds
+        self.server_engine: SerialEngine | None = None
         assert experiment.participation is not None
         self.participation = Participation(
             experiment.seed,
@@ -162,8 +165,9 @@ class Loop:
             log.warning("skipping a damaged checkpoint: %s", problem)
         if found is not None:
             if found.round > (self.experiment.rounds or 0):
+                asked = self.experiment.rounds
                 raise FolderError(
-                    f"{self.folder.path} is at round {found.round} already, past the {self.experiment.rounds} asked for.",
+                    f"{self.folder.path} is at round {found.round} already, past the {asked} asked for.",
                     "ask for more rounds, or choose another folder with --out",
                 )
             self.done = self.saved = found.round
@@ -230,6 +234,8 @@ class Loop:
         if kept:
             reports = stack([outcome.report for outcome in kept])
             reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
+            if self.method.server_phase is not None:
+                reports["learned"] = self.learn(message, reports, t, lr)
             server = server_round(self.method, server, reports)
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
@@ -262,6 +268,20 @@ class Loop:
                     self.store.put(outcome.client, outcome.state)
         self.store.trim()
         return record
+
+    def learn(self, message: State, reports: State, t: int, lr: float) -> State:
+        """The server's own phase, on proxy data: the same round, with the server as its only client."""
+        assert self.method.server_phase is not None
+        if self.server_engine is None:
+            alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
+            problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
+            task = Task(problem, device=self.task.device, dtype=self.task.dtype)
+            assert self.experiment.batch_size is not None
+            self.server_engine = SerialEngine(
+                task, alone, Training(self.experiment.seed, 1, self.experiment.batch_size)
+            )
+        begun = self.method.weights.begin(reports, self.server)
+        return self.server_engine.train_one(message, t, lr, 0, begun).state
 
     def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,16 @@ from fedkeel.data.feature_shift import FeatureShift
 from fedkeel.data.partition import Partition, everything
 from fedkeel.data.partitions import load_partition
 from fedkeel.data.prepare import Preparation, augmentation
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.experiment import Experiment
-from fedkeel.method import Method
-from fedkeel.models import MODELS
+from fedkeel.method import Method, Phase
+from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
+from fedkeel.objectives import objective_of
 from fedkeel.problem import Problem
 from fedkeel.randomness import key
-from fedkeel.rule import Rule
-from fedkeel.rules import ClipNorm, WeightDecay
+from fedkeel.rule import Rule, Setting
+from fedkeel.rules import ClipHere, ClipNorm, DecayHere, WeightDecay
 from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
 from fedkeel.task import Task
 
@@ -91,11 +93,11 @@ def partition_key(experiment: Experiment) -> int:
 
 def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
     """How a task is made from a problem: here and in every worker process alike."""
-    validation, seed, init = experiment.validation, experiment.seed, experiment.init
+    validation, seed, init, asks = experiment.validation, experiment.seed, experiment.init, experiment.composed.asks
     start = None if init is None else start_weights(Path(init))
 
     def make(problem: Problem) -> Task:
-        return Task(problem, device=device, dtype=dtype, validation=validation, seed=seed, start=start)
+        return Task(problem, device=device, dtype=dtype, validation=validation, seed=seed, start=start, asks=asks)
 
     return make
 
@@ -109,12 +111,59 @@ def start_weights(path: Path) -> dict[str, Tensor]:
 
 
 def method_of(experiment: Experiment, task: Task) -> Method:
-    """The method with what every local step ends in: clip, then weight decay, as SGD after clip_grad_norm_."""
-    last: list[Rule] = [ClipNorm(experiment.clip)] if experiment.clip else []
-    if experiment.weight_decay:
-        last.append(WeightDecay(experiment.weight_decay))
-    method = experiment.composed.then(*last)
+    """The method fitted to its problem, with what every local step ends in.
+
+    That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
+    """
+    most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
+    setting = Setting(task.initial.layout, head_of(task), most)
+    clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
+    decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
+    method = experiment.composed.each_rule(lambda rule: rule.settled(setting))
+    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    check_fit(method, task)
     if task.buffers is None:
         return method
     policy: Rule = ShareBuffers() if experiment.buffers == "average" else KeepBuffers()
     return replace(method, personal=(*method.personal, policy))
+
+
+def head_of(task: Task) -> tuple[str, ...]:
+    """Names of the classifier's parameters: what the problem says, or the last module that has any."""
+    given = task.problem.head
+    if given is not None:
+        return tuple(name for name in task.initial if any(fnmatchcase(name, pattern) for pattern in given))
+    return () if task.module is None else tuple(name for name in head(task.module) if name in task.initial)
+
+
+def measured(phase: Phase, task: Task) -> Phase:
+    """A phase with as many steps as its rules need."""
+    needed = [steps for rule in phase.rules if (steps := rule.steps_needed(task.initial.layout)) is not None]
+    return replace(phase, batches=max(needed)) if needed else phase
+
+
+def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phase:
+    """A training phase's chain with clip and decay where it says they go, or at its end."""
+    if not phase.trains:
+        return phase
+    chain = list(phase.gradient)
+    for place, rules in ((ClipHere(), clip), (DecayHere(), decay)):
+        if place not in chain:
+            chain.append(place)
+        at = chain.index(place)
+        chain[at : at + 1] = rules
+    return replace(phase, gradient=tuple(chain))
+
+
+def check_fit(method: Method, task: Task) -> None:
+    """Refuse a method that needs what the problem lacks."""
+    for name in method.objectives:
+        if objective_of(name)[0].losses is not None and task.module is None:
+            raise MethodError(
+                f"{method.name} needs the outputs of a model ({name}), but this problem has only params.",
+                "give it a module: Problem(model=…)",
+            )
+    if "histogram" in method.asks and task.problem.classes is None:
+        raise MethodError(f"{method.name} counts the samples of each class.", "say how many there are: classes=10")
+    if method.server_phase is not None and task.problem.proxy is None:
+        raise MethodError(f"{method.name} learns on data of the server.", "give some: Problem(proxy=(x, y))")

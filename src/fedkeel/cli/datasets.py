@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
+from fedkeel.cli.pages import argument, option
 
 if TYPE_CHECKING:
     from fedkeel.data import DatasetCard
@@ -28,18 +29,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 def datasets(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
     partition: Annotated[
-        str | None, typer.Option(metavar="KIND:…", help="Show how it divides: dirichlet:alpha=0.1,clients=100 …")
+        str | None, option(metavar="KIND:…", help="Show how it divides: dirichlet:alpha=0.1,clients=100 …")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The seed of the partition.")] = 0,
-    figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the partition as .png, .svg or .pdf.")
-    ] = None,
+    seed: Annotated[int, option(metavar="N", help="The seed of the partition.")] = 0,
+    figure: Annotated[Path | None, option(metavar="FILE", help="Draw the partition as .png, .svg or .pdf.")] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="PATH", help="Import published files that you have.")
+        Path | None, option("--from", metavar="PATH", help="Import published files that you have.")
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Import without comparing checksums.")] = False,
+    no_check: Annotated[bool, option("--no-check", help="Import without comparing checksums.")] = False,
 ) -> None:
     """List the data sets, show one, look at a partition, or import files.
 

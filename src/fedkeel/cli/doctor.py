@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import byte_size, count, facts, stdout
+from fedkeel.cli.pages import argument
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
@@ -29,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[EXPERIMENT.toml]", show_default=False, help="Estimate the memory this needs."),
+        argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs."),
     ] = None,
 ) -> None:
     """Show what this machine has: versions, devices, engines, data, free space.
@@ -87,10 +88,12 @@ def engines() -> Iterator[tuple[str, str]]:
     from fedkeel.machine import cores
 
     gpu = torch.cuda.is_available()
+    flower = [name for name in ("flwr", "ray") if find_spec(name) is None]
     told = {
         "serial": "yes: one client after another, on any device",
         "processes": f"yes: {cores()} workers on the CPU" if cores() > 1 else "yes, but one core gains nothing by it",
         "stacked": "yes: many clients at once" + ("" if gpu else "; pays on a GPU, and there is none here"),
+        "flower": f"no: needs {' and '.join(flower)} (pip install 'fedkeel[flower]')" if flower else "yes: Flower's own",
     }
     for name in ENGINES:
         yield name, told.get(name, "yes")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli import pages
+from fedkeel.cli.pages import argument
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",
@@ -23,8 +24,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def model(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="Where to write the weights.")],
+    run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
 ) -> None:
     """Write the trained server model of a run as a safetensors file.
 
@@ -50,7 +51,7 @@ def model(
 
 
 def cite(
-    what: Annotated[str, typer.Argument(metavar="METHOD|RUN", help="A method's name, or a run's folder.")],
+    what: Annotated[str, argument(metavar="METHOD|RUN", help="A method's name, or a run's folder.")],
 ) -> None:
     """Print BibTeX of every idea that a method or a run uses.
 

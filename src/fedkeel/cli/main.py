@@ -30,6 +30,7 @@ app = typer.Typer(
         "fedkeel run --dataset cifar10 --method fedavg,scaffold --rounds 100",
         "fedkeel methods fedfft-d",
     ),
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

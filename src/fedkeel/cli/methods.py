@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import facts, stdout, table
+from fedkeel.cli.pages import argument
 
 if TYPE_CHECKING:
     from fedkeel.cards import MethodCard
@@ -24,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
 ) -> None:
     """List the methods, or show one: its rules, settings, costs and papers.
 

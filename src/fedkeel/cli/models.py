@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
+from fedkeel.cli.pages import argument
 
 if TYPE_CHECKING:
     from fedkeel.models import ModelCard
@@ -22,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Show this one.")] = None,
+    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
 ) -> None:
     """List the models, or show one.
 

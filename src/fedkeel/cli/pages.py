@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 import typer
+
+# without defaults: most are None, which older typers show
+option = partial(typer.Option, show_default=False)
+argument = partial(typer.Argument, show_default=False)
 
 
 def add(app: typer.Typer, command: Callable[..., None], *examples: str, name: str | None = None) -> None:

@@ -116,8 +116,8 @@ def show_costs(cells: list[Cell], seeds: int, rounds: int | None, ledger: Path) 
 
 
 def carry_out(
-    cells: list[Cell], seeds: list[int], rounds: int | None, where: tuple[str, int | None, str], out: Path, ledger: Path,
-    progress: bool,
+    cells: list[Cell], seeds: list[int], rounds: int | None, where: tuple[str, int | None, str], out: Path,
+    ledger: Path, progress: bool,
 ) -> None:  # fmt: skip
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display

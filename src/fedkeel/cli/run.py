@@ -9,20 +9,19 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import say, stderr, stdout
+from fedkeel.cli.pages import argument, option
 from fedkeel.cli.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Plan
 
 Engine = Annotated[
-    str, typer.Option(metavar="NAME", help="How clients are trained: auto, serial, processes or stacked.")
+    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower.")
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")
-]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="No bars and no lines per round.")]
+Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
+Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
+Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
+NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,32 +37,28 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", show_default=False, help="Settings of an experiment.")
-    ] = None,
+    file: Annotated[Path | None, argument(metavar="[EXPERIMENT.toml]", help="Settings of an experiment.")] = None,
     method: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="One or several methods; see `fedkeel methods`.")
+        str | None, option(metavar="A,B,…", help="One or several methods; see `fedkeel methods`.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
+        str | None, option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="See `fedkeel models`.")] = None,
+    model: Annotated[str | None, option(metavar="NAME", help="See `fedkeel models`.")] = None,
     partition: Annotated[
-        str | None,
-        typer.Option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …"),
+        str | None, option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds of training.")] = None,
+    rounds: Annotated[int | None, option(metavar="N", help="Rounds of training.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05, partition.alpha=0.3 …"),
+        option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05, partition.alpha=0.3 …"),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
+    seeds: Annotated[str | None, option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…"),
+        Path | None, option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…")
     ] = None,
     json: Json = False,
     no_progress: NoProgress = False,
@@ -97,8 +92,8 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one that holds several.")],
-    rounds: Annotated[int | None, typer.Option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
+    folder: Annotated[Path, argument(metavar="DIR", help="A run's folder, or one that holds several.")],
+    rounds: Annotated[int | None, option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
