@@ -42,17 +42,71 @@ if TYPE_CHECKING:
     from fedkeel.rule import State as State
     from fedkeel.rule import Weighting as Weighting
     from fedkeel.rules import RULES as RULES
-    from fedkeel.rules import BySize as BySize
-    from fedkeel.rules import ClientMomentum as ClientMomentum
-    from fedkeel.rules import ClipNorm as ClipNorm
-    from fedkeel.rules import ControlVariates as ControlVariates
-    from fedkeel.rules import DynamicDual as DynamicDual
-    from fedkeel.rules import HighPass as HighPass
-    from fedkeel.rules import Proximal as Proximal
-    from fedkeel.rules import Sam as Sam
-    from fedkeel.rules import ServerMomentum as ServerMomentum
-    from fedkeel.rules import Uniform as Uniform
-    from fedkeel.rules import WeightDecay as WeightDecay
+    from fedkeel.rules.agreement import ByAgreement as ByAgreement
+    from fedkeel.rules.corrections import ActiveDual as ActiveDual
+    from fedkeel.rules.corrections import ClientMomentum as ClientMomentum
+    from fedkeel.rules.corrections import ClipHere as ClipHere
+    from fedkeel.rules.corrections import ClipNorm as ClipNorm
+    from fedkeel.rules.corrections import ControlVariates as ControlVariates
+    from fedkeel.rules.corrections import DecayHere as DecayHere
+    from fedkeel.rules.corrections import DynamicDual as DynamicDual
+    from fedkeel.rules.corrections import Proximal as Proximal
+    from fedkeel.rules.corrections import WeightDecay as WeightDecay
+    from fedkeel.rules.critical import ByChance as ByChance
+    from fedkeel.rules.critical import ByChange as ByChange
+    from fedkeel.rules.critical import ByRange as ByRange
+    from fedkeel.rules.critical import ByRemoval as ByRemoval
+    from fedkeel.rules.critical import ByTaylor as ByTaylor
+    from fedkeel.rules.critical import CriticalLayers as CriticalLayers
+    from fedkeel.rules.critical import LayerRadius as LayerRadius
+    from fedkeel.rules.critical import NoteRemoval as NoteRemoval
+    from fedkeel.rules.detrending import ClipMedian as ClipMedian
+    from fedkeel.rules.detrending import GaussianDetrend as GaussianDetrend
+    from fedkeel.rules.detrending import PoolDetrend as PoolDetrend
+    from fedkeel.rules.filters import HighPass as HighPass
+    from fedkeel.rules.filters import HighPass2d as HighPass2d
+    from fedkeel.rules.filters import LowPass as LowPass
+    from fedkeel.rules.filters import RandomBand as RandomBand
+    from fedkeel.rules.filters import Rescale as Rescale
+    from fedkeel.rules.layers import On as On
+    from fedkeel.rules.layers import OnlyLayers as OnlyLayers
+    from fedkeel.rules.learned import AtMixture as AtMixture
+    from fedkeel.rules.learned import ByAttraction as ByAttraction
+    from fedkeel.rules.learned import LearnMixture as LearnMixture
+    from fedkeel.rules.learned import OnProxy as OnProxy
+    from fedkeel.rules.momentum import MixGradients as MixGradients
+    from fedkeel.rules.momentum import PersonalMomentum as PersonalMomentum
+    from fedkeel.rules.momentum import PredictedPosition as PredictedPosition
+    from fedkeel.rules.personal import BeginMerged as BeginMerged
+    from fedkeel.rules.personal import KeepModel as KeepModel
+    from fedkeel.rules.personal import LearnMerge as LearnMerge
+    from fedkeel.rules.personal import Merge as Merge
+    from fedkeel.rules.personal import OwnModel as OwnModel
+    from fedkeel.rules.personal import PrivateLayers as PrivateLayers
+    from fedkeel.rules.perturbations import AdaptiveSam as AdaptiveSam
+    from fedkeel.rules.perturbations import AdmmPerturbation as AdmmPerturbation
+    from fedkeel.rules.perturbations import Ascent as Ascent
+    from fedkeel.rules.perturbations import DistilAscent as DistilAscent
+    from fedkeel.rules.perturbations import GlobalDirection as GlobalDirection
+    from fedkeel.rules.perturbations import LastServerStep as LastServerStep
+    from fedkeel.rules.perturbations import Sam as Sam
+    from fedkeel.rules.perturbations import SharedLayers as SharedLayers
+    from fedkeel.rules.probes import AdaptiveRadius as AdaptiveRadius
+    from fedkeel.rules.probes import MeasureAlignment as MeasureAlignment
+    from fedkeel.rules.probes import MeasureLoss as MeasureLoss
+    from fedkeel.rules.probes import MeasureNorm as MeasureNorm
+    from fedkeel.rules.probes import PilotRadius as PilotRadius
+    from fedkeel.rules.server_rules import GlobalSharpness as GlobalSharpness
+    from fedkeel.rules.server_rules import ServerAdam as ServerAdam
+    from fedkeel.rules.server_rules import ServerMomentum as ServerMomentum
+    from fedkeel.rules.server_rules import Shrink as Shrink
+    from fedkeel.rules.weights import ByDiscrepancy as ByDiscrepancy
+    from fedkeel.rules.weights import ByLoss as ByLoss
+    from fedkeel.rules.weights import ByOthersLoss as ByOthersLoss
+    from fedkeel.rules.weights import BySize as BySize
+    from fedkeel.rules.weights import Fair as Fair
+    from fedkeel.rules.weights import FairShares as FairShares
+    from fedkeel.rules.weights import Uniform as Uniform
     from fedkeel.run import run as run
     from fedkeel.runs import Run as Run
     from fedkeel.runs import load_run as load_run
@@ -69,7 +123,24 @@ PUBLIC: dict[str, str] = {
     "fedkeel.models": "MODELS",
     "fedkeel.problem": "Problem",
     "fedkeel.rule": "Local Rule State Weighting",
-    "fedkeel.rules": "RULES BySize ClientMomentum ClipNorm ControlVariates DynamicDual HighPass Proximal Sam ServerMomentum Uniform WeightDecay",
+    "fedkeel.rules": "RULES",
+    "fedkeel.rules.agreement": "ByAgreement",
+    "fedkeel.rules.corrections": (
+        "ActiveDual ClientMomentum ClipHere ClipNorm ControlVariates DecayHere DynamicDual Proximal WeightDecay"
+    ),
+    "fedkeel.rules.critical": "ByChance ByChange ByRange ByRemoval ByTaylor CriticalLayers LayerRadius NoteRemoval",
+    "fedkeel.rules.detrending": "ClipMedian GaussianDetrend PoolDetrend",
+    "fedkeel.rules.filters": "HighPass HighPass2d LowPass RandomBand Rescale",
+    "fedkeel.rules.layers": "On OnlyLayers",
+    "fedkeel.rules.learned": "AtMixture ByAttraction LearnMixture OnProxy",
+    "fedkeel.rules.momentum": "MixGradients PersonalMomentum PredictedPosition",
+    "fedkeel.rules.personal": "BeginMerged KeepModel LearnMerge Merge OwnModel PrivateLayers",
+    "fedkeel.rules.perturbations": (
+        "AdaptiveSam AdmmPerturbation Ascent DistilAscent GlobalDirection LastServerStep Sam SharedLayers"
+    ),
+    "fedkeel.rules.probes": "AdaptiveRadius MeasureAlignment MeasureLoss MeasureNorm PilotRadius",
+    "fedkeel.rules.server_rules": "GlobalSharpness ServerAdam ServerMomentum Shrink",
+    "fedkeel.rules.weights": "ByDiscrepancy ByLoss ByOthersLoss BySize Fair FairShares Uniform",
     "fedkeel.run": "run",
     "fedkeel.runs": "Run load_run",
     "fedkeel.trees": "Tree",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method, Phase
-from fedkeel.methods import METHODS, build, hyperparameters
+from fedkeel.methods import METHODS, build, makers_of, settings_of
 from fedkeel.problem import Problem
 from fedkeel.round import init_client, init_server
 from fedkeel.rule import Rule, State
@@ -73,16 +73,13 @@ class MethodCard:
 
 
 def card(name: str) -> MethodCard:
-    """Of a method by name, or `module:function` of the user's own."""
-    if ":" not in name and name not in METHODS:
-        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
-    method = build(name)
-    make = underlying(METHODS[name]) if name in METHODS else None
-    words = {} if make is None else hyperparameters(METHODS[name])
+    """Of a method by name, of one with plug-ins (`specgradfilter+scaffold`), or of the user's own `module:function`."""
+    method, makers = build(name), [underlying(make) for make in makers_of(name)]
+    words = settings_of(name)
     return MethodCard(
         name=name,
-        family="your own" if make is None else make.__module__.rpartition(".")[2],
-        about=inspect.getdoc(make) or "" if make is not None else "",
+        family=makers[0].__module__.rpartition(".")[2],
+        about="\n\n".join(inspect.getdoc(make) or "" for make in makers),
         method=method,
         hyperparameters=tuple(Hyperparameter(word, value, meaning(word, method)) for word, value in words.items()),
         costs=costs(method),

@@ -99,7 +99,7 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+        speak()
         config, experiment = context.run_config, read(folder)
         out = Path(str(config["out"])).expanduser()
         serve(
@@ -169,6 +169,15 @@ def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
 def with_problem(experiment: Experiment, problem: Problem) -> Experiment:
     """The experiment on the nodes' own data instead of a data set's."""
     return replace(experiment, dataset=None, partition=None, model=None, augment=None, problem=problem)
+
+
+def speak() -> None:
+    """Our lines to stderr, from where Flower streams them; not those of the libraries below."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("fedkeel %(levelname)s: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 class Lines:

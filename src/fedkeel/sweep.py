@@ -12,6 +12,7 @@
     [methods.fedprox]             # a method's own grid
     "method.mu" = [0.001, 0.01, 0.1]
 
+With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
 When the best setting lies on the edge of a grid, the grid grows there by one value, as long as the budget lasts.
 """
 
@@ -27,7 +28,7 @@ from fedkeel.errors import ExperimentError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.runs import Run
 
-KEYS = ("seeds", "budget", "grid", "methods")
+KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""

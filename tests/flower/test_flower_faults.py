@@ -227,7 +227,7 @@ def test_a_client_without_a_node_is_absent(small, tmp_path, caplog):
     grid.absent = {1}
     faulty = train(experiment(small, rounds=4, participants=[EVERYONE] * 4), tmp_path / "run", grid=grid, terms=HALF)
     same(fk.run(experiment(small, rounds=4, participants=schedule), engine="serial"), faulty)
-    assert "client 1 has no node" in caplog.text
+    assert "round 1: client 1 has no node" in caplog.text
 
 
 # ---- lost states ---------------------------------------------------------------------------------------------------

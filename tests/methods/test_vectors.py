@@ -68,7 +68,7 @@ RELEASED = {
 }
 """Printed by the authors' programs, in float32."""
 
-COMMON = {"rho": 0.1, "lam": 0.5, "mu": 0.5, "alpha": 0.1, "ratio": 0.5, "momentum": 0.9}
+COMMON = {"rho": 0.1, "lam": 0.5, "mu": 0.5, "alpha": 0.1, "ratio": 0.5, "momentum": 0.9, "decay": 0.9}
 
 
 def tuned(name: str) -> Method:

@@ -69,10 +69,8 @@ def cite(
         data = read_experiment(Path(what))
         papers = Experiment.load(data).composed.papers
         dataset = DATASETS.get(str(data.get("dataset")))
-    elif ":" in what or what in METHODS:
-        papers, dataset = build(what).papers, None
     else:
-        raise RequestError(f"neither a method nor a run: {what}", nearest(what, METHODS, "methods"))
+        papers, dataset = build(what).papers, None
     entries |= dict.fromkeys(CITATIONS[key] for key in papers if key in CITATIONS)
     if dataset is not None:
         entries[dataset.citation] = None

@@ -60,7 +60,16 @@ def show_table(cards: Iterable[MethodCard], console: Console) -> None:
 
 
 ROOMY = 120  # columns from which the table also says what each method is
-FAMILIES = ("averaging", "correction", "sharpness", "spectral", "weighting", "personalised")
+FAMILIES = (
+    "averaging",
+    "correction",
+    "sharpness",
+    "lookback",
+    "spectral",
+    "adaptive",
+    "weighting",
+    "personalised",
+)
 
 
 def order(family: str) -> int:

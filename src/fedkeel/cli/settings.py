@@ -13,8 +13,7 @@ from fedkeel.data import DATASETS
 from fedkeel.data.partitions import PARTITIONS, parse
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.experiment import Experiment
-from fedkeel.importing import import_name
-from fedkeel.methods import METHODS, hyperparameters
+from fedkeel.methods import METHODS, settings_of
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
@@ -197,11 +196,7 @@ def known_of(method: Any) -> set[str]:
     """The hyper-parameters of a method as a file or the command line gives it."""
     if isinstance(method, Mapping) and COMPOSED & set(method):
         return set()
-    name = name_of(method)
-    make = import_name(name, "method") if ":" in name else METHODS.get(name)
-    if make is None:
-        raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
-    return set(hyperparameters(make))
+    return set(settings_of(name_of(method)))
 
 
 def name_of(method: Any) -> str:

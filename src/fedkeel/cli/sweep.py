@@ -43,9 +43,11 @@ def sweep(
     from fedkeel.cli.training import Machine, Plan, train
     from fedkeel.comparison import grouped
     from fedkeel.reproduce import place_of
+    from fedkeel.sampling import propose, tuner
     from fedkeel.sweep import Sweep, finals, tune
 
-    asked = Sweep.load(read(file))
+    data = read(file)
+    asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device)
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
@@ -53,7 +55,7 @@ def sweep(
         with display(not no_progress, [plan.label for plan in plans]) as shown:
             return [outcome.run for outcome in train(plans, machine, shown)]
 
-    tuned = [tune(asked, method, execute) for method in asked.grids]
+    tuned = [find(asked, method, execute) for method in asked.grids]
     show_tuning(tuned)
     runs = [run for one in tuned for run in execute(finals(asked, one)) if run is not None]
     if runs:

@@ -132,10 +132,8 @@ def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
     `module:function` is one of the user's own; `specgradfilter+scaffold` puts a plug-in on a base.
     """
-    *plugins, base = name.split("+") if ":" not in name else [name]
-    makers = [_plugin(word) for word in plugins] + [_maker(base)]
+    makers, known = makers_of(name), settings_of(name)
     settings = dict(settings or {})
-    known = {word: default for make in reversed(makers) for word, default in hyperparameters(make).items()}
     for word in settings:
         if word not in known:
             hint = nearest(word, known, "hyper-parameters") if known else "it has none"
@@ -144,6 +142,17 @@ def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     for plugin in reversed(makers[:-1]):
         made = _make(name, plugin, settings, made)
     return made
+
+
+def makers_of(name: str) -> list[Callable[..., Method]]:
+    """The functions behind a name: plug-ins in the order in which they are written, then the base."""
+    *plugins, base = name.split("+") if ":" not in name else [name]
+    return [_plugin(word) for word in plugins] + [_maker(base)]
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The hyper-parameters behind a name, with their defaults."""
+    return {word: default for make in reversed(makers_of(name)) for word, default in hyperparameters(make).items()}
 
 
 def _maker(name: str) -> Callable[..., Method]:
@@ -182,4 +191,4 @@ def hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
     return {name: p.default for name, p in found if not (make in PLUGINS.values() and name == "base")}
 
 
-__all__ = ["METHODS", "PLUGINS", "build", "hyperparameters"]
+__all__ = ["METHODS", "PLUGINS", "build", "hyperparameters", "makers_of", "settings_of"]

@@ -94,10 +94,11 @@ def fedwmsam(
     return method("fedwmsam", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedwmsam"])
 
 
-def fedwmsam_released(rho: float = 0.1, alpha: float = 0.1) -> Method:
+def fedwmsam_released(rho: float = 0.1, alpha: float = 0.1, decay: float = 0.998) -> Method:
     """FedWMSAM as released: away from the predicted position, every tensor shifted by one number.
 
-    Paper: see fedwmsam. Released code: the sign of FedLESAM's optimiser and its indexing error. Here: as released.
+    Paper: see fedwmsam. Released code: the sign of FedLESAM's optimiser and its indexing error; the momentum is multiplied
+    by the decay of the learning rate. Here: as released; set `decay` to the experiment's lr_decay.
     """
-    perturb, gradient = [PredictedPosition(rho, released=True)], [PersonalMomentum(alpha)]
+    perturb, gradient = [PredictedPosition(rho, released=True)], [PersonalMomentum(alpha, decay=decay)]
     return method("fedwmsam@released", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedwmsam"])

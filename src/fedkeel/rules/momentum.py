@@ -19,12 +19,14 @@ class PersonalMomentum(Rule):
 
     α moves by `smooth` towards the mean of 1 + cos(Δ_i, m), kept in [0.1, 0.9]: clients that follow the momentum lower
     it, and rely on the momentum more. smooth = 0 keeps alpha. mix = False steps along g alone; the momentum is still
-    followed.  (FedWMSAM, Li et al. 2025)
+    followed. decay = 1 leaves m = −mean_i Δ_i / (K_i η) as it is; the released code multiplies it by the decay of the
+    learning rate.  (FedWMSAM, Li et al. 2025)
     """
 
     alpha: float = 0.1
     smooth: float = 0.01
     mix: bool = True
+    decay: float = 1.0
     variates: ControlVariates = ControlVariates()
 
     def __post_init__(self) -> None:
@@ -54,7 +56,7 @@ class PersonalMomentum(Rule):
         far = (moves * (1 + cosine(delta, m))).mean().clamp(0.1, 0.9)
         return update, server | {
             "alpha": (1 - self.smooth) * server["alpha"] + self.smooth * far,
-            "momentum": (delta / (-reports["lr"] * reports["steps"])).mean(),
+            "momentum": self.decay * (delta / (-reports["lr"] * reports["steps"])).mean(),
         }
 
 

@@ -88,7 +88,7 @@ class FlowerEngine:
         contents = {
             client: self.content(records, round, lr, self.held(client, state)) for client, state in states.items()
         }
-        for client, reply in self.exchange(contents, self.terms.deadline):
+        for client, reply in self.exchange(contents, round, self.terms.deadline):
             try:
                 if (outcome := self.judged(reply, client, round)) is not None:
                     sound[client] = outcome
@@ -98,7 +98,7 @@ class FlowerEngine:
                 self.refuse(client, round, refused)
         left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - begun)
         if lost and (left is None or left > 0):
-            for client, reply in self.exchange(lost, left):
+            for client, reply in self.exchange(lost, round, left):
                 try:
                     if (outcome := self.judged(reply, client, round)) is None:
                         raise Refused("it lost its state again")
@@ -107,21 +107,25 @@ class FlowerEngine:
                     self.refuse(client, round, refused)
         return sound
 
-    def exchange(self, contents: Mapping[int, RecordDict], timeout: float | None) -> Iterable[tuple[int, Message]]:
+    def exchange(
+        self, contents: Mapping[int, RecordDict], round: int, timeout: float | None
+    ) -> Iterable[tuple[int, Message]]:
         """Replies with the client that was asked; those who are not there, or not in time, are named in the log."""
         self.roster.call(contents)
         nodes = {self.roster.nodes[client]: client for client in contents if client in self.roster.nodes}
         messages = [
-            Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN)
+            # a node that comes back later need not work on what nobody waits for
+            Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
             for node, client in nodes.items()
         ]
         replies = list(self.grid.send_and_receive(messages, timeout=timeout)) if messages else []
         came = {reply.metadata.src_node_id for reply in replies}
         for client in contents:
             if client not in self.roster.nodes:
-                log.warning("client %d has no node", client)
+                log.warning("round %d: client %d has no node", round + 1, client)
             elif self.roster.nodes[client] not in came:
-                log.warning("node %d (client %d) did not answer in time", self.roster.nodes[client], client)
+                node = self.roster.nodes[client]
+                log.warning("round %d: node %d (client %d) did not answer in time", round + 1, node, client)
         return [(nodes[reply.metadata.src_node_id], reply) for reply in replies if reply.metadata.src_node_id in nodes]
 
     # ---- states --------------------------------------------------------------------------------------------------
