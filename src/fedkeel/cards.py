@@ -66,6 +66,10 @@ class MethodCard:
         return " + ".join(_passes(phase) for phase in self.method.phases)
 
     @property
+    def passes_in_short(self) -> str:
+        return "+".join(str(phase.backward_passes) for phase in self.method.phases)
+
+    @property
     def paper(self) -> str | None:
         """The key of the method's own paper: of its name if there is one, else the first."""
         stem = re.split(r"[-@+]", self.name)[0]

@@ -101,3 +101,11 @@ def test_how_a_text_refers_to_a_paper():
     assert authors("fedlw") == "Yao and Wang 2025"
     assert title("scaffold") == "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"
     assert field(CITATIONS["fedavg"], "pages") == ""
+
+
+def test_the_card_of_a_plugin_on_a_base_tells_of_both():
+    made = card("specgradfilter+scaffold")
+    assert made.family == "spectral"
+    assert {p.name for p in made.hyperparameters} >= {"ratio"}
+    assert "Control variates" in made.about
+    assert (made.costs.down, made.costs.up) == (2, 2)

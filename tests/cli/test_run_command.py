@@ -37,6 +37,11 @@ def test_one_plain_line_per_round_where_stderr_is_no_terminal(fedkeel):
     assert "round" not in done.out.replace("rounds", "")
 
 
+def test_seeds_are_told_apart_while_they_go_on(fedkeel):
+    done = fedkeel("run", *SMALL, "--rounds", "1", "--method", "fedavg", "--seeds", "3,4")
+    assert re.findall(r"^fedavg seed (\d)  round 1/1", done.err, re.MULTILINE) == ["3", "4"]
+
+
 def test_no_progress(fedkeel):
     assert fedkeel("run", *SMALL, "--rounds", "1", "--no-progress").err == ""
 

@@ -206,3 +206,10 @@ def test_words_in_the_place_of_a_file(tmp_path, monkeypatch):
         with pytest.raises(RequestError) as caught:
             asked(file=tmp_path.__class__(word))
         assert hint in caught.value.hint
+
+
+def test_plugins_take_the_hyperparameters_of_both_parts():
+    (one,) = asked(methods=("specgradfilter+fedsam",), assignments=("method.ratio=0.2", "method.rho=0.7"))
+    assert one.label == "specgradfilter+fedsam"
+    assert rules(one, Sam) == [Sam(0.7)]
+    assert rules(one, HighPass)[0].ratio == 0.2

@@ -3,6 +3,7 @@
 import torch
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from problems import small_problem
 
 import fedkeel as fk
 from fedkeel.engines.engine import Training
@@ -68,6 +69,14 @@ def same(one, other):
         mine, yours = (getattr(x, "buffer", x) for x in (slot, other.server[name]))
         assert mine.dtype == yours.dtype, name
         assert torch.equal(mine, yours), name
+
+
+def problem():
+    """Six clients of unequal size, with all that any method may ask for."""
+    given = small_problem(sizes=(7, 4, 5, 1, 6, 3), test=8)
+    return fk.Problem(
+        model=given.model, loss=given.loss, clients=given.clients, test=given.test, classes=3, proxy=given.test
+    )
 
 
 def experiment(problem, method="scaffold", **changes):

@@ -5,37 +5,43 @@ import pytest
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
 from federations import experiment, same, train
+from federations import problem as make_problem
 
 import fedkeel as fk
 
 
+@pytest.fixture
+def problem():
+    return make_problem()
+
+
 @pytest.mark.parametrize("method", sorted(fk.METHODS))
-def test_every_method_is_bitwise_equal_to_serial(small, tmp_path, method):
-    exp = experiment(small, method, participation=0.7)
+def test_every_method_is_bitwise_equal_to_serial(problem, tmp_path, method):
+    exp = experiment(problem, method, participation=0.6)
     serial = fk.run(exp, engine="serial")
     flower = train(exp, tmp_path / "run")
     same(serial, flower)
     assert serial.result == flower.result
 
 
-def test_client_slots_begin_at_the_first_model_however_late_a_client_joins(small, tmp_path):
-    exp = experiment(small, "feddyn", participants=[[0, 1], [0, 1], [5]])
+def test_client_slots_begin_at_the_first_model_however_late_a_client_joins(problem, tmp_path):
+    exp = experiment(problem, "feddyn", participants=[[0, 1], [0, 1], [5]])
     same(fk.run(exp, engine="serial"), train(exp, tmp_path / "run"))
 
 
-def test_buffers_of_a_model_travel(small, tmp_path):
+def test_buffers_of_a_model_travel(problem, tmp_path):
     import torch
 
     module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    clients = [c for c in small.clients if len(c[0]) > 4]
-    problem = fk.Problem(model=module, loss=small.loss, clients=clients, test=small.test)
+    clients = [c for c in problem.clients if len(c[0]) > 4]
+    problem = fk.Problem(model=module, loss=problem.loss, clients=clients, test=problem.test)
     for buffers in ("average", "keep"):
         exp = experiment(problem, "scaffold", epochs=1, batch_size=100, buffers=buffers)
         same(fk.run(exp, engine="serial"), train(exp, tmp_path / buffers))
 
 
-def test_a_flower_run_goes_on_under_another_engine(small, tmp_path):
+def test_a_flower_run_goes_on_under_another_engine(problem, tmp_path):
     """Engines are not part of a run's identity: its checkpoint has no trace of Flower."""
-    exp = experiment(small, "fedfft-d")
+    exp = experiment(problem, "fedfft-d")
     train(exp.with_(rounds=2), tmp_path / "run")
     same(fk.run(exp, out=tmp_path / "run", engine="serial"), fk.run(exp, engine="serial"))

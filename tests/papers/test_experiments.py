@@ -14,7 +14,7 @@ from fedkeel.data.partitions import PARTITIONS
 from fedkeel.data.prepare import AUGMENTATIONS
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment import Experiment
-from fedkeel.methods import METHODS, hyperparameters
+from fedkeel.methods import METHODS, PLUGINS, hyperparameters
 from fedkeel.models import MODELS
 from fedkeel.papers import PAPERS, Cell, find, tables
 from fedkeel.rules import RULES
@@ -50,11 +50,14 @@ def partition_kinds(partition: Mapping[str, Any]) -> Iterator[str]:
 def method_lacks(method: Mapping[str, Any]) -> set[str]:
     if method.keys() & {"perturb", "gradient", "weights"}:
         return {what for part in method.values() for what in rule_lacks(part)}
-    names = [method["name"], *([method["base"]] if "base" in method else [])]
-    unknown = {f"method {name}" for name in names if name not in METHODS}
-    if method["name"] in METHODS:
-        words = method.keys() - {"name"} - hyperparameters(METHODS[method["name"]]).keys()
-        unknown |= {f"hyper-parameter {method['name']}.{word}" for word in words}
+    *plugins, name = method["name"].split("+")
+    makers = [*((PLUGINS, word) for word in plugins), (METHODS, name)]
+    if "base" in method:
+        makers.append((METHODS, method["base"]))
+    unknown = {f"method {word}" for registry, word in makers if word not in registry}
+    if not unknown:
+        known = {word for registry, part in makers for word in hyperparameters(registry[part])}
+        unknown = {f"hyper-parameter {method['name']}.{word}" for word in method.keys() - {"name"} - known}
     return unknown
 
 
@@ -192,7 +195,7 @@ def test_protocol_of_specgradfilter() -> None:
     # only the patch embedding of a ViT is filtered
     vits = [cell for cell in find("specgradfilter:II") if "vit" in cell.column and "Spec" in cell.row]
     assert len(vits) == 8
-    assert all(str(cell.experiment["method"]).count("'On'") == 1 for cell in vits)
+    assert all(cell.experiment["method"]["layers"] == ["patches.project.*"] for cell in vits)
 
 
 def test_protocol_of_fedscam() -> None:

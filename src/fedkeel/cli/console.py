@@ -82,7 +82,7 @@ def measured(value: float | None, measure: str | None = "accuracy") -> str:
     """A measure: accuracies in percent, others as they are."""
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if measure == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if str(measure).endswith("accuracy") else f"{value:.4g}"
 
 
 def megabytes(size: float) -> str:

@@ -93,7 +93,7 @@ def engines() -> Iterator[tuple[str, str]]:
         "serial": "yes: one client after another, on any device",
         "processes": f"yes: {cores()} workers on the CPU" if cores() > 1 else "yes, but one core gains nothing by it",
         "stacked": "yes: many clients at once" + ("" if gpu else "; pays on a GPU, and there is none here"),
-        "flower": f"no: needs {' and '.join(flower)} (pip install 'fedkeel[flower]')" if flower else "yes: Flower's own",
+        "flower": f"no: needs {' and '.join(flower)}: pip install 'fedkeel[flower]'" if flower else "yes",
     }
     for name in ENGINES:
         yield name, told.get(name, "yes")

@@ -59,10 +59,9 @@ def cite(
     """
     from fedkeel.citations import CITATIONS
     from fedkeel.data import DATASETS
-    from fedkeel.errors import RequestError, nearest
     from fedkeel.experiment import Experiment
     from fedkeel.folder import read_experiment
-    from fedkeel.methods import METHODS, build
+    from fedkeel.methods import build
 
     entries: dict[str, None] = {}
     if Path(what).is_dir():

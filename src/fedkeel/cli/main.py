@@ -69,6 +69,7 @@ def call(arguments: Sequence[str]) -> int:
     try:
         with stopping():
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FedkeelError as error:
         complain(error.message, error.hint)
@@ -82,7 +83,7 @@ def call(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except Stopped as stopped:
-        say(stderr(), str(stopped), "bold yellow", "nothing was being trained")
+        say(stderr(), str(stopped), "bold yellow", "the same command again goes on with what is not finished")
         return stopped.exit_code
     except BrokenPipeError:  # `fedkeel methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

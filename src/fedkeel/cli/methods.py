@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,24 +42,30 @@ def methods(
 
 
 def show_table(cards: Iterable[MethodCard], console: Console) -> None:
-    made = table(["method!", "paper!", "passes!", "down>", "up>", "client keeps!"])
     roomy = console.width >= ROOMY
-    if roomy:
-        made.add_column("what it is", header_style="bold", no_wrap=True)
+    made = table(["method!", "paper!", "passes!", "down>", "up>", "client keeps!", *["what it is"] * roomy])
     family = None
     for card in sorted(cards, key=lambda card: order(card.family)):
         if card.family != family:
             made.add_section()
             made.add_row(Text(card.family, "italic cyan"))
         bytes_ = (times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?")
-        state = ", ".join(card.costs.client) if card.costs else "?"
-        row = [card.name, reference(card.paper), card.passes, *bytes_, state]
-        made.add_row(*row, *[card.summary] * roomy)
+        row = [card.name, reference(card.paper), card.passes_in_short, *bytes_, kept(card)]
+        made.add_row(*row, *[re.split(r"\. |\.$", card.summary)[0]] * roomy)
         family = card.family
     console.print(made)
     console.print(Text("passes: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
 
 
+def kept(card: MethodCard) -> str:
+    """The slots of a client that are as large as a part of the model; the others are but numbers."""
+    if card.costs is None:
+        return "?"
+    large = [name for name, share in card.costs.client.items() if share > SMALL]
+    return ", ".join(large + ["numbers"] * (len(large) < len(card.costs.client)))
+
+
+SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 FAMILIES = (
     "averaging",
@@ -153,4 +160,4 @@ def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
 
 
 def size(share: float) -> str:
-    return f"{times(share)} the model" if share > 0.01 else "a few numbers"
+    return f"{times(share)} the model" if share > SMALL else "a few numbers"

@@ -111,7 +111,7 @@ class Bars(Silence):
         self.bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
-            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[at]}"),
             TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
@@ -130,18 +130,20 @@ class Bars(Silence):
     def watch(self, label: str) -> Watcher | None:
         for task in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
             self.bars.update(task.id, visible=False)
-        return Bar(self.bars, self.bars.add_task(label.ljust(self.width), total=None, told="preparing"))
+        return Bar(self.bars, self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing"))
 
 
 class Bar:
     def __init__(self, bars: Progress, task: TaskID):
         self.bars, self.task = bars, task
+        self.rounds: int | None = None
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        self.bars.reset(self.task, total=experiment.rounds, completed=done, told="")
+        self.rounds = experiment.rounds
+        self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
 
     def round(self, record: RoundRecord) -> None:
-        self.bars.update(self.task, completed=record.round, told=told(record))
+        self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=told(record))
 
     def finished(self, run: Run) -> None:
         pass
@@ -151,7 +153,7 @@ def told(record: RoundRecord) -> str:
     """A round in a few words, in columns that stay where they are."""
     parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
     if record.loss is not None:
-        parts.append(f"loss {record.loss:<8.4g}")
+        parts.append(f"loss {record.loss:<7.3g}")
     if record.drift is not None:
         parts.append(f"drift {record.drift:<7.3g}")
     return "  ".join(parts)

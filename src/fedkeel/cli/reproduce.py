@@ -9,9 +9,10 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, stdout, table
-from fedkeel.cli.run import Device, Engine, NoProgress, Workers
+from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 
 if TYPE_CHECKING:
+    from fedkeel.cli.training import Machine
     from fedkeel.ledger import Entry
     from fedkeel.papers import Cell
 
@@ -39,6 +40,7 @@ def reproduce(
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
+    precision: Precision = "float32",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand.")] = Path("runs/reproduce"),
     ledger: Annotated[Path, typer.Option(metavar="FILE", help="The ledger that results are appended to.")] = Path(
         "results/ledger.jsonl"
@@ -54,6 +56,7 @@ def reproduce(
     from which the results page is made.
     """
     from fedkeel.cli.settings import numbers
+    from fedkeel.cli.training import Machine
     from fedkeel.reproduce import chosen
 
     if page is not None:
@@ -67,7 +70,7 @@ def reproduce(
     if dry_run:
         show_costs(cells, len(wanted), rounds, ledger)
         return
-    carry_out(cells, list(wanted), rounds, (engine, workers, device), out, ledger, not no_progress)
+    carry_out(cells, list(wanted), rounds, Machine(engine, workers, device, precision), out, ledger, not no_progress)
     show_verdicts(cells, ledger)
 
 
@@ -116,12 +119,12 @@ def show_costs(cells: list[Cell], seeds: int, rounds: int | None, ledger: Path) 
 
 
 def carry_out(
-    cells: list[Cell], seeds: list[int], rounds: int | None, where: tuple[str, int | None, str], out: Path,
+    cells: list[Cell], seeds: list[int], rounds: int | None, machine: Machine, out: Path,
     ledger: Path, progress: bool,
 ) -> None:  # fmt: skip
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Machine, Plan, train
+    from fedkeel.cli.training import Plan, train
     from fedkeel.ledger import append, read
     from fedkeel.reproduce import entry_of, experiment_of, place_of, runnable
 
@@ -139,7 +142,7 @@ def carry_out(
     fetch(sorted({plan.experiment.dataset or "" for plan in plans}), progress)
     with display(progress, [plan.label for plan in plans]) as shown:
         for plan in plans:
-            (outcome,) = train([plan], Machine(*where), shown)
+            (outcome,) = train([plan], machine, shown)
             if outcome.run is None:
                 continue
             entry = entry_of(of[id(plan)], outcome.run, environment_of(plan.folder))

@@ -51,7 +51,9 @@ def numbers(outcome: Outcome) -> list[str]:
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The row to look at first, where runs are judged on accuracy."""
-    judged = [o for o in outcomes if o.run and o.run.result["judged_on"] == "accuracy" and o.run.last is not None]
+    judged = [
+        o for o in outcomes if o.run and str(o.run.result["judged_on"]).endswith("accuracy") and o.run.last is not None
+    ]
     return max(judged, key=lambda o: o.run.last or 0.0, default=None) if len(judged) > 1 else None  # type: ignore[union-attr]
 
 
@@ -60,7 +62,7 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     results = [outcome.run.result for outcome in outcomes if outcome.run]
     found = {(r["judged_on"], r["best_means"]) for r in results if r.get("best_means")}
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
-    return [f"best, last: {named[measure]}; best is the {means}" for measure, means in sorted(found)]
+    return [f"best, last: {named.get(measure, measure)}; best is the {means}" for measure, means in sorted(found)]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:

@@ -20,6 +20,9 @@ Engine = Annotated[
 ]
 Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
+Precision = Annotated[
+    str, typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (stacked: arithmetic; weights stay float32).")
+]
 Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
@@ -57,6 +60,7 @@ def run(
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
+    precision: Precision = "float32",
     out: Annotated[
         Path | None, option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…")
     ] = None,
@@ -88,7 +92,7 @@ def run(
     plans = [
         Plan(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
-    carry_out(plans, Machine(engine, workers, device), json=json, progress=not no_progress)
+    carry_out(plans, Machine(engine, workers, device, precision), json=json, progress=not no_progress)
 
 
 def resume(
@@ -97,6 +101,7 @@ def resume(
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
+    precision: Precision = "float32",
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -113,7 +118,7 @@ def resume(
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
         plans.append(Plan(experiment.composed.name, experiment, path))
-    carry_out(plans, Machine(engine, workers, device), json=json, progress=not no_progress)
+    carry_out(plans, Machine(engine, workers, device, precision), json=json, progress=not no_progress)
 
 
 def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool) -> None:
@@ -121,11 +126,11 @@ def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool
     from fedkeel.cli import results
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import train
+    from fedkeel.cli.training import titles, train
 
     try:
         fetch(sorted({plan.experiment.dataset or "" for plan in plans}), progress)
-        with display(progress, [plan.label for plan in plans]) as shown:
+        with display(progress, titles(plans)) as shown:
             outcomes = train(plans, machine, shown)
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", how_to_go_on(plans))

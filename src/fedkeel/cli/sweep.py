@@ -10,7 +10,7 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import stdout, table
-from fedkeel.cli.run import Device, Engine, NoProgress, Workers
+from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
@@ -27,6 +27,7 @@ def sweep(
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
+    precision: Precision = "float32",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
         "runs/sweep"
     ),
@@ -48,7 +49,7 @@ def sweep(
 
     data = read(file)
     asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
-    machine = Machine(engine, workers, device)
+    machine = Machine(engine, workers, device, precision)
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
-from fedkeel.errors import FolderError, RequestError, RunError
+from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, read_experiment
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where runs are made; none of it changes their results."""
+    """Where runs are made; none of it is part of what a result is."""
 
     engine: str = "auto"
     workers: int | None = None
     device: str = "auto"
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise RequestError(f"--workers must be at least 1: {self.workers}", "leave it out for one per core")
+        if self.precision not in PRECISIONS:
+            raise RequestError(
+                f"unknown precision: {self.precision}", nearest(self.precision, PRECISIONS, "precisions")
+            )
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,12 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
+def titles(plans: Sequence[Plan]) -> list[str]:
+    """How runs are told apart while they go on: by method, and by seed where there are several."""
+    several = len({plan.experiment.seed for plan in plans}) > 1
+    return [f"{plan.label} seed {plan.experiment.seed}" if several else plan.label for plan in plans]
+
+
 def finished(plan: Plan) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
     if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
@@ -82,7 +97,7 @@ def finished(plan: Plan) -> Run | None:
 def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
     """All plans in turn. One that fails is told, and the others go on."""
     outcomes = []
-    for plan in plans:
+    for plan, title in zip(plans, titles(plans), strict=True):
         made = finished(plan)
         if made is not None:
             outcomes.append(Outcome(plan, made, found=True))
@@ -94,10 +109,11 @@ def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Out
                 engine=machine.engine,
                 workers=machine.workers,
                 device=machine.device,
-                progress=display.watch(plan.label),
+                dtype=PRECISIONS[machine.precision],
+                progress=display.watch(title),
                 command=sys.argv,
             )
         except RunError as error:
-            complain(f"{plan.label}: {error.message}", error.hint)
+            complain(f"{title}: {error.message}", error.hint)
         outcomes.append(Outcome(plan, made))
     return outcomes

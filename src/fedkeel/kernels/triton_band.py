@@ -1,4 +1,4 @@
-"""The passes of `band` over whole rows, each reading them once. Sums are in float32, in full precision."""
+"""The passes of `band` over whole rows, each reading them once. Products are split in three, which float32 needs."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
 
@@ -22,7 +22,7 @@ def _analyse(x, shapes, thin, rows, client_stride, WIDTH: tl.constexpr, M: tl.co
     there = (row < rows)[:, None] & (j < WIDTH)[None, :]
     a = tl.load(x + client * client_stride + row[:, None] * WIDTH + j[None, :], mask=there, other=0.0)
     b = tl.load(shapes + j[:, None] * M + m[None, :], mask=(j < WIDTH)[:, None] & (m < M)[None, :], other=0.0)
-    found = tl.dot(a, b, input_precision="ieee")
+    found = tl.dot(a, b, input_precision="tf32x3")
     at = (client * M + m[None, :]) * rows + row[:, None]
     tl.store(thin + at, found, mask=(row < rows)[:, None] & (m < M)[None, :])
 
@@ -68,7 +68,7 @@ def _subtract(x, low, shapes, out, rows, x_stride, out_stride, scale, WIDTH: tl.
     )
     b = tl.load(shapes + j[None, :] * M + m[:, None], mask=(j < WIDTH)[None, :] & (m < M)[:, None], other=0.0)
     v = tl.load(x + client * x_stride + row[:, None] * WIDTH + j[None, :], mask=there, other=0.0)
-    v -= scale * tl.dot(a, b, input_precision="ieee")
+    v -= scale * tl.dot(a, b, input_precision="tf32x3")
     tl.store(out + client * out_stride + row[:, None] * WIDTH + j[None, :], v, mask=there)
 
 

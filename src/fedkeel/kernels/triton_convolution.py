@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel.kernels.geometry import Geometry
 
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
-PROGRAMS = 132 * 8  # enough of them to fill a large GPU
+PROGRAMS = 132 * 4  # enough of them to fill a large GPU
 
 
 @triton.jit
@@ -185,16 +185,68 @@ def _weight_gradient(
     tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
 
 
+@triton.jit
+def _weight_gradient_by_tap(
+    x, dy, parts, pixels, outer, share, clients,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TAPS: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """The same where `in` is a multiple of BK: TAPS taps at a time share the pixels and slopes they are summed over."""
+    DEPTH: tl.constexpr = ROWS * COLUMNS * INNER
+    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
+    GROUPS: tl.constexpr = (ROWS * COLUMNS + TAPS - 1) // TAPS
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1)
+    tile = tl.program_id(0)
+    first_tap = tile % GROUPS * TAPS
+    first = tile // GROUPS % (INNER // BK) * BK
+    n = tile // (GROUPS * (INNER // BK)) * BN + tl.arange(0, BN)  # out
+    k = first + tl.arange(0, BK)
+    number = tl.arange(0, PADDED)[:, None, None]
+    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
+    slopes = dy + client * pixels * outer
+    used = n < outer
+    total = tl.zeros((PADDED, BN, BK), dtype=tl.float32)
+    end = tl.minimum(split * share + share, pixels)
+    for start in range(split * share, end, BM):
+        m = start + tl.arange(0, BM)
+        exists = m < end
+        image, pixel = m // OUT, m % OUT
+        row, column = pixel // OUT_WIDTH * STRIDE - TOP, pixel % OUT_WIDTH * STRIDE - LEFT
+        base = ((image * HEIGHT + row) * WIDTH + column) * INNER
+        a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
+        for t in tl.static_range(TAPS):
+            down, right = (first_tap + t) // COLUMNS, (first_tap + t) % COLUMNS
+            seen = exists & (row + down >= 0) & (row + down < HEIGHT) & (column + right >= 0) & (column + right < WIDTH)
+            at = (down * WIDTH + right) * INNER
+            b = tl.load(source + (base + at)[:, None] + k[None, :], mask=seen[:, None] & (down < ROWS), other=0.0)
+            found = tl.dot(tl.trans(a), b, input_precision=PRECISION)
+            total += tl.where(number == t, found[None, :, :], 0.0)
+    tap = first_tap + number
+    at = (split * clients + client) * outer * DEPTH + n[None, :, None] * DEPTH + tap * INNER + k[None, None, :]
+    there = used[None, :, None] & (number < TAPS) & (tap < ROWS * COLUMNS)
+    tl.store(parts + at, total, mask=there)
+
+
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def power(n: int, low: int, high: int) -> int:
     """The power of two that covers n, within bounds."""
     return min(max(triton.next_power_of_2(n), low), high)
 
 
+def taps_together(taps: int, tile: int) -> tuple[int, int]:
+    """Pixels at once and taps of one program of the weight gradient: small tiles leave room for several."""
+    if tile <= 16 * 16:
+        return 128, min(taps, 9)
+    return 64, min(taps, 3) if tile <= 32 * 32 else 1
+
+
 def tile(rows: int, columns: int, clients: int) -> tuple[int, int]:
     """How much of a product one program makes: less where there would be too few programs to fill the GPU."""
     bm, bn = power(rows, 16, 128), power(columns, 16, 64)
-    while triton.cdiv(rows, bm) * triton.cdiv(columns, bn) * clients < PROGRAMS // 4 and max(bm, bn) > 32:
+    while triton.cdiv(rows, bm) * triton.cdiv(columns, bn) * clients < PROGRAMS // 2 and max(bm, bn) > 32:
         bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
     return bm, bn
 
@@ -252,17 +304,28 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
-    bn, bk, bm = power(outer, 16, 64), power(depth, 16, 64), power(pixels, 16, 64)
-    tiles = triton.cdiv(outer, bn) * triton.cdiv(depth, bk)
+    bn, shared = power(outer, 16, 64), {}
+    if inner % 16 == 0:
+        bk = next(b for b in (64, 32, 16) if inner % b == 0)
+        bm, taps = taps_together(down * right, bn * bk)
+        kernel, shared = _weight_gradient_by_tap, {"TAPS": taps, "PADDED": triton.next_power_of_2(taps)}
+        tiles = triton.cdiv(outer, bn) * (inner // bk) * triton.cdiv(down * right, taps)
+    else:
+        bm, bk, kernel = 64, power(depth, 16, 64), _weight_gradient
+        tiles = triton.cdiv(outer, bn) * triton.cdiv(depth, bk)
+    bm = min(bm, power(pixels, 16, bm))
     splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
     share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
     splits = triton.cdiv(pixels, share)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    _weight_gradient[(tiles, splits, clients)](
+    kernel[(tiles, splits, clients)](
         x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
         OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
         COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3,
+        **shared,
     )  # fmt: skip
+    if splits > 4:  # summed in parallel; few are added while they are put in order
+        parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = power(full, 1, 64)
     block = max(16, 2048 // padded)

@@ -48,7 +48,7 @@ def fedfsa(
     by the first learning rate. Here: the mean of the squared change, the round's learning rate.
     """
     base = method("fedfsa", perturb=[Sam(rho)], gradient=[ClientMomentum(alpha)], weights=Uniform())
-    papers = ("fedfsa", "mofedsam")
+    papers = ("fedfsa", "fedsam")
     return replace(with_fsa(base, rho, rho_larger, top, sensitivity, choose), name="fedfsa", papers=papers)
 
 

@@ -31,7 +31,7 @@ def fedsam(rho: float = 0.1) -> Method:
 
 def fedasam(rho: float = 0.7, eta: float = 0.2) -> Method:
     """FedSAM with the adaptive radius of ASAM."""
-    return method("fedasam", perturb=[AdaptiveSam(rho, eta)], weights=Uniform(), papers=["asam", "fedsam"])
+    return method("fedasam", perturb=[AdaptiveSam(rho, eta)], weights=Uniform(), papers=["fedasam", "asam"])
 
 
 def mofedsam(rho: float = 0.1, alpha: float = 0.1) -> Method:
@@ -42,7 +42,7 @@ def mofedsam(rho: float = 0.1, alpha: float = 0.1) -> Method:
     """
     gradient = [ClientMomentum(alpha)]
     return method(
-        "mofedsam", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "mofedsam", "fedcm"]
+        "mofedsam", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["fedsam", "sam", "fedcm"]
     )
 
 
@@ -134,7 +134,7 @@ def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) ->
 
 def fedlwsam(rho: float = 0.05) -> Method:
     """FedSAM, averaged in proportion to 1 / loss; the loss is that of the unperturbed model."""
-    return method("fedlwsam", perturb=[Sam(rho)], weights=ByLoss(), papers=["fedlwsam"])
+    return method("fedlwsam", perturb=[Sam(rho)], weights=ByLoss(), papers=["fedscam", "fedlw", "sam"])
 
 
 def plgu(rho: float = 0.05, head: tuple[str, ...] = (HEAD,)) -> Method:

@@ -215,8 +215,26 @@ function scatter(holder, spec) {
 function surface(holder, spec, turn, again) {
   const width = Math.max(240, Math.round(holder.clientWidth || 430)), height = Math.round(width * 0.72), ratio = Math.min(window.devicePixelRatio || 1, 2);
   const canvas = element("canvas", {width: width * ratio, height: height * ratio, role: "img", "aria-label": spec.title, tabindex: "0"});
-  const pen = canvas.getContext("2d"), n = spec.rows.length, m = spec.rows[0].length;
+  const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
+  const draw = () => drawSurface(pen, width, height, spec, turn);
+  canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
+  canvas.addEventListener("pointermove", (event) => {
+    if (!event.buttons) return;
+    turn.angle += event.movementX / 90; turn.tilt = Math.min(1.3, Math.max(0.15, turn.tilt + event.movementY / 200));
+    again();
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const by = {ArrowLeft: -0.15, ArrowRight: 0.15}[event.key];
+    if (by) { turn.angle += by; again(); event.preventDefault(); }
+  });
+  holder.replaceChildren(canvas);
+  draw();
+  return draw;
+}
+
+function drawSurface(pen, width, height, spec, turn) {
+  const n = spec.rows.length, m = spec.rows[0].length;
   const [sin, cos, tilt] = [Math.sin(turn.angle), Math.cos(turn.angle), turn.tilt], size = width * 0.36;
   const share = (v) => (Math.min(v, spec.high) - spec.low) / (spec.high - spec.low || 1);
   const place = (i, j) => {
@@ -224,6 +242,7 @@ function surface(holder, spec, turn, again) {
     const across = x * cos - y * sin, deep = x * sin + y * cos;
     return [width / 2 + across * size, height * 0.66 + deep * size * Math.sin(tilt) - z * height * 0.48 * Math.cos(tilt), deep];
   };
+  pen.clearRect(0, 0, width, height);
   const faces = [];
   for (let i = 0; i < n - 1; i++) for (let j = 0; j < m - 1; j++) {
     const corners = [[i, j], [i, j + 1], [i + 1, j + 1], [i + 1, j]].map(([a, b]) => place(a, b));
@@ -239,15 +258,4 @@ function surface(holder, spec, turn, again) {
     pen.fillStyle = colour(RAMP, mean); pen.strokeStyle = "rgba(255,255,255,.35)";
     pen.fill(); pen.stroke();
   }
-  canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
-  canvas.addEventListener("pointermove", (event) => {
-    if (!event.buttons) return;
-    turn.angle += event.movementX / 90; turn.tilt = Math.min(1.3, Math.max(0.15, turn.tilt + event.movementY / 200));
-    again();
-  });
-  canvas.addEventListener("keydown", (event) => {
-    const by = {ArrowLeft: -0.15, ArrowRight: 0.15}[event.key];
-    if (by) { turn.angle += by; again(); event.preventDefault(); }
-  });
-  holder.replaceChildren(canvas);
 }

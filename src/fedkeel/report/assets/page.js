@@ -1,0 +1,268 @@
+"use strict";
+// The page: which charts there are, what is switched on, and redrawing them when that changes.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const state = {setting: 0, x: "rounds", bands: true, on: new Set(), log: new Set(), kind: {}, turn: {angle: 0.7, tilt: 0.55}};
+const drawings = [];
+const setting = () => DATA.settings[state.setting];
+const shown = () => setting().groups.filter((group) => state.on.has(group.id));
+const X_AXES = {rounds: ["round", ""], seconds: ["seconds", ""], bytes: ["sent both ways", "bytes"]};
+const $ = (id) => document.getElementById(id);
+
+function line(group) { return {name: group.label, color: group.color, dash: group.dash}; }
+
+// what a group has used by a round, between the rounds that are known
+function used(group, part, round) {
+  const at = group.rounds, values = group[part];
+  let i = at.findIndex((r) => r >= round);
+  if (i < 0) i = at.length - 1;
+  if (at[i] === round || i === 0) return values[i] * (i === 0 ? round / at[0] : 1);
+  const share = (round - at[i - 1]) / (at[i] - at[i - 1]);
+  return values[i - 1] + share * (values[i] - values[i - 1]);
+}
+
+function figure(grid, title, note, draw, {log = false, choices = null} = {}) {
+  const caption = element("figcaption", {}, element("h3", {}, title)), holder = element("div", {class: "chart"});
+  const made = element("figure", {"data-title": title}, caption, holder), side = element("span", {class: "choice"});
+  if (choices) {
+    const select = element("select", {"aria-label": `${title}: what is shown`}, ...choices.map((c) => element("option", {}, c)));
+    state.kind[title] = choices[0];
+    select.addEventListener("change", () => { state.kind[title] = select.value; draw(holder, title); });
+    side.append(select);
+  }
+  if (log) {
+    const button = element("button", {class: "toggle", type: "button", "aria-pressed": "false"}, "log scale");
+    button.addEventListener("click", () => {
+      state.log.has(title) ? state.log.delete(title) : state.log.add(title);
+      button.setAttribute("aria-pressed", state.log.has(title));
+      draw(holder, title);
+    });
+    side.append(button);
+  }
+  if (side.childNodes.length) caption.append(side);
+  if (note) caption.append(element("span", {class: "soft"}, note));
+  grid.append(made);
+  drawings.push(() => draw(holder, title));
+}
+
+function section(id, fill) {
+  const grid = $(id).querySelector(".grid");
+  grid.replaceChildren();
+  fill(grid);
+  $(id).hidden = !grid.childNodes.length && !$(id).querySelector(".static:not([hidden])");
+}
+
+// ---- curves ----------------------------------------------------------------------------------------------------
+const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", loss: "Training loss", drift: "Client drift ‖wᵢ − wₜ‖",
+  "drift/cosine": "Cosine between client updates", "drift/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "drift/spread": "Spread of client updates",
+  "drift/least": "Smallest client update", "drift/most": "Largest client update"};
+const NOTES = {"drift/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round"};
+
+function curveFigure(grid, measure) {
+  figure(grid, NAMES[measure] || measure, NOTES[measure], (holder, title) => {
+    const [label, unit] = X_AXES[state.x];
+    const series = shown().filter((g) => g.curves[measure]).map((g) => {
+      const c = g.curves[measure];
+      return {...line(g), x: state.x === "rounds" ? c.r : c.r.map((r) => used(g, state.x, r)), y: c.m, deviation: c.d};
+    });
+    const share = /accuracy/.test(measure) ? "share" : "";
+    lineChart(holder, {x: {label, unit}, y: {label: title, unit: share, log: state.log.has(title)}, series, bands: state.bands});
+  }, {log: !/cosine|agreement/.test(measure)});
+}
+
+function fillCurves() {
+  const all = setting().measures, drift = all.filter((m) => /^drift/.test(m)), kept = all.filter((m) => /^(state|report)\//.test(m));
+  section("curves", (grid) => all.filter((m) => !drift.includes(m) && !kept.includes(m)).forEach((m) => curveFigure(grid, m)));
+  section("kept", (grid) => kept.forEach((m) => curveFigure(grid, m)));
+  section("drift", (grid) => {
+    drift.forEach((m) => curveFigure(grid, m));
+    cosineFigures(grid);
+    embeddingFigure(grid);
+  });
+}
+
+// ---- diagnostics -----------------------------------------------------------------------------------------------
+const having = (name) => setting().groups.filter((g) => g.diagnostics[name]);
+
+function square(table, names, say) {
+  const every = Math.ceil(names.length / 8), ticks = names.map((n, i) => [i, String(n)]).filter((_, i) => i % every === 0);
+  return {rows: table, square: true, x: {label: "client", ticks}, y: {ticks, room: 30}, say: (i, j, v) => `${say} of clients ${names[i]} and ${names[j]}: ${short(v)}`};
+}
+
+function cosineFigures(grid) {
+  for (const group of having("drift")) {
+    const d = group.diagnostics.drift;
+    figure(grid, `Update cosines: ${group.label}`, `of one more round after round ${d.round}; mean ${short(d.cosine)}`,
+      (holder) => heatMap(holder, {...square(d.cosines, d.clients, "cosine"), title: "cosines", low: -1, high: 1, ramp: RAMP}));
+  }
+}
+
+function embeddingFigure(grid) {
+  const groups = having("embedding");
+  if (!groups.length) return;
+  const kinds = [...new Set(groups.flatMap((g) => Object.entries(g.diagnostics.embedding.kinds).flatMap(([k, v]) => [`${k}s, PCA`, ...(v.tsne ? [`${k}s, t-SNE`] : [])])))];
+  figure(grid, "Clients as points", "closer together: clients agree more", (holder, title) => {
+    const [kind, way] = state.kind[title].split("s, "), key = way === "PCA" ? "pca" : "tsne";
+    const series = shown().filter((g) => g.diagnostics.embedding?.kinds[kind]?.[key]).map((g) => ({...line(g),
+      points: g.diagnostics.embedding.kinds[kind][key].map((p) => (p.length > 1 ? p : [p[0], 0])), names: g.diagnostics.embedding.clients}));
+    const axis = (n) => (way === "PCA" ? `component ${n}` : `t-SNE ${n}`);
+    scatter(holder, {title, series, x: {label: axis(1)}, y: {label: axis(2)}});
+  }, {choices: kinds});
+}
+
+function fillSpectrum() {
+  section("spectrum", (grid) => {
+    const tracked = setting().groups.filter((g) => g.spectra);
+    if (tracked.length) {
+      figure(grid, "Distance between clients by band", "Dist(m) of client updates, mean over the tracked rounds; band 1 is the lowest", (holder, title) => {
+        const series = shown().filter((g) => g.spectra).map((g) => ({...line(g), marks: true, x: g.spectra.values[0].map((_, i) => i + 1),
+          y: g.spectra.values[0].map((_, m) => g.spectra.values.reduce((a, row) => a + row[m], 0) / g.spectra.values.length)}));
+        lineChart(holder, {x: {label: "band", unit: ""}, y: {label: "Dist(m)", log: state.log.has(title)}, series});
+      }, {log: true});
+    }
+    const analysed = having("spectrum");
+    if (analysed.length) {
+      const kinds = [...new Set(analysed.flatMap((g) => Object.keys(g.diagnostics.spectrum.kinds)))];
+      const choices = kinds.flatMap((k) => [`${k}: Dist(m)`, `${k}: Std(m)`, `${k}: variance`]);
+      figure(grid, "Spectrum at the end", "between clients, at the last model", (holder, title) => {
+        const [kind, what] = state.kind[title].split(": "), key = {"Dist(m)": "distance", "Std(m)": "deviation", variance: "variance"}[what];
+        const series = shown().filter((g) => g.diagnostics.spectrum?.kinds[kind]).map((g) => {
+          const y = g.diagnostics.spectrum.kinds[kind][key];
+          return {...line(g), marks: true, x: y.map((_, i) => i + 1), y};
+        });
+        lineChart(holder, {x: {label: "band", unit: ""}, y: {label: what, log: state.log.has(title)}, series});
+      }, {log: true, choices});
+    }
+    const values = tracked.flatMap((g) => g.spectra.values.flat()).filter((v) => v > 0), low = Math.min(...values), high = Math.max(...values);
+    for (const group of tracked) {
+      const rows = group.spectra.values[0].map((_, m) => group.spectra.values.map((row) => row[m])), rounds = group.spectra.rounds;
+      const ticks = rounds.map((r, i) => [i, String(r)]).filter((_, i) => i % Math.ceil(rounds.length / 6) === 0);
+      figure(grid, `Bands over rounds: ${group.label}`, `Dist(m) of client updates; ${short(low)} dark to ${short(high)} light, logarithmic`, (holder) => heatMap(holder, {rows: rows.map((row) => row.map((v) => v || null)),
+        title: "bands over rounds", low, high, log: true, ramp: RAMP, tall: 15, x: {label: "round", ticks}, y: {label: "band", room: 38, ticks: rows.map((_, m) => [m, String(m + 1)])},
+        say: (i, j, v) => `band ${i + 1}, round ${rounds[j]}: ${short(v)}`}));
+    }
+    for (const group of analysed) {
+      const {before, after} = group.diagnostics.spectrum.divergence, names = Object.keys(before);
+      figure(grid, `Divergence by layer: ${group.label}`, `solid: gradients; dashed: without their lowest ${short(100 * group.diagnostics.spectrum.ratio)} %`, (holder, title) => lineChart(holder, {
+        x: {label: names.length < 12 ? names.join(" · ") : "layer", unit: ""}, y: {label: "divergence", log: state.log.has(title)},
+        series: [["all frequencies", before, 0], ["filtered", after, 1]].map(([name, d, dash]) => ({name, color: group.color, dash, marks: true, x: names.map((_, i) => i + 1), y: names.map((n) => d[n])}))}), {log: true});
+    }
+  });
+}
+
+function fillLandscape() {
+  section("landscape", (grid) => {
+    const groups = having("landscape");
+    if (groups.length) {
+      figure(grid, "Loss along one direction", groups[0].diagnostics.landscape.line.along, (holder, title) => lineChart(holder, {
+        x: {label: "distance along the direction", unit: ""}, y: {label: "loss", log: state.log.has(title)},
+        series: shown().filter((g) => g.diagnostics.landscape).map((g) => ({...line(g), x: g.diagnostics.landscape.line.x, y: g.diagnostics.landscape.line.values}))}), {log: true});
+      const values = groups.flatMap((g) => g.diagnostics.landscape.plane.values.flat()).sort((a, b) => a - b);
+      const low = values[0], high = values[Math.floor(0.95 * (values.length - 1))], draws = [];
+      const again = () => draws.forEach((draw) => draw());
+      groups.forEach((group, k) => {
+        const plane = group.diagnostics.landscape.plane;
+        figure(grid, `Loss surface: ${group.label}`, `${short(low)} dark to ${short(high)} light, the same for all; drag to turn`,
+          (holder, title) => { draws[k] = surface(holder, {rows: plane.values, low, high, title}, state.turn, again); });
+      });
+      for (const group of groups) {
+        const plane = group.diagnostics.landscape.plane, ends = plane.x.map((v, i) => [i, short(v)]).filter((_, i) => i % Math.max(1, (plane.x.length - 1) / 4) === 0);
+        figure(grid, `Loss from above: ${group.label}`, plane.along, (holder) => heatMap(holder, {rows: plane.values, title: "loss", low, high, ramp: RAMP, square: true,
+          x: {label: "first direction", ticks: ends}, y: {label: "second", ticks: ends, room: 48}, say: (i, j, v) => `(${short(plane.x[j])}, ${short(plane.y[i])}): loss ${short(v)}`}));
+      }
+    }
+    const curved = having("hessian");
+    if (curved.length) figure(grid, "Top Hessian eigenvalues", "of the training loss at the last model; trace and sharpness below the pointer", (holder, title) => lineChart(holder, {
+      x: {label: "rank", unit: ""}, y: {label: "eigenvalue", log: state.log.has(title)}, series: shown().filter((g) => g.diagnostics.hessian).map((g) => {
+        const h = g.diagnostics.hessian;
+        return {...line(g), name: `${g.label} (trace ${short(h.trace)}, sharpness ${short(h.sharpness)})`, marks: true, x: h.eigenvalues.map((_, i) => i + 1), y: h.eigenvalues};
+      })}), {log: true});
+    for (const group of having("cka")) {
+      const d = group.diagnostics.cka;
+      figure(grid, `Similarity of features (CKA): ${group.label}`, "between clients after local training, by layer", (holder, title) => heatMap(holder,
+        {...square(d.layers[state.kind[title]], d.clients, "CKA"), title: "CKA", low: 0, high: 1, ramp: RAMP}), {choices: Object.keys(d.layers).reverse()});
+    }
+  });
+}
+
+function fillClients() {
+  section("clients", (grid) => {
+    for (const table of setting().labels) {
+      const columns = table.sizes.length, classes = table.shares.length, step = Math.ceil(columns / 10);
+      const name = (j) => (table.group === 1 ? `client ${j}` : `clients ${j * table.group}–${Math.min((j + 1) * table.group, table.clients) - 1}`);
+      figure(grid, `Labels of ${table.clients} clients`, `partition seed ${table.seed}; heterogeneity ${short(table.score)} (0: iid, 1: one class per client); darker: a larger share of the client's samples`, (holder) => heatMap(holder, {
+        rows: table.shares, title: "labels by client", low: 0, high: 1, ramp: BLUES, zero: true, tall: 18,
+        x: {label: "client", ticks: table.sizes.map((_, j) => [j, String(j * table.group)]).filter((_, j) => j % step === 0)},
+        y: {label: "class", room: 38, ticks: table.shares.map((_, i) => [i, String(i)]).filter((_, i) => i % Math.ceil(classes / 12) === 0)},
+        say: (i, j, v) => `${name(j)}: ${(100 * v).toFixed(1)} % of ${table.sizes[j]} samples are class ${i}`}));
+    }
+  });
+}
+
+// ---- what is switched on ---------------------------------------------------------------------------------------
+function redraw() {
+  drawings.forEach((draw) => draw());
+  document.querySelectorAll("tr[data-group]").forEach((tr) => tr.classList.toggle("off", !state.on.has(tr.dataset.group)));
+}
+
+function swatch(group) {
+  const svg = node("svg", {width: 22, height: 8, viewBox: "0 0 22 8", class: "swatch", "aria-hidden": "true"});
+  node("line", {x1: 1, x2: 21, y1: 4, y2: 4, stroke: group.color, "stroke-width": 3, "stroke-dasharray": DASHES[group.dash % DASHES.length]}, svg);
+  return svg;
+}
+
+function fillChips() {
+  const chips = $("chips"), groups = setting().groups, change = (f) => () => { f(); fillChips(); redraw(); };
+  chips.replaceChildren(...groups.map((group) => {
+    const chip = element("button", {class: "chip", type: "button", "aria-pressed": state.on.has(group.id), title: "click: on or off; double click: this one alone"}, swatch(group), group.label);
+    chip.addEventListener("click", () => {
+      state.on.has(group.id) ? state.on.delete(group.id) : state.on.add(group.id);
+      chip.setAttribute("aria-pressed", state.on.has(group.id));
+      redraw();
+    });
+    chip.addEventListener("dblclick", change(() => { groups.forEach((g) => state.on.delete(g.id)); state.on.add(group.id); }));
+    return chip;
+  }));
+  if (groups.length > 2) for (const [text, f] of [["all", (g) => state.on.add(g.id)], ["none", (g) => state.on.delete(g.id)]]) {
+    const button = element("button", {class: "plain", type: "button"}, text);
+    button.addEventListener("click", change(() => groups.forEach(f)));
+    chips.append(button);
+  }
+}
+
+function show(index) {
+  state.setting = index;
+  drawings.length = 0;
+  document.querySelectorAll("[data-setting]").forEach((part) => { part.hidden = +part.dataset.setting !== index; });
+  fillChips(); fillCurves(); fillSpectrum(); fillLandscape(); fillClients();
+  redraw();
+}
+
+function sortable(table) {
+  table.querySelectorAll("thead button").forEach((button, column) => button.addEventListener("click", () => {
+    const up = button.dataset.order === "down", value = (tr) => +(tr.cells[column].dataset.value ?? NaN), body = table.tBodies[0];
+    table.querySelectorAll("thead button").forEach((other) => delete other.dataset.order);
+    button.dataset.order = up ? "up" : "down";
+    const key = (tr) => (isNaN(value(tr)) ? (up ? Infinity : -Infinity) : value(tr));
+    const order = (a, b) => (column ? key(a) - key(b) : a.cells[0].textContent.localeCompare(b.cells[0].textContent));
+    body.append(...[...body.rows].sort((a, b) => (up ? order(a, b) : order(b, a))));
+  }));
+}
+
+DATA.settings.forEach((one) => one.groups.forEach((group) => state.on.add(group.id)));
+document.querySelectorAll("tr[data-group]").forEach((tr) => {
+  const group = DATA.settings.flatMap((s) => s.groups).find((g) => g.id === tr.dataset.group);
+  tr.cells[0].prepend(swatch(group));
+});
+document.querySelectorAll("table").forEach(sortable);
+$("setting")?.addEventListener("change", (event) => show(+event.target.value));
+document.querySelectorAll("[data-x]").forEach((button) => button.addEventListener("click", () => {
+  state.x = button.dataset.x;
+  document.querySelectorAll("[data-x]").forEach((other) => other.setAttribute("aria-pressed", other === button));
+  redraw();
+}));
+$("bands")?.addEventListener("change", (event) => { state.bands = event.target.checked; redraw(); });
+let width = innerWidth;
+addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
+show(0);
+document.documentElement.dataset.ready = "yes";

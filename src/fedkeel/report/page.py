@@ -1,0 +1,97 @@
+"""One self-contained HTML page: it opens without a network, from a disk or a mail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedkeel.errors import FolderError, RequestError
+from fedkeel.report.content import Content, content
+from fedkeel.report.source import Source
+from fedkeel.report.tables import cards, commands, summary
+from fedkeel.states import write_whole
+
+MOST_BYTES = 6_000_000
+
+
+def write_report(folders: Sequence[Path], file: Path, *, target: float | None = None, title: str | None = None) -> Content:
+    """Read run folders and write the page; what was read comes back, for figures."""
+    if not folders:
+        raise RequestError("a report needs at least one run.", "give the folders that `fedkeel run` printed")
+    made = content([Source.read(folder) for folder in folders], target)
+    text = page(made, title)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise FolderError(f"cannot write {file}: {error.strerror}", "choose another file with -o") from error
+    return made
+
+
+def page(made: Content, title: str | None = None) -> str:
+    """The page as text, below six megabytes: curves are thinned until they fit."""
+    for points in (300, 150, 75, 40):
+        text = filled(made, title, points)
+        if len(text.encode()) < MOST_BYTES:
+            return text
+    raise RequestError(
+        f"{made.runs} runs do not fit into a page of {MOST_BYTES // 1_000_000} MB.", "report fewer runs at once"
+    )
+
+
+def filled(made: Content, title: str | None, points: int) -> str:
+    assets = files("fedkeel.report").joinpath("assets")
+    read = {name: assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "charts.js", "page.js")}
+    names = ", ".join(dict.fromkeys(group.label for setting in made.settings for group in setting.groups))
+    return Template(read["page.html"]).substitute(
+        title=escape(title or heading(made)),
+        about=escape(f"{plural(made.runs, 'run')} of {names}" if len(names) < 160 else plural(made.runs, "run")),
+        settings=setting_choice(made),
+        bands="" if made.repeated else " hidden",
+        css=read["page.css"],
+        charts=read["charts.js"],
+        script=read["page.js"],
+        summary="".join(summary(i, setting) for i, setting in enumerate(made.settings)),
+        cards="".join(cards(i, setting) for i, setting in enumerate(made.settings)),
+        commands="".join(commands(i, setting) for i, setting in enumerate(made.settings)),
+        label_notes="".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes),
+        version=escape(installed_version()),
+        data=embedded(made.data(points)),
+    )
+
+
+def heading(made: Content) -> str:
+    methods = list(dict.fromkeys(group.label for setting in made.settings for group in setting.groups))
+    if len(methods) == 1:
+        return f"{methods[0]} on {made.settings[0].name}"
+    places = f"on {made.settings[0].name}" if len(made.settings) == 1 else f"in {len(made.settings)} settings"
+    return f"{len(methods)} methods {places}"
+
+
+def setting_choice(made: Content) -> str:
+    if len(made.settings) == 1:
+        return ""
+    options = "".join(f'<option value="{i}">{escape(one.name)}</option>' for i, one in enumerate(made.settings))
+    return f'<label>setting <select id="setting">{options}</select></label>'
+
+
+def embedded(data: Any) -> str:
+    """JSON inside a script element: nothing in it can end the element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def installed_version() -> str:
+    try:
+        return version("fedkeel")
+    except PackageNotFoundError:
+        return ""

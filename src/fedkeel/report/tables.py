@@ -1,0 +1,160 @@
+"""The parts of a page that are text: the summary, the cards of the methods, the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from fedkeel.analysis.cost import Cost
+from fedkeel.report.cards import card
+from fedkeel.report.content import Setting, group_id
+from fedkeel.report.series import Row, Spread
+
+NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
+
+Cell = tuple[str, float | None]
+"""Text, and the number it is sorted by."""
+
+
+def summary(index: int, setting: Setting) -> str:
+    """One row per method: what it reached and what it cost, mean ± standard deviation over seeds."""
+    measure = setting.groups[0].measure or "loss"
+    over = {min(50, sum(r.measure(measure) is not None for r in run.records)) for g in setting.groups for run in g.runs}
+    last = f"mean of last {over.pop()}" if len(over) == 1 else "mean of last"
+    heads = ["method", "seeds", "best", "last", last, "rounds", "sent", "time", "backward passes"]
+    if setting.target is not None:
+        goal = measured(setting.target, measure)
+        heads += [f"rounds to {goal}", f"sent to {goal}", f"time to {goal}"]
+    leading = leaders(setting.rows, measure)
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    body = "".join(
+        f'<tr data-group="{group_id(index, i)}">{cells(row, measure, setting.target is not None, leading)}</tr>'
+        for i, row in enumerate(setting.rows)
+    )
+    note = f"{NAMES.get(measure, measure)}; best is the best round on test, as in the papers."
+    if any(len(group.runs) > 1 for group in setting.groups):
+        note += " Mean ± standard deviation over seeds."
+    return (
+        f'<div data-setting="{index}"><p class="soft">{escape(setting.name)}: {escape(note)}</p><div class="scroll">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None]) -> str:
+    unfinished = sum(run.unfinished for run in row.group.runs)
+    name = escape(row.group.label) + (f" <small>({unfinished} unfinished)</small>" if unfinished else "")
+    found: list[Cell] = [spread(part, measure) for part in (row.best, row.last, row.mean_last)]
+    marks = ["leader" if row is best else "" for best in leading]
+    costs: list[Cell] = [
+        mean_cost(row.totals, lambda cost: cost.rounds, lambda n: f"{n:.0f}"),
+        mean_cost(row.totals, lambda cost: cost.bytes, byte_size),
+        mean_cost(row.totals, lambda cost: cost.seconds, duration),
+        mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
+    ]
+    if with_target:
+        reached = [cost for cost in row.to_target if cost is not None]
+        share = "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
+        for part, write in ((rounds_of, lambda n: f"{n:.0f}"), (bytes_of, byte_size), (seconds_of, duration)):
+            text, value = mean_cost(reached, part, write)
+            costs.append((text + share if reached else "never", value))
+    plain = [td(text, value) for text, value in costs]
+    judged = [td(text, value, mark) for (text, value), mark in zip(found, marks, strict=True)]
+    return "".join([f"<td>{name}</td>", td(str(len(row.group.runs)), len(row.group.runs)), *judged, *plain])
+
+
+def td(text: str, value: float | None, mark: str = "") -> str:
+    attributes = (f' class="{mark}"' if mark else "") + ("" if value is None else f' data-value="{value:.8g}"')
+    return f"<td{attributes}>{text}</td>"
+
+
+def leaders(rows: Sequence[Row], measure: str) -> list[Row | None]:
+    """The row with the best value in each of the three columns of results."""
+    better = min if measure.endswith("loss") else max
+    found: list[Row | None] = []
+    for name in ("best", "last", "mean_last"):
+        there = [row for row in rows if getattr(row, name) is not None]
+        found.append(better(there, key=lambda row, n=name: getattr(row, n).mean) if len(there) > 1 else None)  # type: ignore[misc]
+    return found
+
+
+def spread(value: Spread | None, measure: str) -> Cell:
+    if value is None:
+        return "–", None
+    if measure == "accuracy":
+        mean, deviation = f"{100 * value.mean:.2f}", f"{100 * value.deviation:.2f}"
+        text = f"{mean} ± {deviation} %" if value.count > 1 else f"{mean} %"
+    else:
+        text = f"{value.mean:.4g} ± {value.deviation:.2g}" if value.count > 1 else f"{value.mean:.4g}"
+    return text, value.mean
+
+
+def rounds_of(cost: Cost) -> float:
+    return cost.rounds
+
+
+def bytes_of(cost: Cost) -> float:
+    return cost.bytes
+
+
+def seconds_of(cost: Cost) -> float:
+    return cost.seconds
+
+
+def mean_cost(costs: Iterable[Cost], part: Callable[[Cost], float], write: Callable[[float], str]) -> Cell:
+    found = Spread.of(part(cost) for cost in costs)
+    return ("–", None) if found is None else (write(found.mean), found.mean)
+
+
+def measured(value: float, measure: str) -> str:
+    return f"{100 * value:g} %" if measure == "accuracy" else f"{value:g}"
+
+
+def byte_size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+# ---- cards and commands --------------------------------------------------------------------------------------------
+def cards(index: int, setting: Setting) -> str:
+    return "".join(method_card(index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups)
+
+
+def method_card(index: int, label: str, method: dict[str, object]) -> str:
+    made = card(method)
+    rules = "".join(
+        f"<dt>{escape(line.place)}</dt><dd><code>{escape(line.text)}</code><p>{escape(line.about)}</p></dd>"
+        for line in made.rules
+    )
+    papers = f'<p class="soft">Papers: {escape(", ".join(made.papers))}</p>' if made.papers else ""
+    about = f"<p>{escape(made.about)}</p>" if made.about else ""
+    return (
+        f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>{about}<dl class="rules">{rules}</dl>{papers}</div>'
+    )
+
+
+def commands(index: int, setting: Setting) -> str:
+    """For each run the command that makes it again, and for each method the experiment file it needs."""
+    parts = []
+    for group in setting.groups:
+        lines = []
+        for run in group.runs:
+            again = run.command or "# made from Python: call fk.run(experiment, out=FOLDER) from the program that made it"
+            typed = f'<p class="soft">typed: <code>{escape(run.typed)}</code></p>' if run.typed else ""
+            lines.append(f'<p class="soft">seed {run.seed}, {escape(str(run.path))}</p><pre>{escape(again)}</pre>{typed}')
+        toml = escape(group.runs[0].toml)
+        parts.append(
+            f'<details class="card" data-setting="{index}"><summary>{escape(group.label)}</summary>{"".join(lines)}'
+            f"<details><summary>experiment.toml of seed {group.runs[0].seed}</summary><pre>{toml}</pre></details></details>"
+        )
+    return "".join(parts)

@@ -1,0 +1,227 @@
+"""Laws that every method of the table obeys; a new method adds no test code."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+
+import pytest
+import tomli_w
+import torch
+from problems import small_problem
+
+import fedkeel as fk
+from fedkeel import composition
+from fedkeel.cards import card
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
+from fedkeel.objectives import objective_of
+from fedkeel.trees import tensors
+
+SIZES = (7, 4, 5, 1, 6)
+everything = pytest.mark.parametrize("name", METHODS)
+
+
+def problem(sizes=SIZES, **changes):
+    given = small_problem(sizes=sizes, test=4)
+    settings = {"model": given.model, "loss": given.loss, "clients": given.clients, "test": given.test, "classes": 3,
+                "proxy": given.test, "tests": given.clients} | changes  # fmt: skip
+    return fk.Problem(**settings)
+
+
+def experiment(name, given=None, **changes):
+    settings = {"rounds": 3, "participation": 0.6, "epochs": 2, "batch_size": 3, "lr": 0.05, "weight_decay": 1e-3,
+                "clip": 10.0} | changes  # fmt: skip
+    return fk.Experiment(problem=given or problem(), method=name, **settings)
+
+
+def run(name, given=None, out=None, **changes):
+    return fk.run(experiment(name, given, **changes), dtype=torch.float64, engine="serial", out=out)
+
+
+def difference(one, other):
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+@everything
+def test_everything_is_finite_after_three_rounds(name):
+    found = run(name)
+    assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
+    assert not any(record.dropped for record in found.records)
+    assert difference(found.params, {n: p.detach().double() for n, p in problem().model.named_parameters()}) > 0
+
+
+@everything
+def test_a_method_survives_a_file(name):
+    method = build(name)
+    assert composition.load(tomllib.loads(tomli_w.dumps(composition.save(method)))) == method
+
+
+@everything
+def test_hyperparameters_can_be_set_to_their_defaults(name):
+    known = {word: value for word, value in hyperparameters(METHODS[name]).items() if value is not None}
+    assert build(name, known) == build(name)
+
+
+@everything
+def test_declared_backward_passes_are_the_counted_ones(name, monkeypatch):
+    counted, engines = [0], []
+    gradient = SerialEngine.gradient
+
+    def counting(self, params, batch, objective, message, buffers):
+        engines.append(self)
+        counted[0] += self is engines[0] and objective_of(objective)[0].differentiable  # the server's own are not here
+        return gradient(self, params, batch, objective, message, buffers)
+
+    monkeypatch.setattr(SerialEngine, "gradient", counting)
+    assert counted[0] == 0
+    records = run(name).records
+    assert counted[0] == sum(record.backward_passes for record in records)
+
+
+@everything
+def test_a_resumed_run_is_an_uninterrupted_one(name, tmp_path):
+    given = problem()
+    run(name, given, out=tmp_path / "run", rounds=1)
+    resumed = run(name, given, out=tmp_path / "run", rounds=3)
+    assert resumed.result["model_digest"] == run(name, given).result["model_digest"]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedawa@released"])  # it counts places
+def test_the_numbering_of_clients_changes_nothing(name):
+    order = [3, 0, 4, 2, 1]  # the new client k is the old order[k]
+    plain, schedule = problem(), [[0, 1], [1, 2, 3], [0, 4]]
+    moved = problem(clients=[plain.clients[i] for i in order])
+    whole = {"batch_size": 8, "epochs": 1}
+    one = run(name, plain, participants=schedule, **whole)
+    other = run(name, moved, participants=[[order.index(i) for i in clients] for clients in schedule], **whole)
+    assert difference(one.params, other.params) < 1e-9
+
+
+@everything
+def test_what_is_not_a_number_reaches_nobody_else(name):
+    plain = problem()
+    inputs, labels = plain.clients[2]
+    broken = problem(clients=[*plain.clients[:2], (inputs * torch.nan, labels), *plain.clients[3:]])
+    with_it = run(name, broken, participants=[[0, 1, 2], [0, 1]], rounds=2)
+    without = run(name, plain, participants=[[0, 1], [0, 1]], rounds=2)
+    assert with_it.records[0].dropped == [2]
+    assert with_it.result["model_digest"] == without.result["model_digest"]
+
+
+@everything
+def test_one_client_with_one_sample_and_no_gradient(name):
+    flat = problem(sizes=(1,), loss=lambda output, target: 0 * output.sum(-1))
+    found = run(name, flat, participation=1.0, batch_size=1, epochs=1)
+    assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
+    assert not any(record.dropped for record in found.records)
+
+
+@everything
+def test_a_method_says_what_it_is(name):
+    about = inspect.getdoc(METHODS[name])
+    assert about.split("\n")[0].endswith((".", ".  rho_local = 0: SGD."))
+    if "@released" in name:
+        assert "Released code" in about
+    if "Paper:" in about:
+        assert "Released code" in about
+        assert "Here:" in about
+
+
+COSTS = {
+    "fedavg": (1, 1), "fedavgm": (1, 1), "fedprox": (1, 1), "scaffold": (2, 2), "feddyn": (1, 1), "fedcm": (2, 1),
+    "fedsam": (1, 1), "mofedsam": (2, 1), "fedgamma": (2, 2), "fedspeed": (1, 1), "fedsmoo": (2, 2), "fedlesam": (1, 1),
+    "fedlesam-s": (2, 2), "fedlesam-d": (1, 1), "fedlesam@released": (2, 1), "fedgloss": (1, 1), "fedwmsam": (3, 2),
+    "fedfft": (1, 1), "fedfft-s": (2, 2), "fedfft-d": (1, 1), "specgradfilter": (1, 1), "fedfsa": (2, 1),
+    "fedscam": (1, 1), "q-fedavg": (1, 1), "fedawa": (1, 1), "fedlws": (1, 1), "fedlaw": (1, 1), "feddc": (2, 2),
+    "fedala": (1, 1), "ditto": (1, 1), "fedsol": (1, 1), "fedlc": (1, 1), "feddisco": (1, 1),
+}  # fmt: skip
+"""Sent down and up, in models."""
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_bytes_are_those_of_the_papers(name):
+    costs = card(name).costs
+    assert (costs.down, costs.up) == pytest.approx(COSTS[name], abs=0.06)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+@everything
+def test_plugins_fit_every_base_or_say_why_not(plugin, name):
+    try:
+        method = build(f"{plugin}+{name}")
+    except fk.MethodError as error:
+        assert error.hint
+        return
+    assert composition.load(composition.save(method)) == method
+
+
+@pytest.mark.parametrize(
+    "name", ["specgradfilter+fedawa", "specgradfilter+fedala", "fsa+fedspeed@released", "fsa+fedala", "fedfft+fedwmsam",
+             "specgradfilter+fsa+fedcm"]  # fmt: skip
+)
+def test_compositions_that_nobody_published_run(name):
+    found = run(name)
+    assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
+
+
+REDUCTIONS = [
+    ("fedsam", {"rho": 0.0}, "uniform", {}),
+    ("fedasam", {"rho": 0.0}, "uniform", {}),
+    ("mofedsam", {"rho": 0.0}, "fedcm", {}),
+    ("mofedsam", {"alpha": 1.0}, "fedsam", {}),
+    ("fedcm", {"alpha": 1.0}, "uniform", {}),
+    ("fedgamma", {"rho": 0.0}, "scaffold", {}),
+    ("fedgamma", {}, "fedsam-s", {}),
+    ("fedlesam", {"rho": 0.0}, "uniform", {}),
+    ("fedlesam-s", {"rho": 0.0}, "scaffold", {}),
+    ("fedlesam-d", {"rho": 0.0}, "feddyn", {}),
+    ("fedspeed@released", {"rho": 0.0}, "feddyn", {}),
+    ("fedspeed@released", {}, "fedsam-d", {}),
+    ("fedsmoo", {"rho": 0.0}, "feddyn", {}),
+    ("fedgloss", {"rho": 0.0}, "fedsam-d", {}),
+    ("fedgloss", {"rho": 0.0, "rho_local": 0.0}, "feddyn", {}),
+    ("fedprox", {"mu": 0.0}, "fedavg", {}),
+    ("fedfft", {"ratio": 0.0}, "fedsam", {}),
+    ("fedfft-s", {"ratio": 0.0}, "fedsam-s", {}),
+    ("fedfft-d", {"ratio": 0.0}, "fedsam-d", {}),
+    ("specgradfilter+scaffold", {"ratio": 0.0}, "scaffold", {}),
+    ("specgradfilter+fedprox", {"ratio": 0.0, "mu": 0.0}, "uniform", {}),
+    ("fedavgm", {"momentum": 0.0}, "fedavg", {}),
+    ("fedsol", {"rho": 0.0}, "fedavg", {}),
+    ("fedscam-wa", {"gamma": 0.0, "beta": 0.0}, "fedavg", {}),
+    ("fedscam-sam", {"alpha_rho": 0.0, "rho_max": 0.0}, "fedavg", {}),
+    ("fedfsa", {"rho": 0.1, "rho_larger": 0.1}, "mofedsam", {"rho": 0.1}),
+    ("fsa+fedsam", {"rho": 0.1, "top": 0}, "fedsam", {"rho": 0.1}),
+    ("q-fedavg", {"q": 0.0}, "uniform", {}),
+    ("q-fedavg", {"q": 0.0, "mode": "reweight"}, "fedavg", {}),
+    ("feddisco", {"a": 0.0, "b": 0.0}, "fedavg", {}),
+    ("fedawa", {"steps": 0}, "fedavg", {}),
+    ("fedlws", {"tau_min": 0.0, "tau_max": 0.0}, "fedavg", {}),
+    ("fedlaw", {"rate": 0.0}, "fedavg", {}),
+    ("ditto", {}, "fedavg", {}),
+    ("fedavg-ft", {}, "fedavg", {}),
+    ("fedwmsam", {"momentum": False, "sam": False}, "uniform", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "base", "base_settings"), REDUCTIONS)
+def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
+    # measuring phases draw other batches, so clients see all of their data in each step
+    whole = {"batch_size": 8, "epochs": 2}
+    one, other = run(build(name, settings), **whole), run(build(base, base_settings), **whole)
+    assert difference(one.params, other.params) < 1e-12
+
+
+def test_feddyn_refuses_lambda_zero():
+    with pytest.raises(fk.MethodError, match="lam must be positive"):
+        build("feddyn", {"lam": 0.0})
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedsam-s"])
+def test_equal_clients_do_not_drift(name):
+    same = problem(sizes=(6,)).clients * 5
+    plain = {"scaffold": "uniform", "fedsam-s": "fedsam"}[name]
+    whole = {"participation": 1.0, "batch_size": 8}
+    one, other = (run(method, problem(clients=same), **whole).params for method in (name, plain))
+    assert difference(one, other) < 1e-12
