@@ -86,7 +86,8 @@ def checksum(arrays: Arrays) -> int:
 # ---- states --------------------------------------------------------------------------------------------------------
 def split(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
     """Slots as arrays, and the layouts of those that are trees."""
-    arrays, layouts = {}, {}
+    arrays: Arrays = {}
+    layouts: dict[str, str] = {}
     for name, slot in state.items():
         tensor = slot.buffer if isinstance(slot, Tree) else slot
         arrays[prefix + name] = tensor.detach().cpu().contiguous().numpy()

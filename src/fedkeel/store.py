@@ -11,7 +11,7 @@ import torch
 
 from fedkeel.checkpoint import Places
 from fedkeel.rule import State
-from fedkeel.states import bytes_of, join, read, split, write
+from fedkeel.states import Arrays, bytes_of, join, read, split, write
 
 PART_BYTES = 256 << 20  # a file's worth of states: writing one needs that much memory besides
 FILES = 16  # more than this, and the next checkpoint gathers all states anew
@@ -79,7 +79,8 @@ class ClientStore:
     def _write(self, name: str, clients: list[int]) -> None:
         for number, part in enumerate(self._parts(clients)):
             file = f"clients-{name}-{number:03d}.safetensors"
-            arrays, layouts = {}, {}
+            arrays: Arrays = {}
+            layouts: dict[str, str] = {}
             for client, state in part.items():
                 more, shapes = split(state, f"{client}/")
                 arrays |= more

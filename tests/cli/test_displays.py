@@ -58,7 +58,7 @@ def test_warnings_are_told_above_everything():
 
 
 def test_measures_that_a_round_lacks_are_left_out():
-    assert told(record(1, accuracy=None, drift=None)) == "loss 0.5     "
+    assert told(record(1, accuracy=None, drift=None)) == "loss 0.5    "
 
 
 def test_a_file_gets_lines_and_silence_gets_none():

@@ -75,7 +75,8 @@ def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tupl
         outcomes = engine.train(message, t, 0.1 * 0.9**t, clients, [store.get(c) for c in clients])
         assert [outcome.client for outcome in outcomes] == clients
         reports = stack([outcome.report for outcome in outcomes])
-        server = server_round(method, server, reports | {"population": reports["lr"].new_tensor(5.0)})
+        if method.server_phase is None:  # else the server would have to learn first
+            server = server_round(method, server, reports | {"population": reports["lr"].new_tensor(5.0)})
         store |= {outcome.client: outcome.state for outcome in outcomes}
         sent.append(reports)
     return server, store, sent
@@ -83,7 +84,7 @@ def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tupl
 
 def difference(one: Any, other: Any) -> float:
     """The largest relative difference over all slots; the two must hold the same ones."""
-    a, b = tensors(one), tensors(other)
+    a, b = ([t.to(torch.float64) for t in tensors(state)] for state in (one, other))
     assert [t.shape for t in a] == [t.shape for t in b]
     return max(float((x - y).norm() / y.norm().clamp(min=1.0)) for x, y in zip(a, b, strict=True))
 

@@ -15,7 +15,10 @@ from fedkeel.engines.stacked import StackedEngine
 from fedkeel.methods import METHODS, build
 from fedkeel.task import Task
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # importing torch's own compiler gives some
+]
 
 CASES = [
     *((name, broadcasting, torch.float64, 1e-11) for name in METHODS),

@@ -78,11 +78,11 @@ def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
         assert far(one, other) < 1e-12
 
 
-def check_triton(device: str, dtype: torch.dtype, tolerance: float) -> None:
+def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list[tuple[int, ...]] = SHAPES) -> None:
     """Run in a process of its own on the CPU: the interpreter is chosen when Triton is first imported."""
     convolution = importlib.import_module("fedkeel.kernels.triton_convolution")
     norm = importlib.import_module("fedkeel.kernels.triton_norm")
-    for number, shape in enumerate(SHAPES):
+    for number, shape in enumerate(shapes):
         height, width, inner, outer, kernel, stride, padding = shape
         where = Geometry.of(height, width, (kernel, kernel), stride, padding)
         x = drawn(2, 3, height, width, inner, seed=number).to(device, dtype)
@@ -119,10 +119,22 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float) -> None:
             assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
 
 
+    pool = importlib.import_module("fedkeel.kernels.triton_pool")
+    for size, stride, padding in ((3, 2, 1), (2, 2, 0)):
+        x = drawn(2, 3, 7, 6, 8, seed=7).to(device, dtype).relu().requires_grad_()  # many equal zeros
+        wanted = F.max_pool2d(x.flatten(0, 1).movedim(-1, 1), size, stride, padding).movedim(1, -1).unflatten(0, (2, 3))
+        y, taps = pool.pool(x.detach(), size, stride, padding)
+        assert torch.equal(y, wanted), ("pool", size)
+        dy = drawn(*y.shape, seed=8).to(device, dtype)
+        (dx,) = torch.autograd.grad(wanted, x, dy)
+        found = pool.pool_gradient(dy, taps, 7, 6, size, stride, padding)
+        assert far(found.double(), dx.double()) < tolerance, ("pool gradient", size)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
-    code = "import torch, test_kernels as t; t.check_triton('cpu', torch.float32, 1e-5)"
+    code = "import torch, test_kernels as t; t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},

@@ -59,8 +59,9 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
             cells.append("–" if mean is None else f"{100 * mean:.2f}{spread} %")
         told = None if group is base else paired(group, base)
         difference = "" if told is None else f"{100 * told.mean:+.2f}"
-        known = told is not None and told.low is not None and told.high is not None
-        interval = f"{100 * told.low:+.2f} … {100 * told.high:+.2f}" if told and known else ""
+        interval = ""
+        if told is not None and told.low is not None and told.high is not None:
+            interval = f"{100 * told.low:+.2f} … {100 * told.high:+.2f}"
         made.add_row(group.label, str(len(group.runs)), *cells, difference, interval)
     stdout().print(made)
 

@@ -60,7 +60,10 @@ def complain(message: str, hint: str | None = None) -> None:
 
 def table(columns: Iterable[str], title: str | None = None) -> Table:
     """An empty table; a column whose name ends in `>` holds numbers, one that ends in `!` is never broken."""
-    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1))
+    made = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, show_edge=False
+    )
+    made.padding, made.collapse_padding = (0, 1), True
     for name in columns:
         right, whole = name.endswith(">"), name.endswith((">", "!"))
         made.add_column(name.rstrip(">!"), justify="right" if right else "left", no_wrap=whole, header_style="bold")

@@ -75,7 +75,7 @@ def show_table(console: Console) -> None:
         licence = card.licence.split(";")[0].split(":")[0]
         made.add_row(name, str(card.classes), shape(card), *numbers, here, licence)
     console.print(made)
-    console.print(Text(f"here: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
+    console.print(Text(f"\nhere: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
 
 
 def shape(card: DatasetCard) -> str:

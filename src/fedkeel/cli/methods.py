@@ -43,7 +43,7 @@ def methods(
 
 def show_table(cards: Iterable[MethodCard], console: Console) -> None:
     roomy = console.width >= ROOMY
-    made = table(["method!", "paper!", "passes!", "down>", "up>", "client keeps!", *["what it is"] * roomy])
+    made = table(["method!", "paper", "passes!", "down>", "up>", "client keeps", *["what it is"] * roomy])
     family = None
     for card in sorted(cards, key=lambda card: order(card.family)):
         if card.family != family:
@@ -54,7 +54,7 @@ def show_table(cards: Iterable[MethodCard], console: Console) -> None:
         made.add_row(*row, *[re.split(r"\. |\.$", card.summary)[0]] * roomy)
         family = card.family
     console.print(made)
-    console.print(Text("passes: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
+    console.print(Text("\npasses: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
 
 
 def kept(card: MethodCard) -> str:

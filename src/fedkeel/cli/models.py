@@ -38,7 +38,7 @@ def models(
         for key, card in MODELS.items():
             made.add_row(key, parameters(card), card.title)
         console.print(made)
-        console.print(Text("parameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
+        console.print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
         return
     if name not in MODELS:
         raise ModelError(f"unknown model: {name}", nearest(name, MODELS, "models"))

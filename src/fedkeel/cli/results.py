@@ -17,7 +17,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """One row per run, and below it the folders."""
     seeds = len({outcome.plan.experiment.seed for outcome in outcomes}) > 1
     over = {outcome.run.result.get("mean_last_over") for outcome in outcomes if outcome.run}
-    last = f"mean of last {over.pop()}" if len(over) == 1 else "mean of last"
+    last = f"mean of\nlast {over.pop()}" if len(over) == 1 else "mean of\nlast"
     columns = ["method!", "seed>", "best>", "last>", f"{last}>", "rounds>", "MB up>", "MB down>", "seconds>"]
     made = table(name for name in columns if seeds or name != "seed>")
     leader = best_of(outcomes)
@@ -25,13 +25,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         cells = [outcome.plan.label, *([str(outcome.plan.experiment.seed)] if seeds else []), *numbers(outcome)]
         made.add_row(*cells, style="bold" if outcome is leader else "")
     console.print(made)
+    console.print()
     for line in notes(outcomes):
         console.print(Text(line, "dim"))
     console.print()
     console.print("Written to")
     width = max(len(outcome.plan.label) for outcome in outcomes)
     for outcome in outcomes:
-        state = "  (found finished there, not repeated)" if outcome.found else ""
+        state = "  (found finished)" if outcome.found else ""
         state = state if outcome.run else "  (failed)"
         console.print(f"  {outcome.plan.label.ljust(width)}  {outcome.plan.folder}{state}", soft_wrap=True)
 
@@ -51,10 +52,12 @@ def numbers(outcome: Outcome) -> list[str]:
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The row to look at first, where runs are judged on accuracy."""
-    judged = [
-        o for o in outcomes if o.run and str(o.run.result["judged_on"]).endswith("accuracy") and o.run.last is not None
+    reached = [
+        (outcome.run.last, -number)
+        for number, outcome in enumerate(outcomes)
+        if outcome.run and outcome.run.last is not None and str(outcome.run.result["judged_on"]).endswith("accuracy")
     ]
-    return max(judged, key=lambda o: o.run.last or 0.0, default=None) if len(judged) > 1 else None  # type: ignore[union-attr]
+    return outcomes[-max(reached)[1]] if len(reached) > 1 else None
 
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:

@@ -31,7 +31,7 @@ def load_partition(given: Any) -> Partitioner:
         given = parse(given)
     if not isinstance(given, Mapping):
         if type(given) in PARTITIONS.values() or hasattr(given, "divide"):
-            return given  # type: ignore[no-any-return]
+            return given
         raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
     settings = dict(given)
     kind = str(settings.pop("kind", "dirichlet"))
@@ -46,7 +46,7 @@ def load_partition(given: Any) -> Partitioner:
         raise ExperimentError(f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])
-    return PARTITIONS[kind](**settings)  # type: ignore[no-any-return]
+    return PARTITIONS[kind](**settings)
 
 
 def parse(text: str) -> dict[str, Any]:

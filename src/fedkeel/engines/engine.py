@@ -64,7 +64,7 @@ def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:
     size = float(task.clients.sizes[client])
     known = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
     if "client" in task.asks:
-        known["client"] = torch.tensor(client, device=lr.device)
+        known["client"] = lr.new_tensor(float(client))
     return known | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
 
 

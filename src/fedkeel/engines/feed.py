@@ -99,7 +99,8 @@ class Steps:
 
     def mask(self) -> NDArray[np.bool_]:
         """Real samples; of clients that have finished all count, so that nothing is divided by zero."""
-        return (np.arange(self.index.shape[2]) < self.sizes[..., None]) | (self.sizes == 0)[..., None]
+        real: NDArray[np.bool_] = np.arange(self.index.shape[2]) < self.sizes[..., None]
+        return real | (self.sizes == 0)[..., None]
 
     def __iter__(self) -> Iterator[Moment]:
         """Step by step, each batch only as wide as its widest client."""

@@ -24,7 +24,7 @@ WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made out
 class Inputs(NamedTuple):
     """What the steps of a phase read, on the device: one row for each step."""
 
-    index: Tensor
+    rows: Tensor
     draws: Tensor | None
     mask: Tensor | None
     active: Tensor | None
@@ -53,8 +53,8 @@ class Graph:
         self.fixed: Fixed = copied(fixed)
         self.inputs: Inputs = copied(inputs)
         self.histogram = None if steps.histogram is None else steps.histogram.clone()
-        self.step = torch.zeros(1, dtype=torch.int64, device=inputs.index.device)
-        self.losses = torch.zeros(inputs.index.shape[:2], dtype=steps.store.task.dtype, device=inputs.index.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
+        self.losses = torch.zeros(inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -62,7 +62,7 @@ class Graph:
                 self.step.zero_()
                 self.advance(1)
         torch.cuda.current_stream().wait_stream(side)
-        several = min(SEVERAL, len(inputs.index))
+        several = min(SEVERAL, len(inputs.rows))
         self.graphs: list[tuple[int, torch.cuda.CUDAGraph]] = []  # longest first
         for count in dict.fromkeys((several, 1)):
             graph = torch.cuda.CUDAGraph()
@@ -101,7 +101,7 @@ class Graph:
             count %= length
 
     def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, histogram: Tensor | None) -> tuple[Carry, Tensor]:
-        count = len(inputs.index)
+        count = len(inputs.rows)
         if self.histogram is not None and histogram is not None:
             self.histogram.copy_(histogram)
         for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
@@ -133,7 +133,7 @@ class GraphScan:
         shapes = (*signature((carry, fixed)), *signature(inputs, skip=1))
         of = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
         graph = self.graphs.get(of)
-        if graph is None or len(graph.inputs.index) < len(inputs.index):
+        if graph is None or len(graph.inputs.rows) < len(inputs.rows):
             try:
                 self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
             except torch.OutOfMemoryError:

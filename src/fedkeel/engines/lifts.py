@@ -15,7 +15,6 @@ from fedkeel.method import Method
 from fedkeel.round import Lift
 from fedkeel.trees import Tree, tensors
 
-
 log = logging.getLogger("fedkeel")
 
 

@@ -83,7 +83,7 @@ class StackedEngine:
     def shrink(self, tried: int) -> None:
         """Half as many: nothing is lost, for a stack changes nothing before it is done."""
         if tried == 1:
-            raise  # noqa: PLE0704
+            raise
         self.together = tried // 2
         log.warning("%d clients do not fit into memory at once: stacking %d", tried, self.together)
         self.graphs.clear()

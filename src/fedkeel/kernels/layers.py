@@ -108,6 +108,27 @@ class AddBias(torch.autograd.Function):
         return dy, None, None, None
 
 
+class MaxPool(torch.autograd.Function):
+    """The largest value of each window; on a GPU only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+        from fedkeel.kernels import triton_pool
+
+        y, taps = triton_pool.pool(x, size, stride, padding)
+        ctx.save_for_backward(taps)
+        ctx.window = (x.shape[2], x.shape[3], size, stride, padding)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedkeel.kernels import triton_pool
+
+        (taps,) = ctx.saved_tensors
+        return triton_pool.pool_gradient(dy.contiguous(), taps, *ctx.window), None, None, None
+
+
 def convolution_for(x: Tensor) -> ModuleType:
     """Triton on a GPU, plain PyTorch elsewhere and in float64."""
     if x.is_cuda and x.dtype in GPU_TYPES:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.layers import AddBias, Convolve, Frame, Multiply, Normalise
+from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Frame, MaxPool, Multiply, Normalise
 from fedkeel.models.resnet import Block
 
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]
@@ -20,10 +19,9 @@ def known(module: nn.Module) -> bool:
     """Whether every layer is one of ours, with nothing unusual about it and each parameter used once."""
     if any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters()):
         return False
-    parts = [part for part in module.modules()]
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
         return False
-    return all(type(part) in LAYERS and _usual(part) for part in parts)
+    return all(type(part) in LAYERS and _usual(part) for part in module.modules())
 
 
 def _usual(part: nn.Module) -> bool:
@@ -39,7 +37,7 @@ def _usual(part: nn.Module) -> bool:
         case nn.GroupNorm():
             return part.affine
         case nn.MaxPool2d():
-            return not part.ceil_mode and not part.return_indices and part.dilation == 1
+            return not part.ceil_mode and not part.return_indices and part.dilation == 1 and isinstance(part.padding, int)
         case nn.AdaptiveAvgPool2d():
             return part.output_size in (1, (1, 1))
         case nn.Flatten():
@@ -120,9 +118,13 @@ def flatten(module: nn.Flatten, name: str, x: Tensor, frame: Frame) -> Tensor:
 
 
 def max_pool(module: nn.MaxPool2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    size, stride, padding = module.kernel_size, module.stride, module.padding
+    if x.is_cuda and x.dtype in GPU_TYPES and isinstance(size, int) and isinstance(stride, int):
+        y: Tensor = MaxPool.apply(x.contiguous(), size, stride, padding)
+        return y
     images = x.flatten(0, 1).movedim(-1, 1)
-    pooled = F.max_pool2d(images, module.kernel_size, module.stride, module.padding)
-    return pooled.movedim(1, -1).unflatten(0, x.shape[:2])
+    pooled = F.max_pool2d(images, size, stride, padding).movedim(1, -1)
+    return pooled.view(*x.shape[:2], *pooled.shape[1:])
 
 
 def average(module: nn.AdaptiveAvgPool2d, name: str, x: Tensor, frame: Frame) -> Tensor:

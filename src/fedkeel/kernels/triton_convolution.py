@@ -321,8 +321,8 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     kernel[(tiles, splits, clients)](
         x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
         OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=3,
-        **shared,
+        COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk, num_warps=4,
+        num_stages=3, **shared,
     )  # fmt: skip
     if splits > 4:  # summed in parallel; few are added while they are put in order
         parts, splits = parts.sum(0, keepdim=True), 1

@@ -20,7 +20,9 @@ from fedkeel.states import write_whole
 MOST_BYTES = 6_000_000
 
 
-def write_report(folders: Sequence[Path], file: Path, *, target: float | None = None, title: str | None = None) -> Content:
+def write_report(
+    folders: Sequence[Path], file: Path, *, target: float | None = None, title: str | None = None
+) -> Content:
     """Read run folders and write the page; what was read comes back, for figures."""
     if not folders:
         raise RequestError("a report needs at least one run.", "give the folders that `fedkeel run` printed")
@@ -47,11 +49,13 @@ def page(made: Content, title: str | None = None) -> str:
 
 def filled(made: Content, title: str | None, points: int) -> str:
     assets = files("fedkeel.report").joinpath("assets")
-    read = {name: assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "charts.js", "page.js")}
-    names = ", ".join(dict.fromkeys(group.label for setting in made.settings for group in setting.groups))
+    read = {
+        name: assets.joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "charts.js", "page.js")
+    }
     return Template(read["page.html"]).substitute(
         title=escape(title or heading(made)),
-        about=escape(f"{plural(made.runs, 'run')} of {names}" if len(names) < 160 else plural(made.runs, "run")),
+        about=escape(about(made)),
         settings=setting_choice(made),
         bands="" if made.repeated else " hidden",
         css=read["page.css"],
@@ -67,11 +71,17 @@ def filled(made: Content, title: str | None, points: int) -> str:
 
 
 def heading(made: Content) -> str:
+    """`fedavg on digits`, `4 methods on digits`, `4 methods in 3 settings`."""
     methods = list(dict.fromkeys(group.label for setting in made.settings for group in setting.groups))
-    if len(methods) == 1:
-        return f"{methods[0]} on {made.settings[0].name}"
-    places = f"on {made.settings[0].name}" if len(made.settings) == 1 else f"in {len(made.settings)} settings"
-    return f"{len(methods)} methods {places}"
+    place = f"on {made.settings[0].name.split(' · ')[0]}"
+    if len(made.settings) > 1:
+        place = f"in {len(made.settings)} settings"
+    return f"{methods[0] if len(methods) == 1 else plural(len(methods), 'method')} {place}"
+
+
+def about(made: Content) -> str:
+    runs = plural(made.runs, "run")
+    return f"{runs} · {made.settings[0].name}" if len(made.settings) == 1 else runs
 
 
 def setting_choice(made: Content) -> str:

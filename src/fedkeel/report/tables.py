@@ -31,11 +31,12 @@ def summary(index: int, setting: Setting) -> str:
         f'<tr data-group="{group_id(index, i)}">{cells(row, measure, setting.target is not None, leading)}</tr>'
         for i, row in enumerate(setting.rows)
     )
-    note = f"{NAMES.get(measure, measure)}; best is the best round on test, as in the papers."
+    name = NAMES.get(measure, measure)
+    note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
     return (
-        f'<div data-setting="{index}"><p class="soft">{escape(setting.name)}: {escape(note)}</p><div class="scroll">'
+        f'<div data-setting="{index}"><p class="soft">{escape(note)}</p><div class="scroll">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 
@@ -53,7 +54,9 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
     ]
     if with_target:
         reached = [cost for cost in row.to_target if cost is not None]
-        share = "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
+        share = (
+            "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
+        )
         for part, write in ((rounds_of, lambda n: f"{n:.0f}"), (bytes_of, byte_size), (seconds_of, duration)):
             text, value = mean_cost(reached, part, write)
             costs.append((text + share if reached else "never", value))
@@ -127,7 +130,9 @@ def duration(seconds: float) -> str:
 
 # ---- cards and commands --------------------------------------------------------------------------------------------
 def cards(index: int, setting: Setting) -> str:
-    return "".join(method_card(index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups)
+    return "".join(
+        method_card(index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
+    )
 
 
 def method_card(index: int, label: str, method: dict[str, object]) -> str:
@@ -138,9 +143,7 @@ def method_card(index: int, label: str, method: dict[str, object]) -> str:
     )
     papers = f'<p class="soft">Papers: {escape(", ".join(made.papers))}</p>' if made.papers else ""
     about = f"<p>{escape(made.about)}</p>" if made.about else ""
-    return (
-        f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>{about}<dl class="rules">{rules}</dl>{papers}</div>'
-    )
+    return f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>{about}<dl class="rules">{rules}</dl>{papers}</div>'
 
 
 def commands(index: int, setting: Setting) -> str:
@@ -149,9 +152,13 @@ def commands(index: int, setting: Setting) -> str:
     for group in setting.groups:
         lines = []
         for run in group.runs:
-            again = run.command or "# made from Python: call fk.run(experiment, out=FOLDER) from the program that made it"
+            again = (
+                run.command or "# made from Python: call fk.run(experiment, out=FOLDER) from the program that made it"
+            )
             typed = f'<p class="soft">typed: <code>{escape(run.typed)}</code></p>' if run.typed else ""
-            lines.append(f'<p class="soft">seed {run.seed}, {escape(str(run.path))}</p><pre>{escape(again)}</pre>{typed}')
+            lines.append(
+                f'<p class="soft">seed {run.seed}, {escape(str(run.path))}</p><pre>{escape(again)}</pre>{typed}'
+            )
         toml = escape(group.runs[0].toml)
         parts.append(
             f'<details class="card" data-setting="{index}"><summary>{escape(group.label)}</summary>{"".join(lines)}'

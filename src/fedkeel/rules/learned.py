@@ -52,7 +52,7 @@ class ByAttraction(Weighting):
         return {"attraction": params.buffer.new_zeros(1)}
 
     def places(self, reports: State) -> Tensor:
-        clients: Tensor = reports["client"]
+        clients: Tensor = reports["client"].to(torch.int64)
         return torch.arange(len(clients), device=clients.device) if self.released else clients
 
     def logits(self, reports: State, server: State) -> Tensor:

@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 4", "2 4", "9 4 2 4"];
 const RAMP = ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c164", "#ffe945"].map(hex);
+const TWO_SIDED = ["#08306b", "#2b7bba", "#a6cee3", "#f7f7f7", "#fdc086", "#e08214", "#7f3b08"].map(hex);
 const BLUES = ["#f4f8fc", "#c6dbef", "#7fb3d9", "#3787c0", "#0b5394", "#06294d"].map(hex);
 
 function hex(text) { return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16)); }
@@ -101,8 +102,8 @@ function lineChart(holder, spec) {
     node("text", {x: margin.left - 6, y: Y(tick) + 4, "text-anchor": "end"}, svg, labels[i]);
   });
   const whole = drawn.every((s) => s.x.every(Number.isInteger));
-  for (const tick of niceTicks(left, right, width / 85).filter((t) => !whole || Number.isInteger(t)))
-    node("text", {x: X(tick), y: height - margin.bottom + 16, "text-anchor": "middle"}, svg, written(tick, spec.x.unit));
+  const few = whole && right - left < width / 30 ? drawn[0].x : niceTicks(left, right, width / 85).filter((t) => !whole || Number.isInteger(t));
+  for (const tick of few) node("text", {x: X(tick), y: height - margin.bottom + 16, "text-anchor": "middle"}, svg, written(tick, spec.x.unit));
   node("line", {x1: margin.left, x2: width - margin.right, y1: height - margin.bottom, y2: height - margin.bottom, class: "axis"}, svg);
   node("text", {x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle"}, svg, spec.x.label);
 
@@ -147,7 +148,7 @@ function follow(svg, width, series, X, Y, good, spec, [top, bottom]) {
       return [y, row(s, written(y, spec.y.unit).replace(" %", "") + spread + (spec.y.unit === "share" ? " %" : ""))];
     }).filter(Boolean).sort((a, b) => b[0] - a[0]);
     const more = rows.length > 14 ? [element("div", {}, `… and ${rows.length - 14} more`)] : [];
-    showTip(event, element("b", {}, `${spec.x.label} ${written(x, spec.x.unit)}`), ...rows.slice(0, 14).map((r) => r[1]), ...more);
+    showTip(event, element("b", {}, spec.x.names ? spec.x.names[x - 1] : `${spec.x.label} ${written(x, spec.x.unit)}`), ...rows.slice(0, 14).map((r) => r[1]), ...more);
   });
 }
 
@@ -235,12 +236,12 @@ function surface(holder, spec, turn, again) {
 
 function drawSurface(pen, width, height, spec, turn) {
   const n = spec.rows.length, m = spec.rows[0].length;
-  const [sin, cos, tilt] = [Math.sin(turn.angle), Math.cos(turn.angle), turn.tilt], size = width * 0.36;
+  const [sin, cos, tilt] = [Math.sin(turn.angle), Math.cos(turn.angle), turn.tilt], size = width * 0.34;
   const share = (v) => (Math.min(v, spec.high) - spec.low) / (spec.high - spec.low || 1);
   const place = (i, j) => {
     const [x, y, z] = [(2 * j) / (m - 1) - 1, (2 * i) / (n - 1) - 1, share(spec.rows[i][j])];
     const across = x * cos - y * sin, deep = x * sin + y * cos;
-    return [width / 2 + across * size, height * 0.66 + deep * size * Math.sin(tilt) - z * height * 0.48 * Math.cos(tilt), deep];
+    return [width / 2 + across * size, height * 0.72 + deep * size * Math.sin(tilt) - z * height * 0.5 * Math.cos(tilt), deep];
   };
   pen.clearRect(0, 0, width, height);
   const faces = [];

@@ -21,7 +21,8 @@ function used(group, part, round) {
   return values[i - 1] + share * (values[i] - values[i - 1]);
 }
 
-function figure(grid, title, note, draw, {log = false, choices = null} = {}) {
+// a chart with its title; `group` makes it the panel of one method, gone when that is switched off
+function figure(grid, title, note, draw, {log = false, choices = null, group = null} = {}) {
   const caption = element("figcaption", {}, element("h3", {}, title)), holder = element("div", {class: "chart"});
   const made = element("figure", {"data-title": title}, caption, holder), side = element("span", {class: "choice"});
   if (choices) {
@@ -41,15 +42,19 @@ function figure(grid, title, note, draw, {log = false, choices = null} = {}) {
   }
   if (side.childNodes.length) caption.append(side);
   if (note) caption.append(element("span", {class: "soft"}, note));
-  grid.append(made);
-  drawings.push(() => draw(holder, title));
+  if (group) made.querySelector("h3").prepend(swatch(group));
+  (group ? grid.parentNode.querySelector(".small") : grid).append(made);
+  drawings.push(() => {
+    made.hidden = group !== null && !state.on.has(group.id);
+    if (!made.hidden) draw(holder, title);
+  });
 }
 
 function section(id, fill) {
-  const grid = $(id).querySelector(".grid");
-  grid.replaceChildren();
-  fill(grid);
-  $(id).hidden = !grid.childNodes.length && !$(id).querySelector(".static:not([hidden])");
+  const grids = [...$(id).querySelectorAll(".grid")];
+  grids.forEach((grid) => grid.replaceChildren());
+  fill(grids[0]);
+  $(id).hidden = !grids.some((grid) => grid.childNodes.length) && !$(id).querySelector(".static");
 }
 
 // ---- curves ----------------------------------------------------------------------------------------------------
@@ -92,8 +97,8 @@ function square(table, names, say) {
 function cosineFigures(grid) {
   for (const group of having("drift")) {
     const d = group.diagnostics.drift;
-    figure(grid, `Update cosines: ${group.label}`, `of one more round after round ${d.round}; mean ${short(d.cosine)}`,
-      (holder) => heatMap(holder, {...square(d.cosines, d.clients, "cosine"), title: "cosines", low: -1, high: 1, ramp: RAMP}));
+    figure(grid, `Update cosines: ${group.label}`, `after round ${d.round}; −1 blue, 1 orange; mean ${short(d.cosine)}`,
+      (holder) => heatMap(holder, {...square(d.cosines, d.clients, "cosine"), title: "cosines", low: -1, high: 1, ramp: TWO_SIDED}), {group});
   }
 }
 
@@ -137,15 +142,15 @@ function fillSpectrum() {
     for (const group of tracked) {
       const rows = group.spectra.values[0].map((_, m) => group.spectra.values.map((row) => row[m])), rounds = group.spectra.rounds;
       const ticks = rounds.map((r, i) => [i, String(r)]).filter((_, i) => i % Math.ceil(rounds.length / 6) === 0);
-      figure(grid, `Bands over rounds: ${group.label}`, `Dist(m) of client updates; ${short(low)} dark to ${short(high)} light, logarithmic`, (holder) => heatMap(holder, {rows: rows.map((row) => row.map((v) => v || null)),
+      figure(grid, `Bands over rounds: ${group.label}`, `Dist(m): ${short(low)} dark to ${short(high)} light, logarithmic`, (holder) => heatMap(holder, {rows: rows.map((row) => row.map((v) => v || null)),
         title: "bands over rounds", low, high, log: true, ramp: RAMP, tall: 15, x: {label: "round", ticks}, y: {label: "band", room: 38, ticks: rows.map((_, m) => [m, String(m + 1)])},
-        say: (i, j, v) => `band ${i + 1}, round ${rounds[j]}: ${short(v)}`}));
+        say: (i, j, v) => `band ${i + 1}, round ${rounds[j]}: ${short(v)}`}), {group});
     }
     for (const group of analysed) {
       const {before, after} = group.diagnostics.spectrum.divergence, names = Object.keys(before);
-      figure(grid, `Divergence by layer: ${group.label}`, `solid: gradients; dashed: without their lowest ${short(100 * group.diagnostics.spectrum.ratio)} %`, (holder, title) => lineChart(holder, {
-        x: {label: names.length < 12 ? names.join(" · ") : "layer", unit: ""}, y: {label: "divergence", log: state.log.has(title)},
-        series: [["all frequencies", before, 0], ["filtered", after, 1]].map(([name, d, dash]) => ({name, color: group.color, dash, marks: true, x: names.map((_, i) => i + 1), y: names.map((n) => d[n])}))}), {log: true});
+      figure(grid, `Divergence by layer: ${group.label}`, `dashed: without the lowest ${short(100 * group.diagnostics.spectrum.ratio)} % of frequencies`, (holder, title) => lineChart(holder, {
+        x: {label: "layer", unit: "", names}, y: {label: "divergence", log: state.log.has(title)},
+        series: [["all frequencies", before, 0], ["filtered", after, 1]].map(([name, d, dash]) => ({name, color: group.color, dash, marks: true, x: names.map((_, i) => i + 1), y: names.map((n) => d[n])}))}), {log: true, group});
     }
   });
 }
@@ -162,25 +167,26 @@ function fillLandscape() {
       const again = () => draws.forEach((draw) => draw());
       groups.forEach((group, k) => {
         const plane = group.diagnostics.landscape.plane;
-        figure(grid, `Loss surface: ${group.label}`, `${short(low)} dark to ${short(high)} light, the same for all; drag to turn`,
-          (holder, title) => { draws[k] = surface(holder, {rows: plane.values, low, high, title}, state.turn, again); });
+        figure(grid, `Loss surface: ${group.label}`, `${short(low)} dark to ${short(high)} light; drag to turn`,
+          (holder, title) => { draws[k] = surface(holder, {rows: plane.values, low, high, title}, state.turn, again); }, {group});
       });
       for (const group of groups) {
         const plane = group.diagnostics.landscape.plane, ends = plane.x.map((v, i) => [i, short(v)]).filter((_, i) => i % Math.max(1, (plane.x.length - 1) / 4) === 0);
         figure(grid, `Loss from above: ${group.label}`, plane.along, (holder) => heatMap(holder, {rows: plane.values, title: "loss", low, high, ramp: RAMP, square: true,
-          x: {label: "first direction", ticks: ends}, y: {label: "second", ticks: ends, room: 48}, say: (i, j, v) => `(${short(plane.x[j])}, ${short(plane.y[i])}): loss ${short(v)}`}));
+          x: {label: "first direction", ticks: ends}, y: {label: "second", ticks: ends, room: 48}, say: (i, j, v) => `(${short(plane.x[j])}, ${short(plane.y[i])}): loss ${short(v)}`}), {group});
       }
     }
     const curved = having("hessian");
-    if (curved.length) figure(grid, "Top Hessian eigenvalues", "of the training loss at the last model; trace and sharpness below the pointer", (holder, title) => lineChart(holder, {
+    if (curved.length) figure(grid, "Top Hessian eigenvalues", "of the training loss at the last model; point at the lines for trace and sharpness", (holder, title) => lineChart(holder, {
       x: {label: "rank", unit: ""}, y: {label: "eigenvalue", log: state.log.has(title)}, series: shown().filter((g) => g.diagnostics.hessian).map((g) => {
         const h = g.diagnostics.hessian;
         return {...line(g), name: `${g.label} (trace ${short(h.trace)}, sharpness ${short(h.sharpness)})`, marks: true, x: h.eigenvalues.map((_, i) => i + 1), y: h.eigenvalues};
       })}), {log: true});
-    for (const group of having("cka")) {
+    const alike = having("cka"), least = Math.min(...alike.flatMap((g) => Object.values(g.diagnostics.cka.layers).flat(2)));
+    for (const group of alike) {
       const d = group.diagnostics.cka;
-      figure(grid, `Similarity of features (CKA): ${group.label}`, "between clients after local training, by layer", (holder, title) => heatMap(holder,
-        {...square(d.layers[state.kind[title]], d.clients, "CKA"), title: "CKA", low: 0, high: 1, ramp: RAMP}), {choices: Object.keys(d.layers).reverse()});
+      figure(grid, `CKA of clients: ${group.label}`, `features after local training; ${short(least)} dark to 1 light`, (holder, title) => heatMap(holder,
+        {...square(d.layers[state.kind[title]], d.clients, "CKA"), title: "CKA", low: least, high: 1, ramp: RAMP}), {choices: Object.keys(d.layers).reverse(), group});
     }
   });
 }
@@ -262,6 +268,9 @@ document.querySelectorAll("[data-x]").forEach((button) => button.addEventListene
   redraw();
 }));
 $("bands")?.addEventListener("change", (event) => { state.bands = event.target.checked; redraw(); });
+// paper is narrower than a window: charts are drawn anew for it, so that their letters keep their size
+addEventListener("beforeprint", () => { document.body.classList.add("paper"); redraw(); });
+addEventListener("afterprint", () => { document.body.classList.remove("paper"); redraw(); });
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
 show(0);

@@ -1,0 +1,104 @@
+"""`fedkeel analyse`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedkeel.cli.console import facts, say, stderr, stdout
+from fedkeel.cli.run import Json, examples
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "fedkeel analyse runs/fedavg-0f3c",
+            "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
+            "fedkeel analyse runs/fedavg-0f3c --landscape --directions eigen --radius 0.5",
+        )
+    )(analyse)
+
+
+def analyse(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one that holds several.")],
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Where in the spectrum clients disagree.")] = False,
+    drift: Annotated[bool, typer.Option("--drift", help="Drift, cosines, accuracy of each client.")] = False,
+    cka: Annotated[bool, typer.Option("--cka", help="Similarity of the clients' features, layer by layer.")] = False,
+    embedding: Annotated[bool, typer.Option("--embedding", help="Clients as points: PCA and t-SNE.")] = False,
+    hessian: Annotated[bool, typer.Option("--hessian", help="Top eigenvalues, trace, sharpness.")] = False,
+    landscape: Annotated[bool, typer.Option("--landscape", help="The loss along one and two directions.")] = False,
+    clients: Annotated[int, typer.Option(metavar="N", min=2, help="How many clients are compared.")] = 10,
+    samples: Annotated[int, typer.Option(metavar="N", min=2, help="At most so many samples of each.")] = 1000,
+    bands: Annotated[int, typer.Option(metavar="M", min=1, help="Bands of the spectrum.")] = 10,
+    directions: Annotated[str, typer.Option(metavar="NAME", help="Of a landscape: random or eigen.")] = "random",
+    radius: Annotated[float | None, typer.Option(metavar="R", help="How far a landscape goes.")] = None,
+    points: Annotated[int, typer.Option(metavar="N", help="Points along each direction; odd.")] = 21,
+    rho: Annotated[float, typer.Option(metavar="RHO", min=0.0, help="Radius of the sharpness.")] = 0.05,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
+    json: Json = False,
+) -> None:
+    """Look closer at a trained run; the numbers go into the run's folder, where `fedkeel report` finds them.
+
+    Without a choice: all of them.
+    """
+    from fedkeel.analysis.diagnose import Extent
+    from fedkeel.analysis.diagnose import analyse as diagnose
+    from fedkeel.analysis.diagnose import plain
+    from fedkeel.cli.training import runs_in
+    from fedkeel.runs import load_run
+
+    chosen = {
+        "spectrum": spectrum, "drift": drift, "cka": cka, "embedding": embedding, "hessian": hessian,
+        "landscape": landscape,
+    }  # fmt: skip
+    extent = Extent(
+        clients=clients, samples=samples, bands=bands, directions=directions, radius=radius, points=points, rho=rho
+    )
+    found: dict[str, Any] = {}
+    for path in runs_in(folder):
+        say(stderr(), "analysing", "bold", str(path))
+        found[str(path)] = diagnose(load_run(path), [name for name, wanted in chosen.items() if wanted], extent, device)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(plain(found), indent=2))
+        return
+    console = stdout()
+    for path_name, data in found.items():
+        console.print(path_name, style="bold", soft_wrap=True)
+        console.print(facts(pairs(data)))
+        console.print()
+
+
+def pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each diagnostic in a line or two."""
+    lines = []
+    if "spectrum" in data:
+        for kind, found in data["spectrum"]["kinds"].items():
+            lines.append((f"Dist(m) of {kind}s", "  ".join(f"{value:.3g}" for value in found["distance"])))
+        low, high = data["spectrum"]["heterogeneity"]["low"], data["spectrum"]["heterogeneity"]["high"]
+        lines.append(
+            ("heterogeneity", f"{low:.4g} in the lowest {100 * data['spectrum']['ratio']:g} %, {high:.4g} above")
+        )
+    if "drift" in data:
+        lines.append(("drift", f"mean {data['drift']['mean']:.4g}, cosine {data['drift']['cosine']:.3g}"))
+        if spread := data["drift"]["accuracy_spread"]:
+            lines.append(
+                ("client accuracy", f"{spread['mean']:.1%} ± {spread['deviation']:.1%}, least {spread['least']:.1%}")
+            )
+    if "cka" in data:
+        lines.append(("CKA by layer", "  ".join(f"{name} {value:.3f}" for name, value in data["cka"]["mean"].items())))
+    if "embedding" in data:
+        shares = {kind: sum(found["explained"]) for kind, found in data["embedding"]["kinds"].items()}
+        lines.append(("plane explains", "  ".join(f"{kind}s {share:.0%}" for kind, share in shares.items())))
+    if "hessian" in data:
+        found = data["hessian"]
+        lines.append(("eigenvalues", "  ".join(f"{value:.4g}" for value in found["eigenvalues"])))
+        lines.append(("trace", f"{found['trace']:.4g} ± {found['trace_error']:.2g}"))
+        lines.append((f"sharpness at {found['rho']:g}", f"{found['sharpness']:.4g}"))
+    if "landscape" in data:
+        values = data["landscape"]["line"]["values"]
+        lines.append(("loss on the line", f"{min(values):.4g} to {max(values):.4g}"))
+    return lines

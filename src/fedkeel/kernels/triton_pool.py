@@ -1,0 +1,73 @@
+"""Max pooling with channels last, and its gradient without atomics. The twin is torch's own max_pool2d."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _pool(x, y, taps, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+          PADDING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The largest value of each window, and which of its pixels (the first of several) has it."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel, pixel = at % channels, at // channels
+    column, row = pixel % out_width * STRIDE - PADDING, pixel // out_width % out_height * STRIDE - PADDING
+    image = pixel // (out_width * out_height)
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    which = tl.zeros((BLOCK,), dtype=tl.int32)
+    for tap in tl.static_range(SIZE * SIZE):
+        i, j = row + tap // SIZE, column + tap % SIZE
+        inside = (at < count) & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+        v = tl.load(x + ((image * height + i) * width + j) * channels + channel, mask=inside, other=float("-inf")).to(tl.float32)
+        which = tl.where(v > best, tap, which)
+        best = tl.maximum(best, v)
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=at < count)
+    tl.store(taps + at, which.to(tl.int8), mask=at < count)
+
+
+@triton.jit
+def _pool_gradient(dy, taps, dx, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr,
+                   STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each pixel gathers from the windows that chose it."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel, pixel = at % channels, at // channels
+    column, row = pixel % width + PADDING, pixel // width % height + PADDING
+    image = pixel // (width * height)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(SIZE * SIZE):
+        i, j = row - tap // SIZE, column - tap % SIZE
+        inside = (at < count) & (i >= 0) & (i % STRIDE == 0) & (i // STRIDE < out_height)
+        inside = inside & (j >= 0) & (j % STRIDE == 0) & (j // STRIDE < out_width)
+        window = ((image * out_height + i // STRIDE) * out_width + j // STRIDE) * channels + channel
+        chosen = inside & (tl.load(taps + window, mask=inside, other=-1) == tap)
+        total += tl.load(dy + window, mask=chosen, other=0.0).to(tl.float32)
+    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=at < count)
+
+
+def pool(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """Of x `[clients, batch, height, width, channels]`: the pooled images, and which pixels were chosen."""
+    height, width, channels = x.shape[2:]
+    out_height, out_width = ((n + 2 * padding - size) // stride + 1 for n in (height, width))
+    y = torch.empty((*x.shape[:2], out_height, out_width, channels), dtype=x.dtype, device=x.device)
+    taps = torch.empty(y.shape, dtype=torch.int8, device=x.device)
+    _pool[(triton.cdiv(y.numel(), BLOCK),)](
+        x, y, taps, y.numel(), height, width, out_height, out_width, channels, SIZE=size, STRIDE=stride,
+        PADDING=padding, BLOCK=BLOCK,
+    )  # fmt: skip
+    return y, taps
+
+
+def pool_gradient(dy: Tensor, taps: Tensor, height: int, width: int, size: int, stride: int, padding: int) -> Tensor:
+    dx = torch.empty((*dy.shape[:2], height, width, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    _pool_gradient[(triton.cdiv(dx.numel(), BLOCK),)](
+        dy, taps, dx, dx.numel(), height, width, dy.shape[2], dy.shape[3], dy.shape[4], SIZE=size, STRIDE=stride,
+        PADDING=padding, BLOCK=BLOCK,
+    )  # fmt: skip
+    return dx
