@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import ModelError as ModelError
     from fedkeel.errors import RequestError as RequestError
     from fedkeel.errors import RunError as RunError
+    from fedkeel.evaluation import Evaluation as Evaluation
     from fedkeel.experiment import Experiment as Experiment
     from fedkeel.layout import Layout as Layout
     from fedkeel.method import Method as Method
@@ -116,6 +117,7 @@ PUBLIC: dict[str, str] = {
     "fedkeel.data": "DATASETS",
     "fedkeel.data.partitions": "PARTITIONS Dirichlet FeatureShift Iid LongTail Natural Pathological QuantitySkew",
     "fedkeel.errors": "DataError ExperimentError FedkeelError FolderError MethodError ModelError RequestError RunError",
+    "fedkeel.evaluation": "Evaluation",
     "fedkeel.experiment": "Experiment",
     "fedkeel.layout": "Layout",
     "fedkeel.method": "Method Phase method",
@@ -158,6 +160,8 @@ class Package(ModuleType):
     if not TYPE_CHECKING:  # type checkers read the imports above
 
         def __getattr__(self, name: str) -> Any:
+            if name == "optim":
+                return import_module("fedkeel.optim")
             if name not in HOME:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
             value = getattr(import_module(HOME[name]), name)

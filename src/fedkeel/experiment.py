@@ -15,6 +15,7 @@ from fedkeel.data import DATASETS
 from fedkeel.data.partition import Partitioner
 from fedkeel.data.partitions import load_partition, save_partition
 from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.evaluation import Evaluation
 from fedkeel.method import Method
 from fedkeel.methods import build
 from fedkeel.participation import share_of
@@ -57,6 +58,7 @@ class Experiment:
     buffers: str = "average"
     evaluate_every: int = 1
     init: str | None = None
+    evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
 
     def __post_init__(self) -> None:
         resolved = resolve(self)
@@ -65,6 +67,11 @@ class Experiment:
         check(self)
 
     # the fields below are never None once an experiment exists; these names spare every reader the question
+    @property
+    def policy(self) -> Evaluation | None:
+        assert not isinstance(self.evaluation, Mapping)
+        return self.evaluation
+
     @property
     def composed(self) -> Method:
         assert isinstance(self.method, Method)
@@ -90,7 +97,7 @@ class Experiment:
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
                 value = f"python:{type(value).__qualname__}"
-            data[field.name] = _plain(value)
+            data[field.name] = value.save() if isinstance(value, Evaluation) else _plain(value)
         if self.problem is not None:
             data["problem"] = f"python:{self.problem.digest()}"
         if self.dataset is not None:
@@ -152,6 +159,8 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
         found["clip"] = preset["clip"]
     if experiment.epochs is not None and not isinstance(experiment.epochs, int):
         found["epochs"] = tuple(experiment.epochs)  # a list, from a file
+    if isinstance(experiment.evaluation, Mapping):
+        found["evaluation"] = Evaluation.load(experiment.evaluation)
     if experiment.partition_seed is None:
         found["partition_seed"] = experiment.seed
     return found

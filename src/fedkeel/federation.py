@@ -99,9 +99,9 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        speak()
         config, experiment = context.run_config, read(folder)
         out = Path(str(config["out"])).expanduser()
+        speak(out.with_name(f"{out.name}.log"))
         serve(
             experiment,
             grid,
@@ -132,6 +132,11 @@ def serve(
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
     where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
     identity = experiment.fingerprint()
+    if experiment.policy is not None and not terms.copy:
+        raise RequestError(
+            "the server cannot judge clients' own models: their states stay on the nodes.",
+            "set copy-states = true, or leave out the evaluation policy",
+        )
     with steady(), contextlib.ExitStack() as closing:
         problem = problem_of(experiment) if source == PARTITION else None
         roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
@@ -147,7 +152,7 @@ def serve(
         closing.callback(loop.store.close)
         loop.restore()
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
-        engine = FlowerEngine(task, method, training_of(experiment), grid, roster, terms)
+        engine = FlowerEngine(task, method, grid, roster, terms)
         folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
         return loop.go(engine, training_of(experiment), Lines())
 
@@ -171,11 +176,12 @@ def with_problem(experiment: Experiment, problem: Problem) -> Experiment:
     return replace(experiment, dataset=None, partition=None, model=None, augment=None, problem=problem)
 
 
-def speak() -> None:
-    """Our lines to stderr, from where Flower streams them; not those of the libraries below."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("fedkeel %(levelname)s: %(message)s"))
-    log.addHandler(handler)
+def speak(file: Path) -> None:
+    """Our lines to stderr, from where Flower streams them, and to a file, which a crash of the server leaves whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for handler in (logging.StreamHandler(), logging.FileHandler(file)):
+        handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
+        log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
 

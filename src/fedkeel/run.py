@@ -6,12 +6,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fedkeel import checkpoint
@@ -19,28 +20,30 @@ from fedkeel.checkpoint import Checkpoint
 from fedkeel.clock import Clock
 from fedkeel.data.batches import steps
 from fedkeel.engines.choose import make_engine
-from fedkeel.engines.engine import Engine, Outcome, Training
+from fedkeel.engines.engine import Engine, Outcome, Training, state_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.environment import environment
 from fedkeel.errors import FolderError, RunError
+from fedkeel.evaluation import Evaluation, spread
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
 from fedkeel.machine import device_of, state_budget, steady, undisturbed
 from fedkeel.method import FACTS, Method
 from fedkeel.participation import Participation
 from fedkeel.record import RoundRecord, result
-from fedkeel.round import broadcast, init_server, server_round
+from fedkeel.round import begin, broadcast, init_server, server_round
 from fedkeel.rule import State
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.store import ClientStore
-from fedkeel.task import Task, add_up
+from fedkeel.task import CLIENT, Scores, Task, add_up
 from fedkeel.tracking import Observer, Seen, observed, observers
 from fedkeel.trees import stack, tensors
 
 log = logging.getLogger("fedkeel")
 
 CHECKPOINT_SECONDS = 30.0
+SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
 
 
 class Progress(Protocol):
@@ -95,7 +98,14 @@ def run(
             folder.write_json("environment.json", environment(where, dtype, made.name, command))
         if progress is not None:
             progress.started(experiment, loop.done, made.name)
-        finished = loop.go(made, training, progress)
+
+        def tuner() -> Engine:
+            tuning = method_of(experiment, task).tuning
+            engine_there = make_engine(engine, maker(task.problem), tuning, training, maker, workers, 0)
+            closing.callback(engine_there.close)
+            return engine_there
+
+        finished = loop.go(made, training, progress, tuner)
         if progress is not None:
             progress.finished(finished)
         return finished
@@ -136,7 +146,7 @@ class Loop:
         self.records: list[RoundRecord] = []
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
-        self.saved, self.checkpoint_seconds = -1, checkpoint_seconds
+        self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
         self.server_engine: SerialEngine | None = None
         assert experiment.participation is not None
         self.participation = Participation(
@@ -187,10 +197,12 @@ class Loop:
         places = self.store.save(self.done, whole=self.rounds_left() <= 0)
         Checkpoint(self.done, self.server, places).save(self.folder.checkpoints, self.experiment.fingerprint())
         checkpoint.prune(self.folder.checkpoints)
-        self.saved = self.done
-        self.seconds.add("checkpoints", time.perf_counter() - began)
+        self.saved, self.saving = self.done, time.perf_counter() - began
+        self.seconds.add("checkpoints", self.saving)
 
-    def go(self, engine: Engine, training: Training, progress: Progress | None) -> Run:
+    def go(
+        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+    ) -> Run:
         """All rounds that are left."""
         last_saved = time.monotonic()
         try:
@@ -198,7 +210,7 @@ class Loop:
                 record = self.one_round(engine, training)
                 if progress is not None:
                     progress.round(record)
-                if time.monotonic() - last_saved >= self.checkpoint_seconds:
+                if time.monotonic() - last_saved >= max(self.checkpoint_seconds, SHARE * self.saving):
                     self.save()
                     last_saved = time.monotonic()
         finally:
@@ -209,6 +221,7 @@ class Loop:
         final = result(
             self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
         )
+        final |= self.verdict(engine, tuner)
         if self.folder is not None:
             self.folder.write_json("result.json", final)
         path = None if self.folder is None else self.folder.path
@@ -227,6 +240,10 @@ class Loop:
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)
         lr = self.experiment.lr_at(t)
+        policy = self.experiment.policy if self.judged(t + 1) else None
+        personal = {}
+        if policy is not None and policy.when == "before":
+            personal = self.personal(engine, self.server, policy, selected)
         outcomes = engine.train(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
@@ -242,6 +259,12 @@ class Loop:
             tracked = observed(self.observers, Seen(t + 1, message, reports, server))
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.evaluate(engine, server, t + 1)
+        if policy is not None:
+            if policy.when == "after":
+                personal = self.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
+            # a run that judges clients' models is judged by them
+            measures = {f"server_{n}" if n == "accuracy" else n: v for n, v in measures.items()} | personal
+            measures |= {"accuracy": personal["client_accuracy"]} if "client_accuracy" in personal else {}
         record = RoundRecord(
             round=t + 1,
             selected=selected,
@@ -268,6 +291,61 @@ class Loop:
                     self.store.put(outcome.client, outcome.state)
         self.store.trim()
         return record
+
+    def personal(
+        self,
+        engine: Engine,
+        server: State,
+        policy: Evaluation,
+        selected: Sequence[int],
+        fresh: Mapping[int, State] | None = None,
+    ) -> dict[str, float | None]:
+        """What the evaluation policy makes of the clients' models."""
+        began = time.perf_counter()
+        assert self.task.tests is not None
+        sizes, message, known = self.task.tests.sizes, broadcast(self.method, server), fresh or {}
+        clients = [c for c in (selected if policy.clients == "selected" else range(len(sizes))) if sizes[c] > 0]
+        found: list[list[Scores]] = []
+        for client in clients:
+            state = known[client] if client in known else state_of(self.method, self.task, self.store.get(client))
+            params, buffers = server["params"], server.get("buffers")
+            if policy.model == "local":
+                params, buffers = state["kept"], state.get("buffers")
+            elif policy.model == "received":
+                params = begin(self.method, message, state)
+            found.append(engine.evaluate(params, buffers, f"{CLIENT}{client}"))
+        measured: dict[str, float | None] = {}
+        for name in found[0][0] if found else ():
+            weights = [float(sizes[c]) if policy.weights == "size" else 1.0 for c in clients]
+            measured |= spread([policy.of_client(scores, name) for scores in found], weights, name)
+        self.seconds.add("evaluation", time.perf_counter() - began)
+        return {name: None if value is None else finite(value) for name, value in measured.items()}
+
+    def verdict(self, engine: Engine, tuner: Callable[[], Engine] | None) -> dict[str, Any]:
+        """The number the evaluation policy reports, after the final phase where the method has one."""
+        policy = self.experiment.policy
+        if policy is None:
+            if self.method.final is not None:
+                log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
+            return {}
+        values = [v for record in self.records if (v := record.measure("client_accuracy")) is not None]
+        data: dict[str, Any] = {}
+        if self.method.final is not None and tuner is not None:
+            data["tuned"] = self.tune(engine, tuner())
+            if (last := data["tuned"].get("client_accuracy")) is not None:
+                values.append(last)
+        return data | ({"reported": policy.reported(values), "reported_as": policy.report} if values else {})
+
+    def tune(self, engine: Engine, tuning: Engine) -> dict[str, float | None]:
+        """The final phase of every client, from the global model; nothing of it is kept but the scores."""
+        message, rounds = broadcast(self.method, self.server), self.done
+        clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
+        states = [self.store.get(client) for client in clients]
+        outcomes = tuning.train(message, rounds, self.experiment.lr_at(rounds), clients, states)
+        policy = self.experiment.policy
+        assert policy is not None
+        everyone = replace(policy, model="local", clients="all")
+        return self.personal(engine, self.server, everyone, clients, {o.client: o.state for o in outcomes})
 
     def learn(self, message: State, reports: State, t: int, lr: float) -> State:
         """The server's own phase, on proxy data: the same round, with the server as its only client."""
@@ -297,9 +375,12 @@ class Loop:
             log.warning("round %d: left out the reports of clients %s, which are not finite", t + 1, dropped)
         return kept, dropped
 
+    def judged(self, round: int) -> bool:
+        return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
+
     def evaluate(self, engine: Engine, server: State, round: int) -> dict[str, float | None]:
         """Measures of the server's model, where this round is an evaluated one."""
-        if round % self.experiment.evaluate_every and round != self.experiment.rounds:
+        if not self.judged(round):
             return {}
         began = time.perf_counter()
         found: dict[str, float | None] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,15 +24,17 @@ from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method, Phase
+from fedkeel.methods.averaging import head_tuning
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
 from fedkeel.objectives import objective_of
+from fedkeel.personal_data import Joined, rows_of, without_proxy
 from fedkeel.problem import Problem
 from fedkeel.randomness import key
 from fedkeel.rule import Rule, Setting
-from fedkeel.rules import ClipHere, ClipNorm, DecayHere, WeightDecay
+from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
-from fedkeel.task import Task
+from fedkeel.task import CHUNK, Task
 
 
 class CrossEntropy:
@@ -53,7 +56,20 @@ def problem_of(experiment: Experiment) -> Problem:
         return experiment.problem
     assert experiment.dataset is not None
     data = load(experiment.dataset)
-    partition = divide(experiment, data)
+    policy = experiment.policy
+    pooled = policy is not None and policy.pool and policy.share > 0 and data.groups is None
+    labels = np.asarray(data.train_labels)
+    if pooled:
+        labels = np.concatenate([labels, np.asarray(data.test_labels)])
+    partition = divide(experiment, data, labels)
+    images = Joined(data.train_images, data.test_images) if pooled else train_images(experiment, data, partition)
+    proxy, tests = None, None
+    if experiment.composed.server_phase is not None:
+        partition, chosen = without_proxy(partition, key(partition_key(experiment), "proxy"), data.classes)
+        proxy = rows_of(images, labels, chosen)
+    if policy is not None and policy.share > 0:
+        partition, aside = partition.split(policy.share, key(partition_key(experiment), "own test"))
+        tests = SharedClients(images, labels, aside)
     model = experiment.model
     if not isinstance(model, nn.Module):
         # a model of tokens learns how many there are from the data set
@@ -65,16 +81,19 @@ def problem_of(experiment: Experiment) -> Problem:
     return Problem(
         model=model,
         loss=cross_entropy,
-        clients=SharedClients(train_images(experiment, data, partition), np.asarray(data.train_labels), partition),
-        test=SharedClients(data.test_images, test_labels, everything(len(test_labels))),
+        clients=SharedClients(images, labels, partition),
+        # what was divided among the clients is no test of the server's model
+        test=None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels))),
         classes=data.classes,
+        proxy=proxy,
+        tests=tests,
         prepare=prepare,
     )
 
 
-def divide(experiment: Experiment, data: Dataset) -> Partition:
-    """The data set's training samples, divided among clients."""
-    labels = np.asarray(data.train_labels)
+def divide(experiment: Experiment, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
+    """The samples with these labels, divided among clients; without any, the data set's training samples."""
+    labels = np.asarray(data.train_labels) if labels is None else labels
     return load_partition(experiment.partition).divide(labels, partition_key(experiment), groups=data.groups)
 
 
@@ -95,9 +114,19 @@ def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype)
     """How a task is made from a problem: here and in every worker process alike."""
     validation, seed, init, asks = experiment.validation, experiment.seed, experiment.init, experiment.composed.asks
     start = None if init is None else start_weights(Path(init))
+    chunk = CHUNK if experiment.policy is None else experiment.policy.batch
 
     def make(problem: Problem) -> Task:
-        return Task(problem, device=device, dtype=dtype, validation=validation, seed=seed, start=start, asks=asks)
+        return Task(
+            problem,
+            device=device,
+            dtype=dtype,
+            validation=validation,
+            seed=seed,
+            start=start,
+            asks=asks,
+            personal_chunk=chunk,
+        )
 
     return make
 
@@ -119,13 +148,20 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     setting = Setting(task.initial.layout, head_of(task), most)
     clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
-    method = experiment.composed.each_rule(lambda rule: rule.settled(setting))
+    method, policy = experiment.composed, experiment.policy
+    if policy is not None and policy.tune and method.final is None:
+        method = replace(method, final=head_tuning())
+    method = method.each_rule(lambda rule: rule.settled(setting))
     method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
+    if policy is not None and task.tests is None:
+        raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
+    if policy is not None and (policy.model == "local" or method.final is not None):
+        method = replace(method, personal=(*method.personal, KeepModel()))
     if task.buffers is None:
         return method
-    policy: Rule = ShareBuffers() if experiment.buffers == "average" else KeepBuffers()
-    return replace(method, personal=(*method.personal, policy))
+    shared: Rule = ShareBuffers() if experiment.buffers == "average" else KeepBuffers()
+    return replace(method, personal=(*method.personal, shared))
 
 
 def head_of(task: Task) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ Observer = Callable[[Seen], Mapping[str, float]]
 
 
 def observe_drift(seen: Seen) -> dict[str, float]:
-    """The six numbers of `analysis.drift.Drift` but the mean, which every record has as `drift`."""
+    """The numbers of `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
     found = drift(seen.reports["delta"]).named()
-    return {f"drift/{name}": value for name, value in found.items() if name != "mean"}
+    return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
 
 def observe_spectrum(seen: Seen) -> dict[str, float]:

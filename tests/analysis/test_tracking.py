@@ -37,8 +37,8 @@ def test_numbers_are_those_of_the_analysis(small):
     for one, record in zip(seen, run.records, strict=True):
         found = drift(one.reports["delta"])
         assert record.extra["mine"] == 10 * record.round
-        assert record.extra["drift/cosine"] == found.cosine
-        assert record.extra["drift/spread"] == found.spread
+        assert record.extra["update/cosine"] == found.cosine
+        assert record.extra["update/spread"] == found.spread
         assert record.drift == pytest.approx(found.mean)
         assert ("spectrum/distance/1" in record.extra) == (record.round % SPECTRUM_EVERY == 1)
     first = band_drift(seen[0].reports["delta"])
@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_analysis(small):
 
 def test_a_single_client_has_no_spectrum(small):
     run = fk.run(experiment(small, rounds=1, participants=[[2]]), engine="serial", track=("drift", "spectrum"))
-    assert run.records[0].extra["drift/cosine"] == 1
+    assert run.records[0].extra["update/cosine"] == 1
     assert "spectrum/distance/1" not in run.records[0].extra
 
 

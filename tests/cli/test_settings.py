@@ -169,7 +169,11 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         ({"assignments": ("rho=1",)}, ExperimentError, "did you mean 'method.rho'?"),
         ({"assignments": ("alpha=1",), "methods": ("fedavg",)}, ExperimentError, "did you mean 'partition.alpha'?"),
         ({"assignments": ("partition.alhpa=1",)}, ExperimentError, "did you mean 'alpha'?"),
-        ({"assignments": ("server.lr=1",)}, ExperimentError, "the parts with fields are method and partition"),
+        (
+            {"assignments": ("server.lr=1",)},
+            ExperimentError,
+            "the parts with fields are method, partition and evaluation",
+        ),
         ({"methods": ("fedavg", "fedavg")}, RequestError, "name each method and seed once"),
         ({"seeds": (1, 1), "methods": ("fedavg",)}, RequestError, "name each method and seed once"),
     ],
@@ -213,3 +217,10 @@ def test_plugins_take_the_hyperparameters_of_both_parts():
     assert one.label == "specgradfilter+fedsam"
     assert rules(one, Sam) == [Sam(0.7)]
     assert rules(one, HighPass)[0].ratio == 0.2
+
+
+def test_a_field_of_the_evaluation():
+    (one,) = asked(methods=("fedper",), assignments=("evaluation.model=local", "evaluation.clients=selected"))
+    assert (one.experiment.evaluation.model, one.experiment.evaluation.clients) == ("local", "selected")
+    with pytest.raises(ExperimentError):
+        asked(methods=("fedper",), assignments=("evaluation.modle=local",))

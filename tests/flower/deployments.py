@@ -85,11 +85,20 @@ class Deployment:
             done = self.flwr("supernode", "register", str(self.keys / f"node-{node}.pub"), "fed")
             assert "registered" in done.stdout, done.stdout + done.stderr
 
-    def node(self, number, *, name=None, keys=None, key=None, more=""):
+    def node(self, number, *, name=None, keys=None, port=None):
         name = name or f"node-{number}"
         command = ["sh", self.app / "supernode.sh", keys or self.keys, str(number), f"127.0.0.1:{self.port}",
-                   str(self.node_ports[number if key is None else -1]), more]  # fmt: skip
+                   str(self.node_ports[number if port is None else port])]  # fmt: skip
         self.start(name, command, FEDKEEL_STATE=str(self.folder / f"state-{number}"))
+
+    def node_without_key(self, name, port):
+        """It trusts the server, but does not say who it is."""
+        tls = [f"--ssl-{what}" for what in ("ca-certfile", "certfile", "keyfile")]
+        files = [self.keys / file for file in ("ca.crt", "server.crt", "server.key")]
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", files[0],
+                   "--port", str(self.node_ports[port]), *(x for pair in zip(tls, files, strict=True) for x in pair),
+                   "--node-config", "partition-id=0"]  # fmt: skip
+        self.start(name, command)
 
     def flwr(self, *arguments):
         return subprocess.run(

@@ -3,14 +3,14 @@
 import torch
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from problems import small_problem
 
 import fedkeel as fk
 from fedkeel.engines.engine import Training
-from fedkeel.engines.flower.client import Node, app_of
+from fedkeel.engines.flower.client import Node, app_of, partition_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.federation import serve
 from fedkeel.setup import method_of, problem_of, task_maker
+from problems import small_problem
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # a running app has these
 
@@ -21,13 +21,14 @@ class InProcess:
     `spoil(round, client, reply)` may change a reply, or lose it by returning None; `absent` nodes are not there.
     """
 
-    def __init__(self, experiment, spoil=None, folder=None):
+    def __init__(self, experiment, spoil=None, folder=None, node_of=None, settings=None, run_config=None):
         problem = problem_of(experiment)
         task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem)
         training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
         engine = SerialEngine(task, method_of(experiment, task), training)
         identity = experiment.fingerprint()
-        self.app = app_of(lambda context: Node(context.node_config["partition-id"], engine, folder, identity))
+        self.app = app_of(node_of or (lambda context: Node(partition_of(context), engine, folder, identity)))
+        self.settings, self.run_config = settings or (lambda client: {}), run_config or {}
         self.spoil = spoil or (lambda round, client, reply: reply)
         self.clients, self.absent, self.asked = len(task.clients.sizes), set(), []
         self.contexts = {}
@@ -37,7 +38,11 @@ class InProcess:
     def forget(self, client):
         """The node restarts: what it had in memory is gone."""
         self.contexts[client] = Context(
-            run_id=1, node_id=100 + client, node_config={"partition-id": client}, state=RecordDict(), run_config={}
+            run_id=1,
+            node_id=100 + client,
+            node_config={"partition-id": client} | self.settings(client),
+            state=RecordDict(),
+            run_config=self.run_config,
         )
 
     def get_node_ids(self):

@@ -118,7 +118,6 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
             assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
 
-
     pool = importlib.import_module("fedkeel.kernels.triton_pool")
     for size, stride, padding in ((3, 2, 1), (2, 2, 0)):
         x = drawn(2, 3, 7, 6, 8, seed=7).to(device, dtype).relu().requires_grad_()  # many equal zeros
@@ -131,6 +130,7 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         assert far(found.double(), dx.double()) < tolerance, ("pool gradient", size)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:

@@ -1,4 +1,4 @@
-"""Three rounds of a two-dimensional problem with partial participation, against numbers worked out by hand or in numpy."""
+"""Three rounds of a problem in two dimensions with partial participation, against numbers worked out elsewhere."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_fedspeed_follows_its_paper(mix: float) -> None:
             sent.append(x + h[i])
         w = np.mean(sent, axis=0)
         expected.append(w)
-    np.testing.assert_allclose(toy(build("fedspeed", {"rho": rho, "lam": lam, "mix": mix})), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        toy(build("fedspeed", {"rho": rho, "lam": lam, "mix": mix})), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_fedasam_follows_its_paper() -> None:

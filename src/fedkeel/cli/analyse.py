@@ -7,45 +7,46 @@ from typing import Annotated, Any
 
 import typer
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import facts, say, stderr, stdout
-from fedkeel.cli.run import Json, examples
+from fedkeel.cli.pages import argument, option
+from fedkeel.cli.run import Json
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "fedkeel analyse runs/fedavg-0f3c",
-            "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
-            "fedkeel analyse runs/fedavg-0f3c --landscape --directions eigen --radius 0.5",
-        )
-    )(analyse)
+    pages.add(
+        app,
+        analyse,
+        "fedkeel analyse runs/fedavg-59601bb60e28",
+        "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
+        "fedkeel analyse runs/fedavg-59601bb60e28 --landscape --directions eigen --radius 0.5",
+    )
 
 
 def analyse(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one that holds several.")],
-    spectrum: Annotated[bool, typer.Option("--spectrum", help="Where in the spectrum clients disagree.")] = False,
-    drift: Annotated[bool, typer.Option("--drift", help="Drift, cosines, accuracy of each client.")] = False,
-    cka: Annotated[bool, typer.Option("--cka", help="Similarity of the clients' features, layer by layer.")] = False,
-    embedding: Annotated[bool, typer.Option("--embedding", help="Clients as points: PCA and t-SNE.")] = False,
-    hessian: Annotated[bool, typer.Option("--hessian", help="Top eigenvalues, trace, sharpness.")] = False,
-    landscape: Annotated[bool, typer.Option("--landscape", help="The loss along one and two directions.")] = False,
-    clients: Annotated[int, typer.Option(metavar="N", min=2, help="How many clients are compared.")] = 10,
-    samples: Annotated[int, typer.Option(metavar="N", min=2, help="At most so many samples of each.")] = 1000,
-    bands: Annotated[int, typer.Option(metavar="M", min=1, help="Bands of the spectrum.")] = 10,
-    directions: Annotated[str, typer.Option(metavar="NAME", help="Of a landscape: random or eigen.")] = "random",
-    radius: Annotated[float | None, typer.Option(metavar="R", help="How far a landscape goes.")] = None,
-    points: Annotated[int, typer.Option(metavar="N", help="Points along each direction; odd.")] = 21,
-    rho: Annotated[float, typer.Option(metavar="RHO", min=0.0, help="Radius of the sharpness.")] = 0.05,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
+    folder: Annotated[Path, argument(metavar="RUN", help="A run's folder, or one that holds several.")],
+    spectrum: Annotated[bool, option("--spectrum", help="Where in the spectrum clients disagree.")] = False,
+    drift: Annotated[bool, option("--drift", help="Drift, cosines, accuracy of each client.")] = False,
+    cka: Annotated[bool, option("--cka", help="Similarity of the clients' features, layer by layer.")] = False,
+    embedding: Annotated[bool, option("--embedding", help="Clients as points: PCA and t-SNE.")] = False,
+    hessian: Annotated[bool, option("--hessian", help="Top eigenvalues, trace, sharpness.")] = False,
+    landscape: Annotated[bool, option("--landscape", help="The loss along one and two directions.")] = False,
+    clients: Annotated[int, option(metavar="N", min=2, help="How many clients are compared.")] = 10,
+    samples: Annotated[int, option(metavar="N", min=2, help="At most so many samples of each.")] = 1000,
+    bands: Annotated[int, option(metavar="M", min=1, help="Bands of the spectrum.")] = 10,
+    directions: Annotated[str, option(metavar="NAME", help="Of a landscape: random or eigen.")] = "random",
+    radius: Annotated[float | None, option(metavar="R", help="How far a landscape goes.")] = None,
+    points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
+    rho: Annotated[float, option(metavar="RHO", min=0.0, help="Radius of the sharpness.")] = 0.05,
+    device: Annotated[str, option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Look closer at a trained run; the numbers go into the run's folder, where `fedkeel report` finds them.
 
     Without a choice: all of them.
     """
-    from fedkeel.analysis.diagnose import Extent
+    from fedkeel.analysis.diagnose import Extent, plain
     from fedkeel.analysis.diagnose import analyse as diagnose
-    from fedkeel.analysis.diagnose import plain
     from fedkeel.cli.training import runs_in
     from fedkeel.runs import load_run
 

@@ -127,8 +127,6 @@ def bring_in(name: str, source: Path, check: bool) -> None:
 
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:
-    import numpy as np
-
     from fedkeel.data.heatmap import draw_heatmap, text_heatmap
     from fedkeel.data.heterogeneity import summary
 
@@ -148,14 +146,16 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
     for note in found.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     console.print()
-    histogram = partition.histogram(np.asarray(labels), card.classes)
+    histogram = partition.histogram(labels, card.classes)
     console.print(Text(text_heatmap(histogram, width=min(console.width, 120))))
     if figure is not None:
         typer.echo(draw_heatmap(histogram, figure))
 
 
 def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
-    """The partition that an experiment with this seed would have."""
+    """The partition that an experiment with this seed would have, and the labels that it divides."""
+    import numpy as np
+
     from fedkeel.cli.fetching import present
     from fedkeel.data import data_root, load
     from fedkeel.data.loading import source_of
@@ -167,5 +167,6 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
         how = f"; `fedkeel run --dataset {card.name}` fetches it" if source_of(card.name).fetch else ""
         raise DataError(f"{card.name} is not in {data_root()}.", source_of(card.name).import_hint + how)
     data = load(card.name)
+    labels = np.asarray(data.train_labels)
     experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)
-    return divide(experiment, data), data.train_labels
+    return divide(experiment, data, labels), labels

@@ -7,36 +7,37 @@ from typing import Annotated
 
 import typer
 
+from fedkeel.cli import pages
 from fedkeel.cli.console import byte_size, say, stderr
-from fedkeel.cli.run import examples
+from fedkeel.cli.pages import argument, option
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "fedkeel report runs/comparison",
-            "fedkeel report runs/fedavg-0f3c runs/fedsam-91ab -o comparison.html",
-            "fedkeel report runs/comparison --figures figures --target 0.8",
-        )
-    )(report)
+    pages.add(
+        app,
+        report,
+        "fedkeel report runs/comparison",
+        "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
+        "fedkeel report runs/comparison --figures figures --target 0.8",
+    )
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="Where the page goes.")] = Path(
-        "report.html"
-    ),
+    runs: Annotated[list[Path], argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
+    out: Annotated[
+        Path, option("--out", "-o", metavar="FILE.html", help="Where the page goes; default: report.html.")
+    ] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also draw the charts there, as PNG, SVG and PDF files.")
+        Path | None, option(metavar="DIR", help="Also draw the charts there, as PNG, SVG and PDF files.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(metavar="X", help="Compare costs at this accuracy; default: one that all reach.")
+        float | None, option(metavar="X", help="Compare costs at this accuracy; default: one that all reach.")
     ] = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="The page's title.")] = None,
+    title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
 ) -> None:
     """Write one self-contained page about runs: tables, curves, drift, spectra, methods, commands.
 
-    It opens without a network. Print the file's name to stdout; `fedkeel analyse` adds spectra and landscapes to runs.
+    It opens without a network. What `fedkeel analyse` found in a run is part of it. Prints the files that it wrote.
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.report.figures import write_figures

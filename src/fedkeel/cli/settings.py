@@ -56,9 +56,12 @@ def experiments(request: Request) -> list[Asked]:
             hyper[path[1]] = value
         elif path[0] == "partition" and len(path) > 1:
             data["partition"] = with_field(partition_of(data), path[1:], value)
+        elif path[0] == "evaluation" and len(path) == 2:
+            data["evaluation"] = with_field(data.get("evaluation"), path[1:], value)
         elif len(path) > 1:
             raise ExperimentError(
-                f"an experiment has no part: {'.'.join(path)}", "the parts with fields are method and partition"
+                f"an experiment has no part: {'.'.join(path)}",
+                "the parts with fields are method, partition and evaluation",
             )
     check_keys(data, given)
     methods = with_hyperparameters(given, hyper)

@@ -54,6 +54,8 @@ class StackedEngine:
         self.graphs = GraphScan(self.gradient.separable)
         self.scan = self.graphs if task.device.type == "cuda" else one_by_one
         self.together = together
+        self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
+        self.captured: set[int] = set()
         self.seconds = Clock()
 
     def train(
@@ -65,8 +67,9 @@ class StackedEngine:
         outcomes: dict[int, Outcome] = {}
         while left := [client for client in order if client not in outcomes]:
             some = left[: self.fitting(len(left))]
+            wide = self.widened(some) if self.captures else some
             try:
-                found = self.train_stack(message, round, lr, some, [known[client] for client in some])
+                found = self.train_stack(message, round, lr, wide, [known[client] for client in wide])[: len(some)]
             except torch.OutOfMemoryError:
                 self.shrink(len(some))
                 continue
@@ -79,6 +82,13 @@ class StackedEngine:
             self.together = clients_that_fit(self.task, self.method, self.training)
             log.info("stacking up to %d clients", self.together)
         return min(wanted, self.together)
+
+    def widened(self, clients: list[int]) -> list[int]:
+        """Clients filled up with the last of them to a number that has been captured before, where one is near."""
+        most = min(max(len(clients) + 3, len(clients) * 3 // 2), self.together or len(clients))
+        size = min((n for n in self.captured if len(clients) <= n <= most), default=len(clients))
+        self.captured.add(size)
+        return [*clients, *clients[-1:] * (size - len(clients))]
 
     def shrink(self, tried: int) -> None:
         """Half as many: nothing is lost, for a stack changes nothing before it is done."""

@@ -1,8 +1,8 @@
 """Removing the low band of long rows with two thin matrix products and short transforms.
 
 With n = a b, the lowest coefficients are X[q] = Σ_i e^(−2πi q i / a) Σ_j e^(−2πi q j / n) x[i, j]. For q below a / 2
-the inner factor turns by at most half a circle along j, so a few orthonormal functions φ_m(j) span it to the last digit of
-float32: x is read once to form a × m numbers, everything else is small, and the band is put back the same way.
+the inner factor turns by at most half a circle along j, so a few orthonormal functions φ_m(j) span it to the last
+digit of float32: x is read once to form a × m numbers, everything else is small, and the band is put back the same way.
 """
 
 from __future__ import annotations

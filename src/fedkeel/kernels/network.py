@@ -1,5 +1,7 @@
 """Networks made of layers we know, applied to all clients at once. Anything else is left to vmap."""
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,7 +39,9 @@ def _usual(part: nn.Module) -> bool:
         case nn.GroupNorm():
             return part.affine
         case nn.MaxPool2d():
-            return not part.ceil_mode and not part.return_indices and part.dilation == 1 and isinstance(part.padding, int)
+            return (
+                not part.ceil_mode and not part.return_indices and part.dilation == 1 and isinstance(part.padding, int)
+            )
         case nn.AdaptiveAvgPool2d():
             return part.output_size in (1, (1, 1))
         case nn.Flatten():

@@ -162,7 +162,8 @@ def normalise_gradient(
     rows, warps = block(height * width, channels)
     _normalise_gradient[(clients * images,)](
         dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
-        gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu, num_warps=warps,
+        gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,
+        num_warps=warps,
     )  # fmt: skip
     _sum_images[(clients, 2)](
         parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, BLOCK=64

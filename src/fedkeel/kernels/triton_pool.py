@@ -25,7 +25,8 @@ def _pool(x, y, taps, count, height, width, out_height, out_width, channels, SIZ
     for tap in tl.static_range(SIZE * SIZE):
         i, j = row + tap // SIZE, column + tap % SIZE
         inside = (at < count) & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-        v = tl.load(x + ((image * height + i) * width + j) * channels + channel, mask=inside, other=float("-inf")).to(tl.float32)
+        source = x + ((image * height + i) * width + j) * channels + channel
+        v = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
         which = tl.where(v > best, tap, which)
         best = tl.maximum(best, v)
     tl.store(y + at, best.to(y.dtype.element_ty), mask=at < count)

@@ -1,7 +1,7 @@
 """The methods by name. Each is its paper's algorithm, spelled with rules.
 
-`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`. Several
-may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`.
+Several may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def with_fsa(
         "minmax": ByRange(),
         "taylor": ByTaylor(rho, rho_larger),
     }
-    before, after = (ByChance() if choose == "random" else measure.get(sensitivity)), ()
+    before = ByChance() if choose == "random" else measure.get(sensitivity)
+    after: tuple[Phase, ...] = ()
     if before is None:
         removal = ByRemoval(rho, rho_larger)
         after = (Phase((removal,), (NoteRemoval(), critical), 1, False, False, VALUE, same_batch=True),)
@@ -113,8 +114,8 @@ def fedscam(
 ) -> Method:
     """SAM with a radius that shrinks, and weights that fall, with how heterogeneous a client's gradients are.
 
-    Paper: leaves α_ρ, κ, λ, the projection and the pilot open. Released code: none. Here: the pilot is −∇L at half of the
-    allowed radius, the projection a count sketch; clustering is off.
+    Paper: leaves α_ρ, κ, λ, the projection and the pilot open. Released code: none. Here: the pilot is −∇L at half of
+    the allowed radius, the projection a count sketch; clustering is off.
     """
     weights = ByAgreement(gamma, beta, clustering, lam, dimensions)
     return _fedscam("fedscam", rho_max, alpha_rho, kappa, probe, dimensions, weights)

@@ -25,9 +25,13 @@ def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> M
     Paper: no fixed recipe. Released code (FedCR, FedFSA): 10 epochs of the head alone. Here: as many epochs as
     training has, unless `epochs` says otherwise; the result is judged by an evaluation policy.
     """
+    return replace(fedavg(), name="fedavg-ft", final=head_tuning(head, epochs), papers=("fedavg", "fedcr"))
+
+
+def head_tuning(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> Phase:
+    """A phase that trains the head alone: clipped by its own length, and the rest not even decayed."""
     only = OnlyLayers(tuple(head))
-    tuned = Phase(gradient=(only, ClipHere(), DecayHere(), only), epochs=epochs)
-    return replace(fedavg(), name="fedavg-ft", final=tuned, papers=("fedavg", "fedcr"))
+    return Phase(gradient=(only, ClipHere(), DecayHere(), only), epochs=epochs)
 
 
 def fedavgm(momentum: float = 0.9, server_lr: float = 1.0, form: str = "heavy-ball") -> Method:

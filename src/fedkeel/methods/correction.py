@@ -18,8 +18,8 @@ from fedkeel.rules import (
 def fedprox(mu: float = 0.01) -> Method:
     """FedAvg with a pull back to the global model.
 
-    Paper: μ (w − w_t) is part of the loss. Released code (FL-Simulator): its half μ w is added behind the clip. Here: as
-    in the paper, all of it under the clip.
+    Paper: μ (w − w_t) is part of the loss. Released code (FL-Simulator): its half μ w is added behind the clip. Here:
+    as in the paper, all of it under the clip.
     """
     return method("fedprox", gradient=[Proximal(mu)], weights=BySize(), papers=["fedprox"])
 
@@ -64,8 +64,9 @@ def fedcm(alpha: float = 0.1) -> Method:
 def feddc(lam: float = 0.01) -> Method:
     """Local drift kept apart from the model: FedDyn's dual together with control variates.
 
-    Paper: averages w_i + h_i over the participants. Released code: adds the mean drift of all clients, and divides by the
-    undecayed learning rate. Here: all clients' drift, the learning rate of the round, and every client weighing alike.
+    Paper: averages w_i + h_i over the participants. Released code: adds the mean drift of all clients, and divides by
+    the undecayed learning rate. Here: all clients' drift, the learning rate of the round, and every client weighing
+    alike.
     """
     gradient = [DynamicDual(lam), ControlVariates()]
     return method("feddc", gradient=gradient, weights=Uniform(), papers=["feddc"])
@@ -74,7 +75,7 @@ def feddc(lam: float = 0.01) -> Method:
 def fedlc(tau: float = 1.0) -> Method:
     """Logits lowered by τ n_c^(−1/4), the more the rarer the class is with the client; evaluation is unshifted.
 
-    Paper: the true class is left out of the denominator, which is unbounded below. Released code (FL-bench): it is kept.
-    Here: kept, and classes the client lacks are masked.
+    Paper: the true class is left out of the denominator, which is unbounded below. Released code (FL-bench): it is
+    kept. Here: kept, and classes the client lacks are masked.
     """
     return method("fedlc", weights=BySize(), objective=f"calibrated:{tau:g}", papers=["fedlc"])

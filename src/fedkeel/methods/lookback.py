@@ -86,8 +86,8 @@ def fedwmsam(
 
     momentum, sam and weighting switch off the mix with the momentum, the climb, and the changes of its weight.
 
-    Paper: climbs towards w_t + k m_i − w; its α̂ formula contradicts its prose. Released code: the opposite sign, one number
-    per tensor, α̂ = 1 + cos(Δ_i, m). Here: the paper's climb, the code's α̂.
+    Paper: climbs towards w_t + k m_i − w; its α̂ formula contradicts its prose. Released code: the opposite sign, one
+    number per tensor, α̂ = 1 + cos(Δ_i, m). Here: the paper's climb, the code's α̂.
     """
     gradient = [PersonalMomentum(alpha, 0.01 if weighting else 0.0, momentum)]
     perturb = [PredictedPosition(rho)] if sam else []
@@ -97,8 +97,8 @@ def fedwmsam(
 def fedwmsam_released(rho: float = 0.1, alpha: float = 0.1, decay: float = 0.998) -> Method:
     """FedWMSAM as released: away from the predicted position, every tensor shifted by one number.
 
-    Paper: see fedwmsam. Released code: the sign of FedLESAM's optimiser and its indexing error; the momentum is multiplied
-    by the decay of the learning rate. Here: as released; set `decay` to the experiment's lr_decay.
+    Paper: see fedwmsam. Released code: the sign of FedLESAM's optimiser and its indexing error; the momentum is
+    multiplied by the decay of the learning rate. Here: as released; set `decay` to the experiment's lr_decay.
     """
     perturb, gradient = [PredictedPosition(rho, released=True)], [PersonalMomentum(alpha, decay=decay)]
     return method("fedwmsam@released", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedwmsam"])

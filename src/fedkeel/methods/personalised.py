@@ -15,8 +15,8 @@ def fedper(private: tuple[str, ...] = (HEAD,)) -> Method:
 def fedala(rate: float = 1.0, share: float = 0.8, head: tuple[str, ...] = (HEAD,)) -> Method:
     """Before training, learn how much of the global head to take in.
 
-    Paper: p counts layers; W is learned to convergence the first time. Released code: p counts tensors (2: the last layer);
-    FedFSA's port learns W on raw images. Here: the head; one pass over a share of the data each time.
+    Paper: p counts layers; W is learned to convergence the first time. Released code: p counts tensors (2: the last
+    layer); FedFSA's port learns W on raw images. Here: the head; one pass over a share of the data each time.
     """
     merge = Merge(tuple(head))
     learn = Phase((merge,), (LearnMerge(rate),), epochs=share, trains=False, uploads=False)

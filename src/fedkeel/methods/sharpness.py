@@ -71,8 +71,8 @@ def fedsam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
 def fedspeed(rho: float = 0.1, lam: float = 0.1, mix: float = 1.0) -> Method:
     """Two gradients mixed, the second after an ascent by ρ g, with a dual that each client adds to what it sends.
 
-    Paper: climbs by ρ g, mixes (1 − a) g(w) + a g(w + ρ g), averages the duals of the selected. Released code: climbs by
-    ρ g / ‖g‖, does not mix, averages over all clients. Here: the paper's; fedspeed@released is the other.
+    Paper: climbs by ρ g, mixes (1 − a) g(w) + a g(w + ρ g), averages the duals of the selected. Released code: climbs
+    by ρ g / ‖g‖, does not mix, averages over all clients. Here: the paper's; fedspeed@released is the other.
     """
     gradient = [MixGradients(mix), ActiveDual(lam)]
     return method("fedspeed", perturb=[Ascent(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])

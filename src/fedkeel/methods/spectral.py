@@ -31,8 +31,8 @@ FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "l2", "median")
 def fedfft(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
     """FedSAM with the low-frequency part of each perturbation removed.
 
-    Paper: its algorithm lacks a ∇, its ablations name high, random, L2 and coordinate clipping. Released code: none. Here:
-    every tensor is filtered; form= gives the ablations, order= the flattening.
+    Paper: its algorithm lacks a ∇, its ablations name high, random, L2 and coordinate clipping. Released code: none.
+    Here: every tensor is filtered; form= gives the ablations, order= the flattening.
     """
     perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method("fedfft", perturb=perturb, weights=Uniform(), papers=["fedfft", "sam"])
@@ -74,7 +74,8 @@ def specgradfilter(
 ) -> Method:
     """Any method with the low-frequency part of each data gradient removed; over FedAvg it averages uniformly.
 
-    `specgradfilter+scaffold` names the base; layers=("patch_embed.*",) restricts it, as the paper does for transformers.
+    `specgradfilter+scaffold` names the base; layers=("patch_embed.*",) restricts it, as the paper does for
+    transformers.
 
     Paper: gives no window for LAP-D nor σ for the Gaussian. Released code: none. Here: 25 and 7.5, which halve the
     frequency where the FFT form cuts; corrections, clip and weight decay come after the filter.

@@ -36,7 +36,8 @@ def qfedavg(q: float = 0.1, mode: str = "exact") -> Method:
 def fedlw() -> Method:
     """Weights in proportion to 1 / loss. Experimental.
 
-    Paper: known by its abstract only, which says that lower losses weigh more. Released code: none. Here: p_i ∝ 1 / L_i.
+    Paper: known by its abstract only, which says that lower losses weigh more. Released code: none. Here: p_i ∝ 1 /
+    L_i.
     """
     return method("fedlw", weights=ByLoss(), papers=["fedlw"])
 
@@ -57,8 +58,9 @@ def feddisco(a: float = 0.5, b: float = 0.1, metric: str = "kl") -> Method:
 def fedawa(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
     """Weights learned on the server from the updates alone.
 
-    Paper: weights start at the sizes and are learned. Released code: softmax of the sizes themselves, almost uniform, kept
-    by place in the list of participants, used before it is learned. Here: log sizes, kept per client, used after.
+    Paper: weights start at the sizes and are learned. Released code: softmax of the sizes themselves, almost uniform,
+    kept by place in the list of participants, used before it is learned. Here: log sizes, kept per client, used
+    after.
     """
     return method("fedawa", weights=ByAttraction(steps, server_lr, gamma), papers=["fedawa"])
 
@@ -76,8 +78,8 @@ def fedawa_released(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0)
 def fedlws(beta: float = 0.03, tau_min: float = 0.01, tau_max: float = 0.2) -> Method:
     """FedAvg, each layer of the average shrunk by how far the clients are apart.
 
-    Paper: layer by layer. Released code: groups entries up to each bias, running statistics included. Here: a layer is a
-    module, and statistics are not shrunk.
+    Paper: layer by layer. Released code: groups entries up to each bias, running statistics included. Here: a layer
+    is a module, and statistics are not shrunk.
     """
     return method("fedlws", weights=BySize(), server=[Shrink(beta, tau_min, tau_max)], papers=["fedlws"])
 

@@ -61,7 +61,8 @@ class Cell:
 
     `kind` is one of KINDS, `evaluation` one of EVALUATIONS; `target` is the accuracy in % that rounds or seconds lead
     to; `source` is "own run" or "copied" (from another paper). `uncertain`: the number or its setting is damaged in
-    our text of the paper, or the setting cannot be guessed, so nothing is judged by it. `note` says what the paper leaves open and what we chose.
+    our text of the paper, or the setting cannot be guessed, so nothing is judged by it. `note` says what the paper
+    leaves open and what we chose.
     """
 
     paper: str

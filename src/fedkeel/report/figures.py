@@ -23,7 +23,7 @@ NAMES = {
     "test_loss": "test loss",
     "loss": "training loss",
     "drift": "client drift ‖w_i − w_t‖",
-    "drift/cosine": "cosine between client updates",
+    "update/cosine": "cosine between client updates",
 }
 POINTS = 1000
 
@@ -143,9 +143,12 @@ def label_map(shares: list[list[float]], group: int) -> Figure:
     table = np.ma.masked_equal(np.asarray(shares), 0.0)
     figure = new_figure(6.4, float(np.clip(1.4 + 0.16 * len(table), 2.2, 5.0)))
     axes = figure.subplots()
-    image = axes.pcolormesh(table, cmap="Blues", vmin=0, vmax=1)
+    rows, columns = (np.arange(size + 1) - 0.5 for size in table.shape)
+    image = axes.pcolormesh(group * columns, rows, table, cmap="Blues", vmin=0, vmax=1)
     axes.invert_yaxis()
     axes.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
+    if len(table) <= 20:
+        axes.set_yticks(range(len(table)))
     figure.colorbar(image, ax=axes, label="share of its samples")
     return figure
 
@@ -172,5 +175,6 @@ def landscape_surfaces(setting: Setting) -> Figure:
         z = np.minimum(np.asarray(data["plane"]["values"]), top)
         axes.plot_surface(x, y, z, color=look(i)[0], alpha=0.55, linewidth=0.2, edgecolor="0.4", label=group.label)
     axes.set(zlabel="training loss", xlabel="first direction", ylabel="second direction")
+    axes.tick_params(labelsize=6)
     axes.legend(frameon=False, fontsize=8)
     return figure

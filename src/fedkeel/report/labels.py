@@ -65,7 +65,8 @@ def table(source: Source, setting: str, seed: int) -> Labels:
     experiment = Experiment.load(source.experiment)
     assert experiment.dataset is not None
     data = load(experiment.dataset)
-    histogram = divide(experiment, data).histogram(np.asarray(data.train_labels), data.classes)
+    labels = np.asarray(data.train_labels)
+    histogram = divide(experiment, data, labels).histogram(labels, data.classes)
     clients = len(histogram)
     group = max(1, -(-clients // COLUMNS))
     cells = np.add.reduceat(histogram, np.arange(0, clients, group), axis=0)

@@ -31,7 +31,9 @@ class Spread:
         found = [value for value in values if value is not None and math.isfinite(value)]
         if not found:
             return None
-        return Spread(float(np.mean(found)), float(np.std(found, ddof=1)) if len(found) > 1 else 0.0, len(found))
+        mean = math.fsum(found) / len(found)
+        square = math.fsum((value - mean) ** 2 for value in found) / max(len(found) - 1, 1)
+        return Spread(mean, math.sqrt(square), len(found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,8 @@ def spent_by(group: Group, part: str, rounds: Sequence[int]) -> list[float]:
     for run in group.runs:
         each = [record.seconds if part == "seconds" else record.bytes_up + record.bytes_down for record in run.records]
         totals.append(list(accumulate(each)))
-    return [float(np.mean([total[n - 1] for total in totals if len(total) >= n])) for n in rounds]
+    there = ([total[n - 1] for total in totals if len(total) >= n] for n in rounds)
+    return [math.fsum(found) / len(found) for found in there]
 
 
 def measures(groups: Sequence[Group]) -> list[str]:

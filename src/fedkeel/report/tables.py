@@ -143,7 +143,8 @@ def method_card(index: int, label: str, method: dict[str, object]) -> str:
     )
     papers = f'<p class="soft">Papers: {escape(", ".join(made.papers))}</p>' if made.papers else ""
     about = f"<p>{escape(made.about)}</p>" if made.about else ""
-    return f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>{about}<dl class="rules">{rules}</dl>{papers}</div>'
+    head = f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>'
+    return f'{head}{about}<dl class="rules">{rules}</dl>{papers}</div>'
 
 
 def commands(index: int, setting: Setting) -> str:
@@ -162,6 +163,7 @@ def commands(index: int, setting: Setting) -> str:
         toml = escape(group.runs[0].toml)
         parts.append(
             f'<details class="card" data-setting="{index}"><summary>{escape(group.label)}</summary>{"".join(lines)}'
-            f"<details><summary>experiment.toml of seed {group.runs[0].seed}</summary><pre>{toml}</pre></details></details>"
+            f"<details><summary>experiment.toml of seed {group.runs[0].seed}</summary><pre>{toml}</pre></details>"
+            "</details>"
         )
     return "".join(parts)

@@ -62,7 +62,8 @@ def earlier(count: int, device: torch.device) -> Tensor:
 
 
 def directions(rows: Tensor) -> Tensor:
-    return rows / (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) + 1e-12)
+    length: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / (length + 1e-12)
 
 
 def spherical_means(z: Tensor) -> Tensor:

@@ -93,8 +93,9 @@ class ControlVariates(Rule):
 class DynamicDual(Rule):
     """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
 
-    lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule behind
-    the clip. `divided` also divides the mean dual by the number of selected clients.  (FedDyn, Acar et al. 2021)
+    lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule
+    behind the clip. `divided` also divides the mean dual by the number of selected clients.  (FedDyn, Acar et al.
+    2021)
     """
 
     lam: float

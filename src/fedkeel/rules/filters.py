@@ -158,8 +158,9 @@ class Rescale(Rule):
         removed = low_bins(rows.shape[-1], self.ratio)
         if not removed:
             return rows
-        left = torch.linalg.vector_norm(rows - low_band(rows, removed), dim=-1, keepdim=True)
-        return rows * (left / (torch.linalg.vector_norm(rows, dim=-1, keepdim=True) + 1e-12))
+        left: Tensor = torch.linalg.vector_norm(rows - low_band(rows, removed), dim=-1, keepdim=True)
+        whole: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return rows * (left / (whole + 1e-12))
 
 
 def laid_out(leaf: Tensor, order: str) -> Tensor:

@@ -47,25 +47,25 @@ class On(Rule):
     """
 
     patterns: str | Patterns
-    rule: Rule
+    inner: Rule
 
     def __post_init__(self) -> None:
-        kind = type(self.rule)
+        kind = type(self.inner)
         forgetful = kind.client_slots is Rule.client_slots and kind.server_slots is Rule.server_slots
         require(forgetful, self, "On takes rules without memory")
         if isinstance(self.patterns, str):
             object.__setattr__(self, "patterns", (self.patterns,))
         for trait in ("needs_gradient", "random", "asks", "reads"):
-            object.__setattr__(self, trait, getattr(self.rule, trait))
+            object.__setattr__(self, trait, getattr(self.inner, trait))
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(tuple(self.patterns), setting, self), rule=self.rule.settled(setting))
+        return replace(self, patterns=named(tuple(self.patterns), setting, self), inner=self.inner.settled(setting))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         part = tree.layout.only(matching(tuple(self.patterns)))
         gradient = None if at.gradient is None else at.gradient.only(part)
         there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
-        changed, client = self.rule.step(tree.only(part), client, there)
+        changed, client = self.inner.step(tree.only(part), client, there)
         # a perturbation of the others would be their gradient
         rest = tree.zeros() if self.needs_gradient else tree
         return rest | changed, client

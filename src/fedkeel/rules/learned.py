@@ -25,8 +25,8 @@ def adam(slope: Tensor, first: Tensor, second: Tensor, step: Tensor | int) -> tu
 
 def scaled(update: Tree, server: State, gamma: Tensor | float) -> Tree:
     """The update that leads to γ (w + update)."""
-    params = server["params"].only(update.layout)
-    return gamma * (params + update) - params
+    params: Tree = server["params"].only(update.layout)
+    return (params + update) * gamma - params
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class Attraction:
         return (weights * ((squared.clamp(min=0) + 1e-12).sqrt() + self.apart)).sum()
 
     def slope(self, logits: Tensor) -> Tensor:
-        return torch.func.grad(self.cost)(logits)
+        slope: Tensor = torch.func.grad(self.cost)(logits)
+        return slope
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,17 @@ class OnProxy(Weighting):
         return {"x": logits, "y": zero, "models": server["params"] + reports["delta"]} | moments
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        return torch.softmax(reports["learned"]["x"], 0)
+        return torch.softmax(reports["learned"]["x"], 0) if "learned" in reports else by_size(reports)
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return scaled(update, server, reports["learned"]["y"].exp()), server
+        return scaled(update, server, reports["learned"]["y"].exp()) if "learned" in reports else update, server
 
 
 def mixed(state: State) -> Tree:
     """γ Σ λ_k w_k."""
     models: Tree = state["models"]
-    return state["y"].exp() * models.average(torch.softmax(state["x"], 0))
+    gamma: Tensor = state["y"].exp()
+    return models.average(torch.softmax(state["x"], 0)) * gamma
 
 
 @dataclass(frozen=True)

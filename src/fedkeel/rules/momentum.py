@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.rules.corrections import ControlVariates
@@ -27,7 +28,7 @@ class PersonalMomentum(Rule):
     smooth: float = 0.01
     mix: bool = True
     decay: float = 1.0
-    variates: ControlVariates = ControlVariates()
+    variates: ControlVariates = field(default_factory=ControlVariates)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha < 1, self, "alpha must lie in (0, 1)")
@@ -62,10 +63,12 @@ class PersonalMomentum(Rule):
 
 def fitted(client: State, at: Local) -> Tree:
     """m_i = m + α / (1 − α) · (c − c_i)."""
-    alpha, message = at.message["alpha"], at.message
+    message = at.message
+    alpha: Tensor = message["alpha"]
     drift: Tree = message["c"] - client["c_i"]
     m: Tree = message["momentum"]
-    return m + (alpha / (1 - alpha)) * drift
+    mixed: Tree = m + drift * (alpha / (1 - alpha))
+    return mixed
 
 
 @dataclass(frozen=True)

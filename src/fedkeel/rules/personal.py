@@ -93,7 +93,7 @@ class Merge(Rule):
 
 @dataclass(frozen=True)
 class LearnMerge(Rule):
-    """Move W against the slope that the gradient g at the merged model gives it: W ← clip(W − η_W g ⊙ (global − own))."""
+    """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W."""
 
     rate: float = 1.0
 

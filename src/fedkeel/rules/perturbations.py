@@ -109,7 +109,7 @@ class LastServerStep(Rule):
 
 
 def by_tensor_number(direction: Tree) -> Tree:
-    """Tensor number l filled with v[l] / Σ_j |v[j]|, v the flat vector in the model's order, j below the tensors' count."""
+    """Tensor number l filled with v[l] / Σ_j |v[j]|: v is flat, in the model's order; j counts as many as tensors."""
     first = torch.cat([leaf.reshape((*direction.buffer.shape[:-1], -1)) for _, leaf in direction.items()], -1)
     first = first[..., : len(direction)]
     shares: Tensor = first / (first.abs().sum(-1, keepdim=True) + 1e-7)
@@ -184,7 +184,8 @@ def along_first_axis(leaf: Tensor) -> Tensor:
     """|v| / ‖v‖, the norm taken over the first axis; 0 where v is 0."""
     if leaf.dim() == 0:
         return leaf.abs() / (leaf.abs() + 1e-12)
-    return leaf.abs() / (torch.linalg.vector_norm(leaf, dim=0, keepdim=True) + 1e-12)
+    length: Tensor = torch.linalg.vector_norm(leaf, dim=0, keepdim=True)
+    return leaf.abs() / (length + 1e-12)
 
 
 @dataclass(frozen=True)
@@ -207,4 +208,5 @@ class SharedLayers(Rule):
         return tree.map(self.climb, at.params, shared), client
 
     def climb(self, g: Tensor, w: Tensor, shared: Tensor) -> Tensor:
-        return self.rho * shared * torch.linalg.vector_norm(w) * g / (torch.linalg.vector_norm(g) + 1e-12)
+        far: Tensor = torch.linalg.vector_norm(w) / (torch.linalg.vector_norm(g) + 1e-12)
+        return self.rho * shared * far * g

@@ -121,7 +121,7 @@ class AdaptiveRadius(Rule):
 
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:
     """Along the last axis; 0 when one of them is zero."""
-    lengths = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    lengths: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     return (a * b).sum(-1) / lengths.clamp(min=1e-30)
 
 

@@ -91,8 +91,9 @@ class GlobalSharpness(Rule):
 class Shrink(Rule):
     """Shrink each layer of the averaged model: w_l ← γ_l (w_l + Δ_l), γ_l = ‖w_l‖ / (‖w_l‖ + τ_l ‖Δ_l‖).
 
-    τ_l is β times the mean distance of the clients' updates from their mean, kept in [τ_min, τ_max]. A layer is a module:
-    its weight and bias together. A layer of zeros is not shrunk. tau_max = 0 changes nothing.  (FedLWS, Shi et al. 2025)
+    τ_l is β times the mean distance of the clients' updates from their mean, kept in [τ_min, τ_max]. A layer is a
+    module: its weight and bias together. A layer of zeros is not shrunk. tau_max = 0 changes nothing.  (FedLWS, Shi
+    et al. 2025)
     """
 
     beta: float = 0.03

@@ -43,7 +43,7 @@ class ByLoss(Weighting):
     """More for clients that fit their data well: p_i ∝ 1 / L_i, L_i the mean training loss of the round. (FedLW)"""
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        weights = 1 / (reports["loss"].clamp(min=0) + 1e-8)
+        weights: Tensor = 1 / (reports["loss"].clamp(min=0) + 1e-8)
         return weights / weights.sum()
 
 
@@ -74,10 +74,12 @@ class Fair(Weighting):
         require(self.q >= 0, self, "q must not be negative")
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        loss, lr = reports["loss_before"].clamp(min=0) + SMALL, reports["lr"]
+        loss: Tensor = reports["loss_before"].clamp(min=0) + SMALL
+        lr: Tensor = reports["lr"]
         length = (reports["delta"].norm() / lr).square()
         curvature = self.q * loss ** (self.q - 1) * length + loss**self.q / lr
-        return loss**self.q / lr / curvature.sum()
+        weights: Tensor = loss**self.q / lr / curvature.sum()
+        return weights
 
 
 @dataclass(frozen=True)
@@ -130,4 +132,5 @@ class ByDiscrepancy(Weighting):
             return found / found.sum().clamp(min=1e-12)
         if self.metric == "cosine":
             return 1 - torch.cosine_similarity(labels, even, dim=-1)
-        return torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)
+        far: Tensor = torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)
+        return far

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -71,8 +71,8 @@ class Train:
 
 def answer(node: Node, message: Message, context: Context) -> Message:
     """One round of one client."""
-    asked, engine = message.content.config_records["config"], node.engine
-    round, lr, wanted = int(asked["round"]), float(asked["lr"]), int(asked["state"])  # type: ignore[arg-type]
+    asked: Mapping[str, Any] = message.content.config_records["config"]
+    round, lr, wanted, engine = int(asked["round"]), float(asked["lr"]), int(asked["state"]), node.engine
     shapes = expected(engine.method, engine.task)
     memory = Memory(context, shapes.state, node.client, node.folder, node.identity)
     said: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}

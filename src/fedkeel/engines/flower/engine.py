@@ -7,12 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.engines.engine import Outcome, Training
+from fedkeel.engines.engine import Outcome
 from fedkeel.engines.flower.checks import Terms, said_by, too_long
 from fedkeel.engines.flower.client import LOST, TRAINED
 from fedkeel.engines.flower.expected import expected
@@ -41,7 +42,6 @@ class FlowerEngine:
         self,
         task: Task,
         method: Method,
-        training: Training,
         grid: Grid,
         roster: Roster,
         terms: Terms,
@@ -81,7 +81,7 @@ class FlowerEngine:
         return [sound[client] for client in clients if client in sound]
 
     def asked(
-        self, records: Mapping[str, object], round: int, lr: float, states: Mapping[int, State | None]
+        self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
     ) -> dict[int, Outcome]:
         """Ask each client once; those who have lost their state once more, with what the server can give them."""
         begun, sound, lost = time.monotonic(), dict[int, Outcome](), dict[int, RecordDict]()
@@ -133,12 +133,18 @@ class FlowerEngine:
         """Which state of a client the server has counted with."""
         return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
 
-    def content(self, records: Mapping[str, object], round: int, lr: float, state: int, **more: object) -> RecordDict:
-        facts = {"round": round, "lr": lr, "state": state, "copy": self.terms.copy, "restart": False} | more
-        return RecordDict({**records, "config": ConfigRecord(facts)})  # type: ignore[dict-item, arg-type]
+    def content(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
+        facts: dict[str, Any] = {
+            "round": round,
+            "lr": lr,
+            "state": state,
+            "copy": self.terms.copy,
+            "restart": False,
+        } | more
+        return RecordDict({**records, "config": ConfigRecord(facts | more)})
 
     def restored(
-        self, records: Mapping[str, object], round: int, lr: float, client: int, state: State | None
+        self, records: Mapping[str, Any], round: int, lr: float, client: int, state: State | None
     ) -> RecordDict:
         """For a node that has lost its state: the server's copy of it, or leave to begin from zero."""
         node = self.roster.nodes[client]

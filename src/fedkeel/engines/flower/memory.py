@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.rule import State
-from fedkeel.states import Damaged, join, read, split, write
+from fedkeel.states import Arrays, Damaged, join, read, split, write
 
 log = logging.getLogger("fedkeel")
 
@@ -65,9 +65,9 @@ class Memory:
         for place, state in states.items():
             for name, record in pack(state, f"{place}/").items():
                 self.context.state[name] = record
-        self.context.state["kept"] = ConfigRecord({"identity": self.identity})
         if self.file is not None:
-            arrays, layouts = {}, {}
+            arrays: Arrays = {}
+            layouts: dict[str, str] = {}
             for place, state in states.items():
                 more, layouts = split(state, f"{place}/")
                 arrays |= more

@@ -71,7 +71,7 @@ def _numbers(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[An
         said = np.lib.format.read_array_header_1_0(stream) if version == (1, 0) else None
     except (ValueError, TypeError, SyntaxError) as error:
         raise Refused(f"slot {name!r} has no readable header") from error
-    if said not in ((shape, False, dtype), (shape, True, dtype)):  # one axis at most: both orders are the same
+    if said != (shape, False, dtype):
         raise Refused(f"slot {name!r} has the header of another array")
     if len(array.data) - stream.tell() != count * dtype.itemsize:
         raise Refused(f"slot {name!r} is cut short")

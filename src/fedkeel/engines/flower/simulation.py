@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -25,6 +26,7 @@ from fedkeel.problem import Problem
 from fedkeel.task import Task
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns; nodes say whether they take a GPU
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -84,7 +86,7 @@ def simulated(
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, training, grid, roster, terms or Terms(), closing=simulation.stop)
+    return FlowerEngine(task, method, grid, roster, terms or Terms(), closing=simulation.stop)
 
 
 class Simulation:
@@ -97,7 +99,7 @@ class Simulation:
         self.thread = threading.Thread(target=self.run, name="flower", daemon=True)
 
     def start(self) -> Grid:
-        for noisy in ("flwr", "ray"):
+        for noisy in ("flwr", "ray", "ray._private.worker"):
             logging.getLogger(noisy).setLevel(logging.ERROR)  # their lines would fall between those of the run
         self.thread.start()
         try:
@@ -111,12 +113,12 @@ class Simulation:
     def run(self) -> None:
         server = ServerApp()
         server.main()(self.main)
-        config = {
-            "init_args": {"num_cpus": self.workers, "include_dashboard": False, "log_to_driver": False},
+        config: Any = {
+            "init_args": {"num_cpus": self.workers, "log_to_driver": False, "logging_level": logging.ERROR},
             "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / self.workers if self.gpu else 0.0},
         }
         try:
-            run_simulation(server, app_of(FromFile(self.file)), self.clients, backend_config=config)  # type: ignore[arg-type]
+            run_simulation(server, app_of(FromFile(self.file)), self.clients, backend_config=config)
         except BaseException as error:  # handed to whoever waits for the grid
             self.grids.put(error)
 

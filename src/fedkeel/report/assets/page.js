@@ -59,9 +59,9 @@ function section(id, fill) {
 
 // ---- curves ----------------------------------------------------------------------------------------------------
 const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", loss: "Training loss", drift: "Client drift ‖wᵢ − wₜ‖",
-  "drift/cosine": "Cosine between client updates", "drift/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "drift/spread": "Spread of client updates",
-  "drift/least": "Smallest client update", "drift/most": "Largest client update"};
-const NOTES = {"drift/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round"};
+  "update/cosine": "Cosine between client updates", "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "update/spread": "Spread of client updates",
+  "update/least": "Smallest client update", "update/most": "Largest client update"};
+const NOTES = {"update/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round"};
 
 function curveFigure(grid, measure) {
   figure(grid, NAMES[measure] || measure, NOTES[measure], (holder, title) => {
@@ -76,7 +76,7 @@ function curveFigure(grid, measure) {
 }
 
 function fillCurves() {
-  const all = setting().measures, drift = all.filter((m) => /^drift/.test(m)), kept = all.filter((m) => /^(state|report)\//.test(m));
+  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^(state|report)\//.test(m));
   section("curves", (grid) => all.filter((m) => !drift.includes(m) && !kept.includes(m)).forEach((m) => curveFigure(grid, m)));
   section("kept", (grid) => kept.forEach((m) => curveFigure(grid, m)));
   section("drift", (grid) => {
@@ -269,8 +269,13 @@ document.querySelectorAll("[data-x]").forEach((button) => button.addEventListene
 }));
 $("bands")?.addEventListener("change", (event) => { state.bands = event.target.checked; redraw(); });
 // paper is narrower than a window: charts are drawn anew for it, so that their letters keep their size
-addEventListener("beforeprint", () => { document.body.classList.add("paper"); redraw(); });
-addEventListener("afterprint", () => { document.body.classList.remove("paper"); redraw(); });
+const paper = (on) => () => {
+  document.body.classList.toggle("paper", on);
+  document.querySelectorAll("#reproduce .grid > details").forEach((part) => { part.open = on; });
+  redraw();
+};
+addEventListener("beforeprint", paper(true));
+addEventListener("afterprint", paper(false));
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
 show(0);

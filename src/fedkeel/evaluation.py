@@ -1,0 +1,93 @@
+"""Whose model is judged, on whose data, and what is made of the scores: the protocol of personalised learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fedkeel.errors import ExperimentError, nearest
+from fedkeel.task import Scores
+
+CHOICES = {
+    "model": ("global", "local", "received"),
+    "clients": ("all", "selected"),
+    "when": ("after", "before"),
+    "weights": ("uniform", "size"),
+    "accuracy": ("sample", "batch-mean"),
+    "report": ("best", "last", "mean-last"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Judge a model of each client on the client's own test set.
+
+    model: "global", the server's; "local", the one the client last trained (the initial one before that); "received",
+    what the client would begin its work with. clients: all, or those selected. when: after or before the round's
+    training. weights: how clients are averaged. accuracy: over samples, or the mean over batches of `batch` samples,
+    as FedFSA's code has it. report: the best round, the last, or the mean of the `last` last. share: how much of each
+    client's data is set aside as its test set, where a data set is divided; `pool`: training and test data are
+    divided together. tune: after the last round every client fine-tunes the head of the global model, and is judged
+    once more.
+    """
+
+    model: str = "local"
+    clients: str = "all"
+    when: str = "after"
+    weights: str = "uniform"
+    accuracy: str = "sample"
+    report: str = "best"
+    last: int = 10
+    batch: int = 128
+    share: float = 0.3
+    pool: bool = True
+    tune: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ExperimentError(f"evaluation.{name} must be one of {', '.join(known)}: {getattr(self, name)}")
+        for name in ("last", "batch"):
+            if getattr(self, name) < 1:
+                raise ExperimentError(f"evaluation.{name} must be at least 1: {getattr(self, name)}")
+        if not 0 <= self.share < 1:
+            raise ExperimentError(f"evaluation.share must lie in [0, 1): {self.share}")
+
+    @staticmethod
+    def load(data: Mapping[str, Any]) -> Evaluation:
+        known = [field.name for field in fields(Evaluation)]
+        for word in data:
+            if word not in known:
+                raise ExperimentError(f"an evaluation has no key: {word}", nearest(word, known, "keys"))
+        return Evaluation(**data)
+
+    def save(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of_client(self, scores: Sequence[Scores], name: str) -> float:
+        """One client's score: over samples, or the mean of the batches'."""
+        if self.accuracy == "batch-mean":
+            return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
+        return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
+
+    def reported(self, values: Sequence[float]) -> float:
+        """The number a paper would print of the values over rounds."""
+        if self.report == "best":
+            return max(values)
+        tail = values[-1:] if self.report == "last" else values[-self.last :]
+        return math.fsum(tail) / len(tail)
+
+
+def spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
+    """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
+    mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+    lowest = sorted(values, reverse=name == "loss")[: max(1, len(values) // 10)]
+    plain = math.fsum(values) / len(values)
+    return {
+        f"client_{name}": mean,
+        f"client_{name}_worst": lowest[0],
+        f"client_{name}_worst_tenth": math.fsum(lowest) / len(lowest),
+        f"client_{name}_std": math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values)),
+    }

@@ -1,0 +1,171 @@
+"""Runs spread over a Ray cluster. Each is a folder on storage that all machines share, so that it resumes anywhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedkeel.errors import FedkeelError, RequestError, RunError
+from fedkeel.experiment import Experiment
+from fedkeel.runs import Run, load_run
+
+log = logging.getLogger("fedkeel")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run as plain data: the experiment as a file would hold it, its folder, and what it runs on."""
+
+    experiment: Mapping[str, Any]
+    out: str
+    engine: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a request ended: with a result, or with what went wrong."""
+
+    request: RunRequest
+    result: dict[str, Any] | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Which cluster, and how much of it one run takes.
+
+    `address` is a running Ray ("auto", "host:port"); None starts one on this machine. A run on a GPU takes `gpus` of
+    it: 0.5 puts two runs on each. `attempts` is how often a run is begun when the process or the machine it is on dies.
+    """
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 1.0
+    attempts: int = 4
+
+
+def execute(
+    requests: Sequence[RunRequest],
+    cluster: Cluster = Cluster(),  # noqa: B008 - frozen
+    tell: Callable[[Finished], None] = lambda done: None,
+) -> list[Finished]:
+    """Make every run that is not made yet; answers in the order of the requests, `tell` in the order of finishing.
+
+    A run whose process or machine dies is begun again elsewhere and goes on from its last checkpoint. One that fails
+    for a reason of its own is not tried again, and does not stop the others.
+    """
+    ends: dict[int, Finished] = {}
+    left: dict[int, RunRequest] = {}
+    for number, request in enumerate(requests):
+        if (result := finished_result(request)) is None:
+            left[number] = request
+        else:
+            ends[number] = Finished(request, result)
+            tell(ends[number])
+    if left:
+        for number, end in spread(left, cluster):
+            ends[number] = end
+            tell(end)
+    return [ends[number] for number in range(len(requests))]
+
+
+def runs_on_ray(
+    asked: Sequence[tuple[str, Experiment]],
+    folder_of: Callable[[Experiment], Path],
+    engine: str = "auto",
+    device: str = "auto",
+    cluster: Cluster = Cluster(),  # noqa: B008 - frozen
+    tell: Callable[[Finished], None] = lambda done: None,
+) -> list[Run | None]:
+    """What a sweep asks for: labelled experiments in, runs out, None for one that failed."""
+    requests = [RunRequest(exp.save(), str(folder_of(exp).absolute()), engine, device) for _, exp in asked]
+    found: list[Run | None] = []
+    for (label, _), end in zip(asked, execute(requests, cluster, tell), strict=True):
+        if end.result is None:
+            log.warning("%s failed: %s", label, end.problem)
+        found.append(None if end.result is None else load_run(end.request.out))
+    return found
+
+
+def finished_result(request: RunRequest) -> dict[str, Any] | None:
+    """The result of a run that is complete in its folder."""
+    experiment = Experiment.load(request.experiment)
+    try:
+        result = json.loads((Path(request.out) / "result.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.rounds)
+    return dict(result) if same else None
+
+
+def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
+    """Hand requests to the cluster; those whose worker dies are handed out again."""
+    ray = imported()
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        remote = ray.remote(max_retries=0)(make)  # a crash is counted here, not there
+
+        def begin(number: int) -> Any:
+            request = requests[number]
+            gpus = cluster.gpus if request.device.startswith("cuda") or uses_gpu(ray, request) else 0.0
+            return remote.options(num_cpus=cluster.cpus, num_gpus=gpus).remote(request)
+
+        attempts = dict.fromkeys(requests, 1)
+        running = {begin(number): number for number in requests}
+        while running:
+            (done, *_), _ = ray.wait(list(running), num_returns=1)
+            number = running.pop(done)
+            try:
+                result, problem = ray.get(done)
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+                if attempts[number] < cluster.attempts:
+                    attempts[number] += 1
+                    log.warning("the worker of %s died; the run goes on elsewhere", requests[number].out)
+                    running[begin(number)] = number
+                    continue
+                result, problem = None, f"its worker died {attempts[number]} times: {type(error).__name__}"
+            yield number, Finished(requests[number], result, problem)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
+    """One run, on a worker."""
+    from fedkeel.run import run
+
+    try:
+        experiment = Experiment.load(request.experiment)
+        return run(experiment, out=request.out, engine=request.engine, device=request.device).result, ""
+    except FedkeelError as error:
+        return None, error.message
+    except Exception as error:  # of the user's own code
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def uses_gpu(ray: Any, request: RunRequest) -> bool:
+    """Whether `auto` means a GPU: where the cluster has one."""
+    return request.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
+
+
+def imported() -> Any:
+    # every run says whether it takes a GPU; without this Ray warns that it will stop hiding them from those that do not
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError:
+        raise RequestError(
+            "sweeps on Ray need a package that is not installed: ray", 'pip install "fedkeel[ray]"'
+        ) from None
+    if not hasattr(ray, "remote"):
+        raise RunError("the module named ray is not Ray.", "is there a folder called ray in the current one?")
+    return ray

@@ -1,0 +1,76 @@
+"""`fedkeel report` and `fedkeel analyse` as a shell calls them."""
+
+import json
+
+import pytest
+import typer
+from invented import made_up
+from typer.testing import CliRunner
+
+import fedkeel as fk
+from fedkeel.cli import analyse, report
+from fedkeel.cli.tracking import Tracking
+
+
+@pytest.fixture
+def call():
+    app = typer.Typer(pretty_exceptions_enable=False)
+    for module in (analyse, report):
+        module.add_to(app)
+
+    def invoke(*arguments):
+        made = CliRunner().invoke(app, [str(word) for word in arguments])
+        if made.exception is not None and not isinstance(made.exception, SystemExit):
+            raise made.exception
+        return made
+
+    return invoke
+
+
+def test_report_prints_what_it_wrote(call, tmp_path):
+    made_up(tmp_path / "runs" / "fedavg" / "0", rounds=3)
+    made_up(tmp_path / "runs" / "fedsam" / "0", method="fedsam", rounds=3)
+    file = tmp_path / "new" / "page.html"
+    done = call("report", tmp_path / "runs", "-o", file, "--title", "Two methods", "--target", "0.2")
+    assert done.exit_code == 0
+    assert done.stdout.split() == [str(file)]
+    text = file.read_text()
+    assert "<h1>Two methods</h1>" in text
+    assert "rounds to 20 %" in text
+
+
+def test_report_draws_figures(call, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    made_up(tmp_path / "run", rounds=2, tracked=False)
+    done = call("report", tmp_path / "run", "-o", tmp_path / "a.html", "--figures", tmp_path / "figures")
+    names = {line.rsplit("/", 1)[-1] for line in done.stdout.split()}
+    assert {"a.html", "accuracy-by-round.png", "accuracy-by-round.svg", "accuracy-by-round.pdf"} <= names
+
+
+def test_wrong_folders_are_refused(call, tmp_path):
+    with pytest.raises(fk.FolderError, match="does not exist"):
+        call("report", tmp_path / "none")
+    with pytest.raises(fk.FolderError, match="holds none"):
+        call("analyse", tmp_path)
+
+
+def test_analyse_writes_beside_the_run_and_prints(call, real_runs):
+    folder = real_runs / "fedavg" / "1"
+    done = call("analyse", folder, "--drift", "--spectrum", "--clients", "3", "--samples", "40")
+    assert "Dist(m) of gradients" in done.stdout
+    assert sorted(path.name for path in (folder / "analysis").iterdir()) == ["drift.json", "spectrum.json"]
+    document = json.loads(call("analyse", folder, "--drift", "--clients", "3", "--samples", "40", "--json").stdout)
+    assert document[str(folder)]["drift"] == json.loads((folder / "analysis" / "drift.json").read_text())
+
+
+def test_tracking_is_checked_before_training():
+    assert Tracking.of("drift, spectrum").track == ("drift", "spectrum")
+    with pytest.raises(fk.RequestError, match="drft"):
+        Tracking.of("drft")
+
+
+def test_followers_of_a_run(tmp_path, toy):
+    exp = fk.Experiment(problem=toy, rounds=2, batch_size=1, participation=1.0)
+    with Tracking.of().followers(None, "plain", tmp_path) as progress:
+        assert len(fk.run(exp, progress=progress, engine="serial").records) == 2
+    assert list(tmp_path.iterdir()) == []

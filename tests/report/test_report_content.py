@@ -1,0 +1,160 @@
+"""What a report says: numbers against hand-made ones, labels, refusals, size."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from invented import made_up
+
+import fedkeel as fk
+from fedkeel.report.content import content, look
+from fedkeel.report.figures import write_figures
+from fedkeel.report.page import MOST_BYTES, page, write_report
+from fedkeel.report.series import Spread, common_target, curve, spent_by, thinned
+from fedkeel.report.source import Source, groups_of
+
+
+def read(*folders):
+    return [Source.read(folder) for folder in folders]
+
+
+def test_seeds_are_gathered_and_methods_told_apart(tmp_path):
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    folders += [made_up(tmp_path / f"s{rho}", method={"name": "fedsam", "rho": rho}) for rho in (0.05, 0.1)]
+    folders.append(made_up(tmp_path / "p", method="fedprox", lr=0.02))
+    groups = groups_of(read(*folders))
+    assert [group.label for group in groups] == ["fedavg", "fedsam rho=0.05", "fedsam rho=0.1", "fedprox"]
+    assert [len(group.runs) for group in groups] == [3, 1, 1, 1]
+    assert len({group.setting for group in groups}) == 1
+
+
+def test_settings_are_kept_apart(tmp_path):
+    folders = [made_up(tmp_path / f"{alpha}", partition=fk.Dirichlet(alpha=alpha, clients=20)) for alpha in (0.1, 1.0)]
+    made = content(read(*folders))
+    assert len(made.settings) == 2
+    assert [setting.groups[0].label for setting in made.settings] == ["fedavg", "fedavg"]
+    assert "alpha=0.1" in made.settings[0].name
+
+
+def test_curves_are_means_over_seeds_with_the_deviation_of_a_sample(tmp_path):
+    group = groups_of(read(*(made_up(tmp_path / str(seed), seed=seed) for seed in range(3))))[0]
+    found = curve(group, "accuracy")
+    expected = [0.8 * (1 - math.exp(-t / 8)) + 0.01 for t in range(1, 21)]  # seeds add 0, 0.01 and 0.02
+    assert found.mean == pytest.approx(expected)
+    assert found.deviation == pytest.approx([0.01] * 20)
+    assert spent_by(group, "seconds", [1, 4, 20]) == pytest.approx([0.25, 1.0, 5.0])
+    assert spent_by(group, "bytes", [20]) == [30_000]
+    assert curve(group, "nothing") is None
+
+
+def test_spread_leaves_out_what_is_missing():
+    assert Spread.of([None, math.nan]) is None
+    assert Spread.of([1.0, None, 3.0]) == Spread(2.0, math.sqrt(2), 2)
+    assert Spread.of([4.0]) == Spread(4.0, 0.0, 1)
+
+
+def test_thinning_keeps_both_ends():
+    assert thinned(range(1, 801), 300)[0] == 1
+    assert thinned(range(1, 801), 300)[-1] == 800
+    assert len(thinned(range(1, 801), 300)) == 300
+    assert thinned([3, 5], 300) == [3, 5]
+
+
+def test_the_target_is_reached_by_all(tmp_path):
+    groups = groups_of(read(made_up(tmp_path / "a", level=0.9), made_up(tmp_path / "b", method="fedsam", level=0.7)))
+    target = common_target(groups)
+    best = min(max(record.accuracy for record in group.runs[0].records) for group in groups)
+    assert best - 0.01 < target <= best
+    text = page(content(read(*(group.runs[0].path for group in groups))))
+    assert f"rounds to {100 * target:g} %" in text
+    text = page(content(read(*(group.runs[0].path for group in groups)), target=0.99))
+    assert "never" in text
+
+
+def test_commands_reproduce_each_run(tmp_path):
+    folders = [made_up(tmp_path / f"run {seed}", seed=seed) for seed in range(2)]
+    text = page(content(read(*folders)))
+    for folder in folders:
+        assert (
+            f"fedkeel run &#x27;{folder}/experiment.toml&#x27; --engine serial --out &#x27;{folder}-again&#x27;" in text
+        )
+
+
+def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of):
+    folder = made_up(tmp_path / "x</script><b>", rounds=2)
+    text = page(content(read(folder)), title="<i>&\"'")
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert text.count("</script>") == 3
+    assert data_of(text)["settings"][0]["groups"][0]["label"] == "fedavg"
+
+
+def test_the_page_asks_no_network_for_anything(real_runs):
+    text = page(content(read(*(p.parent for p in sorted(real_runs.rglob("experiment.toml"))))))
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.findall(r"@import|url\((?!#)", text)
+
+
+def test_sixty_runs_of_eight_hundred_rounds_fit(tmp_path, data_of):
+    """Twenty variants with three seeds; all folders but one share their text, so that writing them is quick."""
+    first = made_up(tmp_path / "0", rounds=800)
+    lines = (first / "rounds.jsonl").read_text()
+    sources = []
+    for number in range(60):
+        source = Source.read(first) if number == 0 else sources[0]
+        changed = dict(source.experiment, seed=number % 3, lr=0.01 * (1 + number // 3))
+        sources.append(Source(Path(f"run-{number}"), changed, source.toml, source.records, {}, {}))
+    text = page(content(sources))
+    assert len(text.encode()) < MOST_BYTES / 3
+    groups = data_of(text)["settings"][0]["groups"]
+    assert len(groups) == 20
+    assert len({group["label"] for group in groups}) == 20
+    assert len({look(number) for number in range(20)}) == 20  # no two lines look alike
+    assert len(groups[0]["curves"]["accuracy"]["r"]) == 300
+    assert lines.count("\n") == 800
+
+
+def test_unfinished_and_half_written_runs_are_shown_as_far_as_they_came(tmp_path):
+    folder = made_up(tmp_path / "a", rounds=20)
+    text = (folder / "rounds.jsonl").read_text()
+    (folder / "rounds.jsonl").write_text("\n".join(text.splitlines()[:5]) + '\n{"round": 6, "sel')
+    made = content(read(folder))
+    assert "1 unfinished" in page(made)
+    (folder / "rounds.jsonl").write_text("")
+    assert "fedavg" in page(content(read(folder)))
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(fk.RequestError, match="at least one run"):
+        write_report([], tmp_path / "a.html")
+    with pytest.raises(fk.FolderError, match="not a run"):
+        write_report([tmp_path], tmp_path / "a.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fk.FolderError, match="cannot write"):
+        write_report([made_up(tmp_path / "r", rounds=1)], tmp_path / "file" / "a.html")
+
+
+def test_label_tables_are_those_of_the_partition(real_runs):
+    made = content(read(real_runs / "fedavg" / "0"))
+    (table,) = made.settings[0].labels
+    assert table.clients == 20
+    assert np.allclose(np.sum(table.shares, axis=0), 1)
+    assert sum(table.sizes) > 1000
+
+
+def test_figures_of_every_chart_in_every_format(real_runs, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    made = content(read(*(p.parent for p in sorted(real_runs.rglob("experiment.toml")))))
+    files = write_figures(made, tmp_path / "figures", kinds=("svg",))
+    names = {file.stem for file in files}
+    assert {"accuracy-by-round", "accuracy-by-byte", "drift-by-round", "spectrum", "labels", "landscape-line"} <= names
+    assert all(file.stat().st_size > 2000 for file in files)
+    (few,) = [
+        f for f in write_figures(content(read(real_runs / "fedavg" / "0")), tmp_path, ("png",)) if f.stem == "labels"
+    ]
+    assert few.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(fk.RequestError, match="image file"):
+        write_figures(made, tmp_path, kinds=("gif",))

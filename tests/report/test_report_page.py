@@ -1,0 +1,211 @@
+"""The page in a real browser: headless Chromium, driven through its own driver."""
+
+import shutil
+import tempfile
+
+import pytest
+from invented import made_up
+
+from fedkeel.report.page import write_report
+
+selenium = pytest.importorskip("selenium", reason="selenium is not installed")
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BROWSER or not DRIVER, reason="chromium and chromedriver are not installed"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = BROWSER
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options.add_argument(f"--user-data-dir={profile}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        yield driver
+        driver.quit()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    def open_page(folders, width=1280, height=900):
+        file = tmp_path / "report.html"
+        write_report(folders, file)
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+        )
+        browser.get(file.as_uri())
+        assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
+        return Page(browser)
+
+    yield open_page
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+class Page:
+    """What a reader does with the page."""
+
+    def __init__(self, browser):
+        self.browser = browser
+
+    def count(self, selector):
+        return self.browser.execute_script("return document.querySelectorAll(arguments[0]).length", selector)
+
+    def texts(self, selector):
+        return self.browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent.trim())", selector
+        )
+
+    def click(self, selector):
+        self.browser.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+    def path(self, title, series):
+        """The drawn line of a method in a chart; None when it is not there."""
+        return self.browser.execute_script(
+            "return document.querySelector(`figure[data-title='${arguments[0]}'] [data-series='${arguments[1]}']`)"
+            "?.getAttribute('d') ?? null",
+            title,
+            series,
+        )
+
+    def shown(self, selector):
+        return self.browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].filter((e) => e.checkVisibility()).length", selector
+        )
+
+    def sideways(self):
+        return self.browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+
+
+def folders_of(root):
+    return sorted(path.parent for path in root.rglob("experiment.toml"))
+
+
+def test_everything_is_drawn(opened, real_runs):
+    page = opened(folders_of(real_runs))
+    titles = page.texts("figure h3")
+    for title in (
+        "Test accuracy",
+        "Client drift ‖wᵢ − wₜ‖",
+        "Distance between clients by band",
+        "Labels of 20 clients",
+    ):
+        assert title in titles
+    for title in (
+        "Update cosines: fedfft",
+        "Loss surface: fedavg",
+        "CKA of clients: fedavg",
+        "Bands over rounds: fedfft",
+    ):
+        assert title in titles
+    assert page.shown("figure") == page.count("figure")
+    assert page.count("figure .chart:empty") == 0
+    assert page.count("canvas") == 2
+    assert page.count("[d*=NaN], [x*=NaN], [y*=NaN], [cx*=NaN]") == 0
+    assert len(page.texts("#summary tbody tr")) == 2
+
+
+def test_methods_can_be_switched_off_and_on(opened, real_runs):
+    page = opened(folders_of(real_runs))
+    chip = "#chips .chip:nth-child(1)"
+    before = page.path("Test accuracy", "fedavg")
+    panels = page.shown(".small figure")
+    page.click(chip)
+    assert page.path("Test accuracy", "fedavg") is None
+    assert page.path("Test accuracy", "fedfft") is not None
+    assert page.count("tr.off") == 1
+    assert page.shown(".small figure") == panels // 2
+    page.click(chip)
+    assert page.path("Test accuracy", "fedavg") == before
+
+
+def test_axes_and_scales_change(opened, real_runs):
+    page = opened(folders_of(real_runs))
+    by_round, linear = page.path("Test accuracy", "fedavg"), page.path("Training loss", "fedavg")
+    page.click("[data-x=bytes]")
+    assert "sent both ways" in page.texts("figure[data-title='Test accuracy'] text")
+    page.click("[data-x=seconds]")
+    assert page.path("Test accuracy", "fedavg") != by_round  # seconds differ from round to round
+    page.click("[data-x=rounds]")
+    assert page.path("Test accuracy", "fedavg") == by_round
+    page.click("figure[data-title='Training loss'] .toggle")
+    assert page.path("Training loss", "fedavg") != linear
+    assert page.count("figure[data-title='Test accuracy'] .band") == 2
+    page.click("#bands")
+    assert page.count(".band") == 0
+
+
+def test_pointing_at_a_chart_tells_its_numbers(opened, real_runs):
+    from selenium.webdriver import ActionChains
+
+    page = opened(folders_of(real_runs))
+    chart = page.browser.find_element("css selector", "figure[data-title='Test accuracy'] svg")
+    ActionChains(page.browser).move_to_element(chart).perform()
+    (tip,) = page.texts("#tip")
+    assert tip.startswith("round 2")
+    assert "fedavg" in tip
+    assert "fedfft" in tip
+    assert "%" in tip
+
+
+def test_the_table_is_sorted_by_a_click(opened, tmp_path):
+    levels = {"fedavg": 0.6, "fedsam": 0.9, "scaffold": 0.7}
+    page = opened([made_up(tmp_path / name, method=name, level=level) for name, level in levels.items()])
+    page.click("#summary thead th:nth-child(3) button")
+    assert page.texts("#summary tbody td:first-child") == ["fedsam", "scaffold", "fedavg"]
+    page.click("#summary thead th:nth-child(3) button")
+    assert page.texts("#summary tbody td:first-child") == ["fedavg", "scaffold", "fedsam"]
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_no_width_scrolls_sideways(opened, real_runs, width):
+    assert opened(folders_of(real_runs), width=width).sideways() <= 0
+
+
+def test_one_plain_run_has_no_empty_parts(opened, tmp_path):
+    page = opened([made_up(tmp_path / "only", tracked=False)])
+    assert page.texts("h1") == ["fedavg on digits"]
+    assert page.shown("#spectrum, #landscape, #kept") == 0
+    assert page.shown("#curves, #drift, #clients, #methods, #reproduce") == 5
+    assert page.shown("#bands") == 0
+
+
+def test_settings_are_shown_one_at_a_time(opened, tmp_path):
+    page = opened([made_up(tmp_path / str(size), batch_size=8, model=size) for size in ("mlp", "logistic")])
+    assert page.shown("#summary table") == 1
+    page.browser.execute_script(
+        "const s = document.getElementById('setting'); s.value = '1'; s.dispatchEvent(new Event('change'))"
+    )
+    assert page.shown("#summary table") == 1
+    assert page.shown("figure[data-title='Test accuracy']") == 1
+
+
+def test_twenty_methods(opened, tmp_path):
+    rates = [0.01 * n for n in range(1, 21)]
+    page = opened([made_up(tmp_path / f"{rate}", lr=rate, tracked=False) for rate in rates], width=390)
+    assert page.count("#chips .chip") == 20
+    assert page.count("figure[data-title='Test accuracy'] .curve") == 20
+    assert page.sideways() <= 0
+
+
+def test_it_prints(opened, real_runs):
+    page = opened(folders_of(real_runs))
+    import base64
+
+    pdf = base64.b64decode(page.browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert pdf.startswith(b"%PDF")
+    assert page.count("body.paper") == 0  # back to the screen's widths afterwards

@@ -1,0 +1,245 @@
+"""Single rules against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.objectives import Given, calibrated, distil
+from fedkeel.rules.critical import scores
+from fedkeel.rules.learned import Attraction, adam
+from fedkeel.rules.perturbations import by_tensor_number
+from fedkeel.rules.probes import cosine_of, sketch
+from fedkeel.trees import cosine, stack
+
+ZERO = torch.tensor(0.0, dtype=torch.float64)
+
+
+def tree(**leaves):
+    return fk.Tree.of({name: torch.tensor(value, dtype=torch.float64) for name, value in leaves.items()})
+
+
+def at(params, start=None, message=None, gradient=None, step=0, loss=None):
+    return fk.Local(
+        params, start or params, message or {"params": params}, gradient, ZERO + 0.1, torch.tensor(step), ZERO + 2,
+        torch.tensor(0), loss
+    )  # fmt: skip
+
+
+def reports(**slots):
+    return {name: v if isinstance(v, fk.Tree) else torch.tensor(v, dtype=torch.float64) for name, v in slots.items()}
+
+
+def stacked(*rows):
+    return stack([tree(w=row) for row in rows])
+
+
+def near(found, expected, atol=1e-6):
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=atol, rtol=0)
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------
+def test_weights_from_losses():
+    losses = reports(loss=[1.0, 2.0, 3.0], size=[1.0, 1.0, 1.0])
+    near(fk.ByOthersLoss()(losses, {}), [5 / 12, 1 / 3, 1 / 4])
+    near(fk.ByLoss()(losses, {}), [6 / 11, 3 / 11, 2 / 11], 1e-7)
+    near(fk.ByOthersLoss()(reports(loss=[3.0], size=[1.0]), {}), [1.0])
+    near(fk.ByOthersLoss()(reports(loss=[0.0, 0.0], size=[1.0, 1.0]), {}), [0.5, 0.5])
+
+
+def test_q_fedavg():
+    given = reports(loss_before=[1.0, 2.0], lr=[0.1, 0.1], size=[1.0, 1.0]) | {"delta": stacked([-0.1, 0], [0, -0.2])}
+    near(given["delta"].average(fk.Fair(1.0)(given, {}))["w"], [-0.028571, -0.114286])
+    near(given["delta"].average(fk.Fair(0.0)(given, {}))["w"], [-0.05, -0.1])
+    near(fk.FairShares(1.0)(given, {}), [1 / 3, 2 / 3])
+
+
+def test_feddisco():
+    given = reports(size=[5.0, 3.0, 2.0], histogram=[[5.0, 5], [10, 0], [9, 1]])
+    near(fk.ByDiscrepancy()(given, {}), [0.75, 0.091771, 0.158229])
+    near(fk.ByDiscrepancy(a=100.0, b=-100.0)(given, {}), [0.5, 0.3, 0.2])  # nothing left: by size
+
+
+def test_fedscam_weights_and_radii():
+    heterogeneity = torch.tensor([1.0, 2, 4]) * (1 - 0.5 * torch.tensor([0.5, 0, -0.5])).clamp(min=0)
+    assert heterogeneity.tolist() == [0.75, 2, 5]
+    given = reports(size=[100.0, 100, 200], heterogeneity=[0.75, 2.0, 5.0], alignment=[0.5, 0.0, -0.5])
+    near(fk.ByAgreement(1.0, 0.8)(given, {}), [0.6, 0.25, 0.15])
+    given["alignment"] -= 10  # nobody agrees: by size
+    near(fk.ByAgreement(1.0, 0.8)(given, {}), [0.25, 0.25, 0.5])
+    for h, radius in ((0.75, 0.028571), (2.0, 0.016667), (5.0, 0.008333)):
+        state = {"heterogeneity": ZERO + h}
+        found = fk.AdaptiveRadius(0.05, 1.0).step(tree(w=[3.0, 4.0]), state, at(tree(w=[0.0, 0.0])))[0]
+        assert found.norm().item() == pytest.approx(radius, abs=1e-6)
+
+
+def test_opposed_updates_of_one_cluster_count_less():
+    given = reports(size=[1.0, 1.0], heterogeneity=[0.0, 0.0], alignment=[0.0, 0.0])
+    given["delta"] = stacked([2.0, 0.0], [-1.0, 0.1])
+    near(fk.ByAgreement(clustering=True, lam=0.5)(given, {}), [2 / 3, 1 / 3])
+
+
+def test_sketches_keep_angles_and_are_linear():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (fk.Tree.of({"w": torch.randn(5000, dtype=torch.float64, generator=generator)}) for _ in range(2))
+    mixed = a + 0.5 * b
+    assert abs(cosine_of(sketch(a, 512), sketch(mixed, 512)) - cosine(a, mixed)) < 0.15
+    torch.testing.assert_close(sketch(mixed, 512), sketch(a, 512) + 0.5 * sketch(b, 512))
+    assert torch.equal(sketch(a, 5000), a.buffer)
+
+
+def test_fedawa():
+    w, delta = tree(w=[1.0, 0.0]), stacked([0.0, 1.0], [1.0, 0.0])
+    spread = Attraction.of(delta, w)
+    near(spread.apart, [0.292893, 0.0])
+    assert spread.cost(torch.zeros(2, dtype=torch.float64)).item() == pytest.approx(0.853553, abs=1e-6)
+    released = fk.ByAttraction(released=True)
+    given = reports(size=[8.0, 2.0], client=[0.0, 1.0]) | {"delta": delta}
+    near(released(given, {"params": w, "attraction": torch.zeros(1, dtype=torch.float64)}), [0.645656, 0.354344])
+    server = released.server_step(w, {"params": w, "attraction": torch.zeros(1, dtype=torch.float64)}, given)[1]
+    moved = torch.softmax(torch.tensor([0.8, 0.2], dtype=torch.float64) + server["attraction"], 0)
+    assert moved[0].item() in (pytest.approx(0.645199, abs=1e-6), pytest.approx(0.646113, abs=1e-6))
+
+
+def test_fedawa_remembers_clients_not_places():
+    w, start = tree(w=[1.0, 0.0]), torch.zeros(1, dtype=torch.float64)
+    given = reports(size=[1.0, 1.0], client=[5.0, 2.0]) | {"delta": stacked([0.0, 1.0], [1.0, 0.0])}
+    kept = fk.ByAttraction().server_step(w, {"params": w, "attraction": start}, given)[1]["attraction"]
+    assert len(kept) == 6
+    assert kept[[0, 1, 3, 4]].abs().max() == 0
+    assert kept[2] * kept[5] < 0
+
+
+def test_fedlaw_gradient():
+    """L = ½ w², w_k = 0 and 2, λ = ½ each, γ = 1: ∂L/∂x = (−½, ½), ∂L/∂y = 1."""
+    state = {"models": stacked([0.0], [2.0]), "x": torch.zeros(2, dtype=torch.float64), "y": ZERO.clone()}
+    state |= {f"{n}_{m}": torch.zeros_like(state[n]) for n in "xy" for m in ("first", "second")}
+    here = fk.AtMixture().step(tree(w=[0.0]), state, at(tree(w=[7.0])))[0]
+    assert here["w"].item() == pytest.approx(1.0 - 7.0)
+    after = fk.LearnMixture(1.0).step(tree(w=[1.0]), state, at(tree(w=[7.0])))[1]
+    near(after["x_first"] / 0.5, [-0.5, 0.5])
+    assert (after["y_first"] / 0.5).item() == pytest.approx(1.0)
+    direction = adam(torch.tensor([3.0, -2.0]), torch.zeros(2), torch.zeros(2), 1)[0]
+    torch.testing.assert_close(direction, torch.tensor([1.0, -1.0]))
+
+
+# ---- server --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("form", "expected"), [("heavy-ball", 5.61), ("ema", 0.561), ("nesterov", 8.049)])
+def test_three_forms_of_server_momentum(form, expected):
+    rule, update = fk.ServerMomentum(0.9, form), tree(w=[1.0])
+    server, far = rule.server_slots(update), 0.0
+    for _ in range(3):
+        move, server = rule.server_step(update, server, {})
+        far += move["w"].item()
+    assert far == pytest.approx(expected)
+
+
+def test_fedlws_shrinks_by_layers():
+    w = fk.Tree.of({"fc.weight": torch.tensor([3.0, 4.0], dtype=torch.float64)})
+    delta = stack([fk.Tree.of({"fc.weight": torch.tensor(d, dtype=torch.float64)}) for d in ([0, 0.4], [0.6, 0])])
+    update = fk.Shrink().server_step(delta.mean(), {"params": w}, {"delta": delta})[0]
+    near((w + update)["fc.weight"], [3.297428, 4.196727])
+    nothing = fk.Shrink().server_step(delta.mean(), {"params": w.zeros()}, {"delta": delta})[0]
+    near(nothing["fc.weight"], [0.3, 0.2])
+
+
+# ---- perturbations -------------------------------------------------------------------------------------------------
+def test_fedlesam_released_and_paper():
+    u = fk.Tree.of({"a": torch.tensor([0.3, -0.1]), "b": torch.tensor([0.5, 0.2, 0.4])})
+    released = -0.1 * by_tensor_number(u)
+    assert released["a"].tolist() == pytest.approx([-0.075, -0.075], abs=1e-6)
+    assert released["b"].tolist() == pytest.approx([0.025] * 3, abs=1e-6)
+    state = {"last_seen": u.zeros(), "seen": torch.tensor(1.0)}
+    paper = fk.GlobalDirection(0.1).step(u, state, at(u))[0]
+    assert paper["a"].tolist() == pytest.approx([-0.04045, 0.01348], abs=1e-5)
+    assert fk.GlobalDirection(0.1).step(u, state | {"seen": torch.tensor(0.0)}, at(u))[0].norm() == 0
+
+
+def test_fedsmoo_dual_limits_itself():
+    rule, state, seen = fk.AdmmPerturbation(0.1), {"mu_i": tree(w=[0.0])}, []
+    for _ in range(14):
+        _, state = rule.step(tree(w=[0.95]), state, at(tree(w=[0.0]), message={"s": tree(w=[0.0])}))
+        seen.append(round(state["mu_i"]["w"].item(), 4))
+    assert seen == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 0.9, 1.0, 0.9, 1.0]
+
+
+def test_fedsol_radius_per_parameter():
+    w, g = tree(w=[3.0, 4.0]), tree(w=[0.0, 5.0])
+    near(fk.DistilAscent(1.0, adaptive=True).step(g, {}, at(w, message={"params": w.zeros()}))[0]["w"], [0.0, 0.8])
+    near(fk.DistilAscent(1.0).step(1e-9 * g, {}, at(w))[0]["w"], [0.0, 0.0])  # rounding noise
+
+
+def test_plgu_spares_what_is_personal():
+    w, sent, g = tree(a=[2.0], b=[2.0]), tree(a=[2.0], b=[1.0]), tree(a=[1.0], b=[1.0])
+    found = fk.SharedLayers(0.05).step(g, {}, at(w, message={"params": sent}))[0]
+    assert (found["a"].item(), found["b"].item()) == (pytest.approx(0.1), pytest.approx(0.0, abs=1e-9))
+
+
+# ---- critical layers -----------------------------------------------------------------------------------------------
+def test_layer_radius():
+    g = tree(one=[3.0, 0.0], two=[0.0, 4.0])
+    critical = scores(g).zeros() | tree(one=1.0)
+    found = fk.LayerRadius(0.05, 0.9).step(g, {"critical": critical}, at(g))[0]
+    near(found["one"], [0.54, 0.0])
+    near(found["two"], [0.0, 0.04])
+    assert found.norm().item() == pytest.approx(0.54148, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("after", "change", "span"), [([5.0, 6, 7], 25.0, 0.0), ([0.0, 2, 2], 1 / 3, 1 / 12), ([1.0, 1, 1], 2 / 3, -1.0)]
+)
+def test_sensitivities(after, change, span):
+    before, now = tree(w=[0.0, 1.0, 2.0]), tree(w=after)
+    for rule, expected in ((fk.ByChange(), change), (fk.ByRange(), span)):
+        _, state = rule.finish({}, {"sensitivity": scores(now)}, at(now, start=before))
+        assert state["sensitivity"]["w"].item() == pytest.approx(expected)
+
+
+def test_critical_layers_are_never_biases_and_never_too_many():
+    names = {"conv.weight": 0.2, "conv.bias": 9.0, "bn.weight": 8.0, "fc.weight": 0.5, "last.weight": 0.0}
+    params = fk.Tree.of({name: torch.zeros(2) for name in names})
+    state = {"critical": scores(params), "sensitivity": fk.Tree.of({n: torch.tensor(v) for n, v in names.items()})}
+
+    def chosen(rule):
+        critical = rule.finish({}, state, at(params))[1]["critical"]
+        return {name for name, value in critical.items() if value == 1}
+
+    assert chosen(fk.CriticalLayers(1)) == {"fc.weight"}
+    assert chosen(fk.CriticalLayers(99)) == {"conv.weight", "fc.weight", "last.weight"}
+    assert chosen(fk.CriticalLayers(1, "lowest")) == {"conv.weight"}
+
+
+@pytest.mark.parametrize("sensitivity", ["change", "minmax", "taylor", "exact"])
+@pytest.mark.parametrize("choose", ["highest", "lowest", "random"])
+def test_every_sensitivity_and_choice_runs(small, sensitivity, choose):
+    method = fk.METHODS["fedfsa"](sensitivity=sensitivity, choose=choose, top=1)
+    run = fk.run(
+        fk.Experiment(problem=small, method=method, rounds=2, epochs=2, batch_size=4, lr=0.05), engine="serial"
+    )
+    assert not any(record.dropped for record in run.records)
+
+
+# ---- objectives ----------------------------------------------------------------------------------------------------
+def test_calibrated_and_distilled_losses():
+    z, counts = torch.tensor([[1.0, 0.0]]), torch.tensor([16.0, 1.0])
+    target = torch.tensor([0])
+    assert calibrated(z, target, 1.0, Given(histogram=counts)).item() == pytest.approx(0.201413, abs=1e-6)
+    alone = calibrated(z, target, 1.0, Given(histogram=torch.tensor([16.0, 0.0])))
+    assert alone.item() == pytest.approx(0.0, abs=1e-6)
+    assert distil(z, target, 3.0, Given(reference=z)).item() == pytest.approx(0.0, abs=1e-7)
+    other = torch.tensor([[0.0, 3.0]])
+    p, q = torch.softmax(other / 3, -1), torch.softmax(z / 3, -1)
+    assert distil(z, target, 3.0, Given(reference=other)).item() == pytest.approx((p * (p / q).log()).sum().item())
+
+
+# ---- personal ------------------------------------------------------------------------------------------------------
+def test_fedala_merges_in_part():
+    """θ_i = 0, θ_g = 2, gradient 0.3, W = 1: W becomes 0.4 and θ̂ = 0.8."""
+    own, sent = tree(w=[0.0]), tree(w=[2.0])
+    state = {"own_head": own, "merge": own.ones()}
+    _, state = fk.LearnMerge(1.0).step(tree(w=[0.3]), state, at(sent))
+    assert state["merge"]["w"].item() == pytest.approx(0.4)
+    assert fk.BeginMerged().start(sent, state, {})[0]["w"].item() == pytest.approx(0.8)
+    moved = fk.Merge(("w",)).step(sent.zeros(), state, at(sent))[0]
+    assert (sent + moved)["w"].item() == pytest.approx(0.8)
