@@ -97,7 +97,9 @@ def load(data: Mapping[str, Any]) -> Method:
     phases = settings.pop("phases", None)
     if single and phases:
         raise MethodError("a method has either phases or perturb and gradient, not both.")
-    extra = {part: _load_phase(settings.pop(part)) for part in ("server_phase", "final") if part in settings}
+    extra: dict[str, Any] = {
+        part: _load_phase(settings.pop(part)) for part in ("server_phase", "final") if part in settings
+    }
     weights = load_rule(settings.pop("weights", {"rule": "BySize"}))
     if not isinstance(weights, Weighting):
         raise MethodError(

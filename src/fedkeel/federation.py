@@ -32,7 +32,8 @@ from fedkeel.local_data import PARTITION, node_problem, server_problem
 from fedkeel.machine import device_of, steady
 from fedkeel.problem import Problem
 from fedkeel.record import RoundRecord
-from fedkeel.run import Loop, claim
+from fedkeel.loop import Loop
+from fedkeel.run import claim
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.states import write_whole

@@ -16,7 +16,7 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     try:
         import optuna
     except ImportError:
-        raise RequestError("sampler = \"optuna\" needs Optuna.", "pip install 'fedkeel[sweep]'") from None
+        raise RequestError('sampler = "optuna" needs Optuna.', "pip install 'fedkeel[sweep]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = key(sweep.seeds[0], "optuna") % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))

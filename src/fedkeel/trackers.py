@@ -14,7 +14,7 @@ from typing import Any
 from fedkeel.errors import RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.record import RoundRecord
-from fedkeel.run import Progress
+from fedkeel.loop import Progress
 from fedkeel.runs import Run
 
 MEASURES = ("loss", "accuracy", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")

@@ -12,7 +12,20 @@ from typing import Annotated
 import click
 import typer
 
-from fedkeel.cli import compare, datasets, doctor, export, methods, models, pages, reproduce, run, sweep
+from fedkeel.cli import (
+    analyse,
+    compare,
+    datasets,
+    doctor,
+    export,
+    methods,
+    models,
+    pages,
+    report,
+    reproduce,
+    run,
+    sweep,
+)
 from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
@@ -34,7 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, compare, sweep, reproduce, methods, datasets, models, export, doctor):
+for module in (run, compare, sweep, reproduce, report, analyse, methods, datasets, models, export, doctor):
     module.add_to(app)
 
 

@@ -14,7 +14,7 @@ from fedkeel.cli.console import duration, measured, say, stderr
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
     from fedkeel.record import RoundRecord
-    from fedkeel.run import Progress as Watcher
+    from fedkeel.loop import Progress as Watcher
     from fedkeel.runs import Run
 
 

@@ -11,6 +11,7 @@ from fedkeel.cli import pages
 from fedkeel.cli.console import say, stderr, stdout
 from fedkeel.cli.pages import argument, option
 from fedkeel.cli.stopping import Stopped
+from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Plan
@@ -61,6 +62,10 @@ def run(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    track: Track = "",
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMlflow = False,
+    wandb: ToWandb = False,
     out: Annotated[
         Path | None, option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…")
     ] = None,
@@ -92,7 +97,12 @@ def run(
     plans = [
         Plan(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
-    carry_out(plans, Machine(engine, workers, device, precision), json=json, progress=not no_progress)
+    carry_out(
+        plans,
+        Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
+        json=json,
+        progress=not no_progress,
+    )
 
 
 def resume(
@@ -102,6 +112,10 @@ def resume(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    track: Track = "",
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMlflow = False,
+    wandb: ToWandb = False,
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -118,7 +132,12 @@ def resume(
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
         plans.append(Plan(experiment.composed.name, experiment, path))
-    carry_out(plans, Machine(engine, workers, device, precision), json=json, progress=not no_progress)
+    carry_out(
+        plans,
+        Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
+        json=json,
+        progress=not no_progress,
+    )
 
 
 def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedkeel.cli.pages import option
 
 if TYPE_CHECKING:
-    from fedkeel.run import Progress
+    from fedkeel.loop import Progress
     from fedkeel.trackers import Several
 
 Track = Annotated[str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, state.")]

@@ -12,6 +12,7 @@ import torch
 
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
+from fedkeel.cli.tracking import Tracking
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, read_experiment
@@ -38,6 +39,7 @@ class Machine:
     workers: int | None = None
     device: str = "auto"
     precision: str = "float32"
+    tracking: Tracking = Tracking()
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -103,16 +105,18 @@ def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Out
             outcomes.append(Outcome(plan, made, found=True))
             continue
         try:
-            made = run(
-                plan.experiment,
-                out=plan.folder,
-                engine=machine.engine,
-                workers=machine.workers,
-                device=machine.device,
-                dtype=PRECISIONS[machine.precision],
-                progress=display.watch(title),
-                command=sys.argv,
-            )
+            with machine.tracking.followers(display.watch(title), title, plan.folder) as progress:
+                made = run(
+                    plan.experiment,
+                    out=plan.folder,
+                    engine=machine.engine,
+                    workers=machine.workers,
+                    device=machine.device,
+                    dtype=PRECISIONS[machine.precision],
+                    progress=progress,
+                    command=sys.argv,
+                    track=machine.tracking.track,
+                )
         except RunError as error:
             complain(f"{title}: {error.message}", error.hint)
         outcomes.append(Outcome(plan, made))
