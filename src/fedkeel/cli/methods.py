@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import facts, stdout, table
-from fedkeel.cli.pages import argument
+from fedkeel.cli.pages import argument, option
 
 if TYPE_CHECKING:
     from fedkeel.cards import MethodCard
@@ -27,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 def methods(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
+    pages_in: Annotated[Path | None, option("--pages", metavar="DIR", help="Write a page for each method.")] = None,
 ) -> None:
     """List the methods, or show one: its rules, settings, costs and papers.
 
@@ -35,7 +37,11 @@ def methods(
     """
     from fedkeel.cards import card, cards
 
-    if name is None:
+    if pages_in is not None:
+        from fedkeel.method_pages import write_pages
+
+        stdout().print(f"{len(write_pages(pages_in))} pages written to {pages_in}")
+    elif name is None:
         show_table(cards(), stdout())
     else:
         show_card(card(name), stdout())
