@@ -23,6 +23,7 @@ check: .venv/developing
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/engines_cpu.py
+	$(BIN)/python benchmarks/filter_cpu.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

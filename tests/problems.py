@@ -3,6 +3,9 @@
 import torch
 
 import fedkeel as fk
+from fedkeel.methods import build
+from fedkeel.models.bottleneck import Bottleneck
+from fedkeel.objectives import objective_of
 
 CURVATURE = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
 CENTRE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
@@ -12,6 +15,17 @@ def quadratic(params, batch):
     """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: one value per sample."""
     curvature, centre = batch
     return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
+
+
+def model_for(method, otherwise):
+    """`otherwise`, or that network with a random code if the method needs one."""
+    method = build(method) if isinstance(method, str) else method
+    if not any(objective_of(name)[0].of for name in method.objectives):
+        return otherwise
+    *body, last = otherwise
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return Bottleneck(torch.nn.Sequential(*body), last.in_features, last.out_features, code=4, samples=3)
 
 
 def small_problem(sizes=(7, 12, 5, 1, 9, 16), classes=3, test=40):

@@ -29,10 +29,10 @@ from fedkeel.errors import RequestError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
 from fedkeel.local_data import PARTITION, node_problem, server_problem
+from fedkeel.loop import Loop
 from fedkeel.machine import device_of, steady
 from fedkeel.problem import Problem
 from fedkeel.record import RoundRecord
-from fedkeel.loop import Loop
 from fedkeel.run import claim
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker

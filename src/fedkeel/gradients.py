@@ -48,7 +48,7 @@ class Workspace:
         """The gradient of the objective on a batch, and the loss."""
         kind, number = objective_of(objective)
         reference = self.output(message["params"], message.get("buffers", buffers), batch) if kind.reference else None
-        given = Given(reference, batch.histogram, message)
+        given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:
             torch.manual_seed(batch.key)

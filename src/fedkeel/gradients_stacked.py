@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample
 from fedkeel.engines.feed import StackedBatch
@@ -76,7 +77,7 @@ class StackedWorkspace:
         reference = self.reference(batch, aim, buffers)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
-        given = (batch.mask, reference, batch.histogram)
+        given = (batch.mask, reference, batch.histogram, batch.noise)
         dims = (0, 0, 0, *(None if part is None else 0 for part in given))
         with torch.set_grad_enabled(aim.kind.differentiable), stackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
@@ -103,13 +104,14 @@ class StackedWorkspace:
         mask: Tensor | None,
         reference: Tensor | None,
         histogram: Tensor | None,
+        noise: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one client, and its buffers afterwards."""
 
         def loss(model: Model) -> Tensor:
-            output = self.task.predict(model, tensors)
-            output = None if output is None else output.to(self.task.dtype)
-            return self.judged(aim, model, tensors, output, mask, reference, histogram)
+            output = self.task.output(model, tensors, aim.kind, noise)
+            output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
+            return self.judged(aim, model, tensors, output, mask, reference, histogram, noise)
 
         if self.inside is None:
             return loss(leaves), {}
@@ -121,23 +123,26 @@ class StackedWorkspace:
         aim: Aim,
         model: Model,
         tensors: Sample,
-        output: Tensor | None,
+        output: Any,
         mask: Tensor | None,
         reference: Tensor | None,
         histogram: Tensor | None,
+        noise: Tensor | None,
     ) -> Tensor:
-        """The mean of the objective over the real samples of one client."""
+        """The mean, or the total, of the objective over the real samples of one client."""
         if aim.kind.losses is not None:
-            losses = aim.kind.losses(output, tensors[-1], aim.number, Given(reference, histogram, aim.message))
+            given = Given(reference, histogram, aim.message, noise)
+            losses = aim.kind.losses(output, tensors[-1], aim.number, given)
         elif mask is None:
             losses = self.task.judge(self.task.mean_loss, model, tensors, output)
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
-            return losses if losses.dim() == 0 else losses.mean()
+            return losses if losses.dim() == 0 else losses.sum() if aim.kind.total else losses.mean()
         if losses.dim() == 0:
             losses = self.each(model, tensors, output)
-        return ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum() / mask.sum()
+        total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
+        return total if aim.kind.total else total / mask.sum()
 
     def each(self, model: Model, tensors: Sample, output: Tensor | None) -> Tensor:
         """Sample by sample, for a loss that returns the mean."""
@@ -181,8 +186,9 @@ class StackedWorkspace:
             members = torch.tensor([c for c, n in enumerate(batch.sizes) if n == size], device=tree.device)
             theirs = None if buffers is None else Tree(buffers.buffer[members], buffers.layout)
             histogram = None if batch.histogram is None else batch.histogram[members]
+            noise = None if batch.noise is None else batch.noise[members]
             part = StackedBatch(
-                tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram
+                tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram, noise
             )
             found = self.together(Tree(params.buffer[members], params.layout), part, aim, theirs)
             tree[members], loss[members] = found.tree.buffer, found.loss
@@ -214,7 +220,7 @@ class KernelWorkspace(StackedWorkspace):
         reference = self.reference(batch, aim, buffers)
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
-        given = (batch.mask, reference, batch.histogram)
+        given = (batch.mask, reference, batch.histogram, batch.noise)
         judge = vmap(
             partial(self.judged, aim, module), in_dims=(0, 0, *(None if part is None else 0 for part in given))
         )

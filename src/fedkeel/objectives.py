@@ -1,7 +1,8 @@
 """What a gradient may be the gradient of, by name: the problem's own loss, or one that a method brings along.
 
 A name may carry a number: `distil:3` is distillation at temperature 3. Each objective is a function of the model's
-output and the targets that gives one value per sample, so any engine can offer it.
+output and the targets that gives one value per sample, so any engine can offer it. One may ask for another output than
+that of `forward`: of a method that the model must have.
 """
 
 from __future__ import annotations
@@ -23,17 +24,24 @@ class Given(NamedTuple):
     reference: Tensor | None = None  # the output of the model that the server sent, on the same samples
     histogram: Tensor | None = None  # how many samples of each class the client has
     message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
+    key: Tensor | None = None  # 0-d int64: randomness for this (seed, round, client, step)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """`losses(output, target, number, given)`: one value per sample. None: the problem's own loss."""
+    """`losses(output, target, number, given)`: one value per sample. None: the problem's own loss.
+
+    `of`: the method of the model that gives the output, called with the step's key too if "key" is in `asks`; empty:
+    the model itself. `total`: the values of a batch are added up, not averaged.
+    """
 
     losses: Callable[[Any, Tensor, float, Given], Tensor] | None = None
     number: float = 0.0
     reference: bool = False
     asks: tuple[str, ...] = ()
     differentiable: bool = True
+    of: str = ""
+    total: bool = False
 
 
 def distil(output: Tensor, target: Tensor, temperature: float, given: Given) -> Tensor:
@@ -52,11 +60,50 @@ def calibrated(output: Tensor, target: Tensor, tau: float, given: Given) -> Tens
     return functional.cross_entropy(shifted, target, reduction="none")
 
 
+def bottleneck(output: tuple[Tensor, Tensor, Tensor], target: Tensor, beta: float, given: Given) -> Tensor:
+    """Cross-entropy averaged over samples of the code, + β KL(r_y ‖ q(z|x)); r_y: the common prior of the label."""
+    code, prior = output[:2], prior_of(target, given)
+    return sampled_cross_entropy(output[2], target) + beta * divergence(*prior, *code)
+
+
+def bottleneck_usual(output: tuple[Tensor, Tensor, Tensor], target: Tensor, beta: float, given: Given) -> Tensor:
+    """The same with the usual direction of the divergence, β KL(q(z|x) ‖ r_y)."""
+    code, prior = output[:2], prior_of(target, given)
+    return sampled_cross_entropy(output[2], target) + beta * divergence(*code, *prior)
+
+
+def prior_of(target: Tensor, given: Given) -> tuple[Tensor, Tensor]:
+    """μ and σ of each label, as the server sent them."""
+    ((_, mean),), ((_, spread),) = given.message["prior_mean"].items(), given.message["prior_spread"].items()
+    return mean[target], spread[target]
+
+
+def sampled_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean over draws of `[batch, draws, classes]`."""
+    each = target.unsqueeze(1).expand(logits.shape[:2])
+    return -functional.log_softmax(logits, -1).gather(-1, each.unsqueeze(-1)).squeeze(-1).mean(1)
+
+
+def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: Tensor) -> Tensor:
+    """KL(N(μ, σ) ‖ N(μ', σ')) = Σ log(σ'/σ) + (σ² + (μ − μ')²) / 2σ'² − ½, over the last axis."""
+    ratio = (spread / other_spread).square()
+    return 0.5 * (ratio - 1 - ratio.log() + ((mean - other_mean) / other_spread).square()).sum(-1)
+
+
+def at_target(output: Tensor, target: Tensor, number: float, given: Given) -> Tensor:
+    """The output of each sample's own class: its slope in a linear head collects what went into that head by class."""
+    return output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
 OBJECTIVES: dict[str, Objective] = {
     "loss": Objective(),
     "value": Objective(differentiable=False),
     "distil": Objective(distil, 3.0, reference=True),
     "calibrated": Objective(calibrated, 1.0, asks=("histogram",)),
+    "bottleneck": Objective(bottleneck, 1e-3, asks=("key",), of="sampled"),
+    "bottleneck-usual": Objective(bottleneck_usual, 1e-3, asks=("key",), of="sampled"),
+    "precision": Objective(at_target, of="precision", total=True),
+    "evidence": Objective(at_target, of="evidence", total=True),
 }
 
 

@@ -17,6 +17,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
+NORMALS = 0x5851F42D4C957F2D  # sets normal numbers apart
 _GOLDEN, _FIRST, _SECOND, _30, _27, _31 = (np.uint64(n) for n in (GOLDEN, FIRST, SECOND, 30, 27, 31))
 
 
@@ -79,6 +80,16 @@ def keyed_uniforms(of: Tensor, count: int) -> Tensor:
     z = (z ^ _shifted(z, 30)) * FIRST_SIGNED
     z = (z ^ _shifted(z, 27)) * SECOND_SIGNED
     return _shifted(z ^ _shifted(z, 31), 11).to(torch.float64) * 2.0**-53
+
+
+def keyed_normals(of: Tensor, count: int) -> Tensor:
+    """`count` standard normal numbers in float64 (Box & Muller 1958); more of them begin with the same.
+
+    They share nothing with the uniforms of the same key.
+    """
+    pairs = keyed_uniforms(of ^ NORMALS, count + count % 2).unflatten(0, (-1, 2))
+    radius, angle = (-2 * torch.log1p(-pairs[:, :1])).sqrt(), 2 * torch.pi * pairs[:, 1:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1).flatten()[:count]
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:

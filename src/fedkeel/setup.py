@@ -199,6 +199,12 @@ def check_fit(method: Method, task: Task) -> None:
                 f"{method.name} needs the outputs of a model ({name}), but this problem has only params.",
                 "give it a module: Problem(model=…)",
             )
+        of = objective_of(name)[0].of
+        if of and not callable(getattr(task.module, of, None)):
+            raise MethodError(
+                f"{method.name} needs a model with a random code ({of}), which {type(task.module).__name__} lacks.",
+                f"use one that has: {', '.join(n for n, c in MODELS.items() if 'code' in c.defaults)}",
+            )
     if "histogram" in method.asks and task.problem.classes is None:
         raise MethodError(f"{method.name} counts the samples of each class.", "say how many there are: classes=10")
     if method.server_phase is not None and task.problem.proxy is None:

@@ -27,12 +27,13 @@ CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same
 class Batch(NamedTuple):
     """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
 
-    `histogram` counts the client's samples of each class, for objectives that ask for it.
+    `histogram` counts the client's samples of each class and `noise` is the step's key, for objectives that ask.
     """
 
     tensors: Sample
     key: int | None = None
     histogram: Tensor | None = None
+    noise: Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -109,9 +110,16 @@ class Task:
             raw = self.problem.prepare(raw, keys)
         return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in raw)
 
-    def batch(self, client: int, rows: Rows, keys: NDArray[np.uint64] | None = None, key: int | None = None) -> Batch:
+    def batch(
+        self,
+        client: int,
+        rows: Rows,
+        keys: NDArray[np.uint64] | None = None,
+        key: int | None = None,
+        noise: Tensor | None = None,
+    ) -> Batch:
         histogram = self.histogram(client) if "histogram" in self.asks else None
-        return Batch(self.ready(self.clients.rows(client, rows), keys), key, histogram)
+        return Batch(self.ready(self.clients.rows(client, rows), keys), key, histogram, noise)
 
     def histogram(self, client: int) -> Tensor:
         """How many training samples of each class a client has; counted when first asked for."""
@@ -127,6 +135,15 @@ class Task:
     def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Tensor | None:
         return model(*(tensors[:-1] or tensors)) if isinstance(model, nn.Module) else None
 
+    def output(
+        self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, kind: Objective, noise: Tensor | None
+    ) -> Any:
+        """What an objective judges: the model's prediction, or what another of its methods gives."""
+        if not kind.of:
+            return self.predict(model, tensors)
+        given = () if noise is None or "key" not in kind.asks else (noise,)
+        return getattr(model, kind.of)(*tensors[:-1], *given)
+
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
         return self.judge(self.problem.loss, model, tensors, output)
@@ -134,13 +151,13 @@ class Task:
     def loss(
         self, model: nn.Module | Mapping[str, Tensor], batch: Batch, kind: Objective, number: float, given: Given
     ) -> Tensor:
-        """The mean of an objective over a batch."""
-        output = self.predict(model, batch.tensors)
+        """The mean of an objective over a batch, or its total."""
+        output = self.output(model, batch.tensors, kind, batch.noise)
         if kind.losses is None:
             losses = self.judge(self.mean_loss, model, batch.tensors, output)
         else:
             losses = kind.losses(output, batch.tensors[-1], number, given)
-        return losses if losses.dim() == 0 else losses.mean()
+        return losses if losses.dim() == 0 else losses.sum() if kind.total else losses.mean()
 
     def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         if not isinstance(model, nn.Module):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from fedkeel.randomness import bits, choice, key, keyed_uniforms, permutation, uniforms
+from fedkeel.randomness import bits, choice, key, keyed_normals, keyed_uniforms, permutation, uniforms
 
 
 def test_keys_do_not_change_from_process_to_process():
@@ -23,6 +23,19 @@ def test_every_part_of_a_key_matters():
     assert len(keys) == 5 * 2 * 5 * 50
     assert key(1, "a", 2, 3) != key(1, "a", 3, 2)
     assert all(0 <= k < 2**63 for k in keys)
+
+
+def test_normals_are_normal_and_a_function_of_key_and_place():
+    of = torch.tensor(key(0, "rule", 1))
+    many = keyed_normals(of, 40001)
+    assert many.shape == (40001,)
+    assert abs(many.mean().item()) < 0.02
+    assert abs(many.std().item() - 1) < 0.02
+    assert abs((many**4).mean().item() - 3) < 0.1
+    assert abs((many[:-1] * many[1:]).mean().item()) < 0.02
+    assert torch.equal(keyed_normals(of, 9), many[:9])
+    keys = torch.tensor([key(0, "rule", i) for i in range(3)])
+    assert torch.equal(vmap(lambda k: keyed_normals(k, 9))(keys)[1], many[:9])
 
 
 def test_torch_draws_the_numbers_numpy_draws_also_under_vmap():

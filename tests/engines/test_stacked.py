@@ -25,10 +25,12 @@ from fedkeel.method import Method
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.round import broadcast, init_server, server_round
-from fedkeel.rule import Local, Rule, State
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.buffers import ShareBuffers
+from fedkeel.setup import head_of
 from fedkeel.task import Task, add_up
 from fedkeel.trees import Tree, stack, tensors
+from problems import model_for
 
 SIZES = (7, 4, 9, 1, 5)
 ROUNDS = ([0, 2, 3], [1, 2, 4])
@@ -67,6 +69,12 @@ def problem(**changes: Any) -> fk.Problem:
     return fk.Problem(**(usual | changes))
 
 
+def settled(name: str, task: Task) -> Method:
+    """The method of that name, fitted to the model."""
+    setting = Setting(task.initial.layout, head_of(task), epochs=2)
+    return build(name).each_rule(lambda rule: rule.settled(setting))
+
+
 def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tuple[State, dict[int, State], list[State]]:
     """Everything that anyone knows after some rounds: the server, the clients, all reports."""
     server, store, sent = init_server(method, task.initial, task.buffers), dict[int, State](), []
@@ -100,9 +108,9 @@ def both(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns_what_it_learns_serially(name: str) -> None:
-    method = build(name).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
-    given, training = problem(), Training(seed=1, epochs=2, batch_size=3)
-    task = Task(given, dtype=torch.float64, asks=method.asks)
+    given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=2, batch_size=3)
+    task = Task(given, dtype=torch.float64, asks=build(name).asks)
+    method = settled(name, task).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
     serial = train(SerialEngine(task, method, training), method, task)
     for lift in (vmapped, broadcasting):
         if lift is broadcasting and any(rule.random for rule in method.rules):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_stacked import difference, problem, train
+from problems import model_for
+from test_stacked import difference, network, problem, settled, train
 
 from fedkeel.engines.engine import Training
 from fedkeel.engines.lifts import broadcasting, fused, vmapped
@@ -30,8 +31,9 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "lift", "dtype", "bound"), CASES)
 def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dtype, bound: float) -> None:
-    method, training = build(name), Training(seed=1, epochs=2, batch_size=3)
-    one, other = (Task(problem(), device="cuda", dtype=d, asks=method.asks) for d in (torch.float64, dtype))
+    training, given, asks = Training(seed=1, epochs=2, batch_size=3), model_for(name, network()), build(name).asks
+    one, other = (Task(problem(model=given), device="cuda", dtype=d, asks=asks) for d in (torch.float64, dtype))
+    method = settled(name, one)
     serial = train(SerialEngine(one, method, training), method, one)
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound

@@ -1,5 +1,7 @@
 """A federation inside one process: real client apps, messages and contexts, and whatever goes wrong between them."""
 
+from dataclasses import replace
+
 import torch
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -10,7 +12,7 @@ from fedkeel.engines.flower.client import Node, app_of, partition_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.federation import serve
 from fedkeel.setup import method_of, problem_of, task_maker
-from problems import small_problem
+from problems import model_for, small_problem
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # a running app has these
 
@@ -88,4 +90,6 @@ def experiment(problem, method="scaffold", **changes):
     settings = dict(
         rounds=3, participation=1.0, epochs=(1, 2), batch_size=4, lr=0.1, lr_decay=0.9, weight_decay=1e-3, clip=5.0
     )
+    if isinstance(problem.model, torch.nn.Sequential):
+        problem = replace(problem, model=model_for(method, problem.model))
     return fk.Experiment(problem=problem, method=method, **settings | changes)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli import pages
+from fedkeel.cli.pages import argument, option
 
 
 def add_to(group: typer.Typer) -> None:
@@ -21,21 +22,21 @@ def add_to(group: typer.Typer) -> None:
 
 
 def flower(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings of one experiment.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
-    method: Annotated[str | None, typer.Option(metavar="NAME", help="Another method than the file's.")] = None,
+    experiment: Annotated[Path, argument(metavar="EXPERIMENT.toml", help="Settings of one experiment.")],
+    folder: Annotated[Path, argument(metavar="DIR", help="A new folder for the app.")],
+    method: Annotated[str | None, option(metavar="NAME", help="Another method than the file's.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05 …")
+        list[str] | None, option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05 …")
     ] = None,
     data: Annotated[
         str,
-        typer.Option(
+        option(
             metavar="SOURCE",
             help="partition: each node takes its part of the data set; folder: each has its own files; "
             "module:function: a loader.",
         ),
     ] = "partition",
-    clients: Annotated[int, typer.Option(metavar="N", help="How many nodes have data of their own.")] = 0,
+    clients: Annotated[int, option(metavar="N", help="How many nodes have data of their own.")] = 0,
 ) -> None:
     """Write a Flower app that trains an experiment in a real federation.
 

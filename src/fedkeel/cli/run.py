@@ -103,6 +103,8 @@ def run(
         json=json,
         progress=not no_progress,
     )
+    if request == Request() and not json:
+        report_on([plan.folder for plan in plans], (out or Path("runs")) / "quickstart.html")
 
 
 def resume(
@@ -160,6 +162,14 @@ def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool
         results.show(outcomes, stdout())
     if any(outcome.run is None for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def report_on(folders: list[Path], page: Path) -> None:
+    """The quick start's page."""
+    from fedkeel.report.page import write_report
+
+    write_report(folders, page, title="fedkeel: the quick start")
+    stdout().print(f"\nCurves, drift and the clients' labels: {page}", soft_wrap=True)
 
 
 def how_to_go_on(plans: list[Plan]) -> str:

@@ -25,13 +25,15 @@ class StackedBatch(NamedTuple):
     """The samples of one step of all stacked clients, `[clients, batch, …]`.
 
     Short batches are filled up with samples of the same client. `mask` is 1 for real samples and None when all are;
-    `sizes` counts them, on the host. `histogram` is one row of class counts for each client, where it is asked for.
+    `sizes` counts them, on the host. `histogram` is one row of class counts for each client, and `noise` the key of
+    each client's step, where they are asked for.
     """
 
     tensors: Sample
     mask: Tensor | None
     sizes: tuple[int, ...]
     histogram: Tensor | None = None
+    noise: Tensor | None = None
 
 
 class Store:
@@ -77,8 +79,13 @@ class Steps:
     sizes: NDArray[np.int64]  # [steps, clients] real samples; 0 where the client has finished
     seeds: NDArray[np.uint64] | None  # [steps, clients, batch]
     draws: NDArray[np.int64] | None  # [steps, clients, batch, numbers]
-    keys: Tensor  # [steps, clients], for random rules
+    keys: Tensor  # [steps, clients], for random rules and objectives
     histogram: Tensor | None = None  # [clients, classes]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether an objective reads the key of the step."""
+        return "key" in self.store.task.asks
 
     @property
     def padded(self) -> bool:
@@ -116,6 +123,7 @@ class Steps:
                 mask[s, :, :wide] if short else None,
                 tuple(int(n) or wide for n in sizes),
                 self.histogram,
+                keys[s] if self.noisy else None,
             )
             yield Moment(batch, steps[s], keys[s], active[s] if self.padded else None)
 
@@ -154,7 +162,8 @@ def gathered(store: Store, index: Tensor, draws: Tensor | None) -> Sample:
 
 def steps_of(store: Store, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase) -> Steps:
     """The plan of a phase: the same rows and the same draws as if each client were alone."""
-    task, random = store.task, any(rule.random for rule in phase.rules)
+    task = store.task
+    random = "key" in task.asks or any(rule.random for rule in phase.rules)
     plans = [planned(task, training, round, client, number, phase) for client in clients]
     steps, wide = max(map(len, plans)), max(len(rows) for plan in plans for rows in plan)
     index = np.zeros((steps, len(clients), wide), dtype=np.int64)

@@ -48,7 +48,7 @@ class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
     def __init__(self, body: Body, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps):
-        self.store, self.body = steps.store, body
+        self.store, self.body, self.noisy = steps.store, body, steps.noisy
         self.carry: Carry = copied(carry)
         self.fixed: Fixed = copied(fixed)
         self.inputs: Inputs = roomier(inputs)
@@ -80,7 +80,8 @@ class Graph:
             assert index is not None
             assert keys is not None
             clients, wide = index.shape
-            batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram)
+            noise = keys if self.noisy else None
+            batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
             carry, loss = self.body(carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
             self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
             self.step += 1

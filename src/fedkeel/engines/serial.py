@@ -65,13 +65,15 @@ class SerialEngine:
 
     def moments(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[Moment]:
         of = key(self.training.seed, "samples", round, client, index)
-        random = any(rule.random for rule in phase.rules)
+        noisy = "key" in self.task.asks
+        random = noisy or any(rule.random for rule in phase.rules)
         keys = step_keys(self.training, round, client, index, len(plan)) if random else None
         for step, rows in enumerate(plan):
             began = time.perf_counter()
             seeds = sample_keys(of, step, rows) if self.task.augments else None
             seed = key(of, "module", step) if self.task.stochastic else None
-            batch = self.task.batch(client, rows, seeds, seed)
+            drawn = keys[step] if noisy and keys is not None else None
+            batch = self.task.batch(client, rows, seeds, seed, drawn)
             self.seconds.add("data", time.perf_counter() - began)
             yield Moment(batch, self.counter(step), self.nothing if keys is None else keys[step])
 

@@ -26,7 +26,7 @@ from fedkeel.methods.lookback import (
     fedwmsam,
     fedwmsam_released,
 )
-from fedkeel.methods.personalised import ditto, fedala, fedper
+from fedkeel.methods.personalised import ditto, fedala, fedcr, fedper
 from fedkeel.methods.sharpness import (
     fedasam,
     fedgamma,
@@ -116,6 +116,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedlaw": fedlaw,
     "fedper": fedper,
     "fedala": fedala,
+    "fedcr": fedcr,
     "ditto": ditto,
 }
 

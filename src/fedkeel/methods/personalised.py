@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase, method
-from fedkeel.rules import BeginMerged, BySize, LearnMerge, Merge, OwnModel, PrivateLayers
+from fedkeel.rules import (
+    BeginMerged,
+    BySize,
+    CommonPrior,
+    LearnMerge,
+    Merge,
+    NotePrecision,
+    OwnModel,
+    PrivateLayers,
+    Uniform,
+)
 from fedkeel.rules.layers import HEAD
 
 
@@ -21,6 +32,25 @@ def fedala(rate: float = 1.0, share: float = 0.8, head: tuple[str, ...] = (HEAD,
     merge = Merge(tuple(head))
     learn = Phase((merge,), (LearnMerge(rate),), epochs=share, trains=False, uploads=False)
     return Method("fedala", (learn, Phase(gradient=(BeginMerged(),))), BySize(), papers=("fedala",))
+
+
+def fedcr(beta: float = 0.001, beta2: float = 1.0, usual: bool = False) -> Method:
+    """A private head on a random code, and codes drawn towards one prior for each class that all clients share.
+
+    Needs a model with a random code, such as lenet-cr. usual=True turns the divergence round: β KL(q(z|x) ‖ r_y).
+
+    Paper: an information bottleneck, whose divergence is usually that of the code from the prior. Released code:
+    β KL(r_y ‖ q(z|x)); experts are gathered during the last epoch; beta2 = 0 unless set, which keeps the prior at
+    N(0, 1); evaluation averages the logits of several draws. Here: the released direction, experts of one more pass
+    after training, beta2 = 1, beta of FedFSA's runs; evaluation takes the mean of the code, which gives the expected
+    logits.
+    """
+    if beta < 0:
+        raise MethodError(f"beta must not be negative: {beta}", "see `fedkeel methods fedcr` for the defaults")
+    train = Phase(objective=f"bottleneck{'-usual' if usual else ''}:{beta:g}")
+    measure = Phase((NotePrecision(),), (CommonPrior(beta2),), epochs=1, trains=False, uploads=False,
+                    objective="evidence")  # fmt: skip
+    return Method("fedcr", (train, measure), Uniform(), personal=(PrivateLayers(),), papers=("fedcr",))
 
 
 def ditto(lam: float = 0.1) -> Method:

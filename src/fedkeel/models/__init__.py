@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedkeel.errors import ModelError, nearest
+from fedkeel.models.bottleneck import coded
 from fedkeel.models.card import Images, ModelCard, Numbers, Shape, Tokens
 from fedkeel.models.classifier import head
 from fedkeel.models.cnn import leaf_cnn, lenet_fsa, small_cnn
@@ -55,6 +56,25 @@ MODELS: dict[str, ModelCard] = {
         takes=Images(smallest=16),
         notes="Three sizes, chosen by the images: one channel is the Fashion-MNIST network (4 and 12 filters), sides "
         "up to 32 the CIFAR one (64 and 64), larger ones the Tiny-ImageNet one (32 and 32; 512 and 1024 units).",
+    ),
+    "mlp-cr": ModelCard(
+        title="Two-layer perceptron with a random code",
+        paper="FedAvg's 2NN with FedCR's bottleneck",
+        about="mlp whose last layer gives mean and spread of a code, and a linear head on that",
+        make=partial(coded, mlp),
+        takes=Numbers(),
+        defaults={"width": 200, "code": 64, "samples": 18},
+        notes="For data too small for lenet-cr; the sizes are our choice.",
+    ),
+    "lenet-cr": ModelCard(
+        title="Five-layer CNN of FedFSA with a random code",
+        paper="FedCR",
+        about="lenet-fsa whose last layer gives mean and spread of a code of 512 numbers, and a linear head on that",
+        make=partial(coded, lenet_fsa),
+        takes=Images(smallest=16),
+        defaults={"code": 512, "samples": 18},
+        notes="Training draws each code 18 times; evaluation takes its mean, where the release averages the logits of "
+        "18 draws. Sizes as in the release's commands for CIFAR-100; its argument parser has 256, and 15 draws.",
     ),
     "resnet18-gn": ModelCard(
         title="ResNet-18, GroupNorm, ImageNet stem",

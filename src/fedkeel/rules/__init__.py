@@ -26,6 +26,7 @@ from fedkeel.rules.critical import (
     NoteRemoval,
 )
 from fedkeel.rules.detrending import ClipMedian, GaussianDetrend, PoolDetrend
+from fedkeel.rules.experts import CommonPrior, NotePrecision
 from fedkeel.rules.filters import HighPass, HighPass2d, LowPass, RandomBand, Rescale
 from fedkeel.rules.layers import On, OnlyLayers
 from fedkeel.rules.learned import AtMixture, ByAttraction, LearnMixture, OnProxy
@@ -68,6 +69,7 @@ RULES: dict[str, type[Rule]] = {
     "ClipHere": ClipHere,
     "ClipMedian": ClipMedian,
     "ClipNorm": ClipNorm,
+    "CommonPrior": CommonPrior,
     "ControlVariates": ControlVariates,
     "CriticalLayers": CriticalLayers,
     "DecayHere": DecayHere,
@@ -91,6 +93,7 @@ RULES: dict[str, type[Rule]] = {
     "MeasureNorm": MeasureNorm,
     "Merge": Merge,
     "MixGradients": MixGradients,
+    "NotePrecision": NotePrecision,
     "NoteRemoval": NoteRemoval,
     "On": On,
     "OnProxy": OnProxy,
@@ -138,6 +141,7 @@ __all__ = [
     "ClipHere",
     "ClipMedian",
     "ClipNorm",
+    "CommonPrior",
     "ControlVariates",
     "CriticalLayers",
     "DecayHere",
@@ -161,6 +165,7 @@ __all__ = [
     "MeasureNorm",
     "Merge",
     "MixGradients",
+    "NotePrecision",
     "NoteRemoval",
     "On",
     "OnProxy",
