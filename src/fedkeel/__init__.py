@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from fedkeel.rules.detrending import ClipMedian as ClipMedian
     from fedkeel.rules.detrending import GaussianDetrend as GaussianDetrend
     from fedkeel.rules.detrending import PoolDetrend as PoolDetrend
+    from fedkeel.rules.experts import CommonPrior as CommonPrior
+    from fedkeel.rules.experts import NotePrecision as NotePrecision
     from fedkeel.rules.filters import HighPass as HighPass
     from fedkeel.rules.filters import HighPass2d as HighPass2d
     from fedkeel.rules.filters import LowPass as LowPass
@@ -132,6 +134,7 @@ PUBLIC: dict[str, str] = {
     ),
     "fedkeel.rules.critical": "ByChance ByChange ByRange ByRemoval ByTaylor CriticalLayers LayerRadius NoteRemoval",
     "fedkeel.rules.detrending": "ClipMedian GaussianDetrend PoolDetrend",
+    "fedkeel.rules.experts": "CommonPrior NotePrecision",
     "fedkeel.rules.filters": "HighPass HighPass2d LowPass RandomBand Rescale",
     "fedkeel.rules.layers": "On OnlyLayers",
     "fedkeel.rules.learned": "AtMixture ByAttraction LearnMixture OnProxy",

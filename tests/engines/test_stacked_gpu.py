@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from problems import model_for
 from test_stacked import difference, network, problem, settled, train
 
 from fedkeel.engines.engine import Training
@@ -15,6 +14,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.methods import METHODS, build
 from fedkeel.task import Task
+from problems import model_for
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

@@ -33,6 +33,17 @@ def test_a_simulation_resumes(tmp_path):
     same(fk.run(exp, engine="serial"), again)
 
 
+def test_a_final_phase_follows_the_simulation():
+    given = problem()
+    tested = fk.Problem(
+        model=given.model, loss=given.loss, clients=given.clients, test=given.test, classes=3, tests=given.clients
+    )
+    exp = experiment(tested, "fedavg-ft", evaluation={})
+    serial, flower = fk.run(exp, engine="serial"), fk.run(exp, engine="flower", workers=2)
+    assert "tuned" in serial.result
+    assert serial.result == flower.result
+
+
 def test_what_the_users_code_raises_is_named(caplog):
     given = problem()
 

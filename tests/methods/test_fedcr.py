@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import model_for, small_problem
 
 import fedkeel as fk
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
+from fedkeel.models import build
 from fedkeel.objectives import Given, bottleneck, bottleneck_usual, divergence
 from fedkeel.randomness import key
 from fedkeel.round import broadcast, init_server
 from fedkeel.rules.experts import CommonPrior
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.trees import Tree, stack
+from problems import model_for, small_problem
 
 
 def number(value):
@@ -107,7 +108,8 @@ def trained(exp):
     method = method_of(exp, task)
     message = broadcast(method, init_server(method, task.initial))
     engine = SerialEngine(task, method, Training(exp.seed, exp.epochs, exp.batch_size))
-    return engine, engine.train(message, 0, 0.05, [0], [None])[0]
+    before = engine.train(message, 0, 0.05, [0], [None])[0].state
+    return engine, engine.train(message, 1, 0.05, [0], [before])[0]  # of a second round: nothing is left of the first
 
 
 def test_a_client_reports_the_sums_over_its_samples_of_each_class():
@@ -162,8 +164,9 @@ def test_heads_can_be_tuned_at_the_end():
 
 
 def test_it_learns_on_digits():
+    small = build("mlp-cr", shape=(1, 8, 8), classes=10, seed=0, width=32, code=16, samples=4)
     exp = fk.Experiment(
-        dataset="digits", model="mlp-cr", method="fedcr", rounds=6, participation=0.5, epochs=2, batch_size=16, lr=0.1,
+        dataset="digits", model=small, method="fedcr", rounds=6, participation=0.5, epochs=2, batch_size=16, lr=0.1,
         partition={"kind": "dirichlet", "clients": 10, "alpha": 0.5}, evaluation={"share": 0.3},
     )  # fmt: skip
     accuracy = [record.accuracy for record in fk.run(exp, engine="serial").records]

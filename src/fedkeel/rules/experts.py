@@ -51,7 +51,8 @@ class CommonPrior(Rule):
     """A Gaussian for each class: the product of N(0, 1) and of every participant's experts, its samples' codes.
 
     1/σ̄² = 1 + Σ 1/σ², μ̄ = σ̄² Σ μ/σ²; then beta2 of the new μ̄ and σ̄, and the rest of the old. A class that no
-    participant has keeps its prior. beta2 = 0 keeps N(0, 1) for good.  (FedCR, Zhang et al. 2023)
+    participant has keeps its prior. beta2 = 0 keeps N(0, 1) for good. After NotePrecision, in the gradient chain of the
+    same phase: Σ μ/σ² is the slope of its objective, `evidence`, in the head's weights.  (FedCR, Zhang et al. 2023)
     """
 
     beta2: float = 1.0

@@ -36,6 +36,7 @@ from fedkeel.engines.flower.client import Node, app_of, partition_of
 from fedkeel.engines.flower.engine import FlowerEngine
 from fedkeel.engines.flower.roster import Roster
 
+THREAD = "flower simulation"
 START = 180.0  # seconds the simulation may take to come up
 
 
@@ -63,8 +64,14 @@ def simulated(
     make_task: Callable[[Problem], Task],
     workers: int | None,
     terms: Terms | None = None,
-) -> FlowerEngine:
-    """Start a simulation with one node for each client; the server's copy of states is what checkpoints hold."""
+) -> FlowerEngine | SerialEngine:
+    """Start a simulation with one node for each client; the server's copy of states is what checkpoints hold.
+
+    A process has room for one simulation: while it runs, another engine (of a method's final phase) is a serial one,
+    which gives the same bits.
+    """
+    if any(thread.name == THREAD for thread in threading.enumerate()):
+        return SerialEngine(task, method, training)
     problem = task.problem
 
     def make() -> SerialEngine:
@@ -96,7 +103,7 @@ class Simulation:
         self.file, self.clients, self.workers, self.gpu = file, clients, workers, gpu
         self.grids: queue.Queue[Grid | BaseException] = queue.Queue()
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.run, name="flower", daemon=True)
+        self.thread = threading.Thread(target=self.run, name=THREAD, daemon=True)
 
     def start(self) -> Grid:
         for noisy in ("flwr", "ray", "ray._private.worker"):
