@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-fast check bench clean
+.PHONY: run test test-fast test-flower check bench clean
 
 run: .venv/installed
 	$(BIN)/fedkeel run
@@ -16,6 +16,11 @@ test: check
 test-fast: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
+# Flower pins its dependencies, so it is tested in an environment of its own
+test-flower: .venv-flower/installed
+	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/flower
+	.venv-flower/bin/python -m pytest -n 0 -m slow tests/flower tests/cluster
+
 check: .venv/developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,11 +31,16 @@ bench: .venv/developing
 	$(BIN)/python benchmarks/filter_cpu.py
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache
 
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv-flower/installed: pyproject.toml
+	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e ".[flower]" pytest pytest-xdist hypothesis
 	touch $@
 
 # pip learned --group in 25.1

@@ -125,9 +125,8 @@ def compare(name: str, repeats: int) -> None:
     print(f"\n{name}, {count} clients x {size} samples, batches of {batch_size}: {steps} steps a round")
     for variant, values in seconds.items():
         middle = statistics.median(values)
-        print(
-            f"  {variant:20} best {best[variant] * 1e3:9.1f} ms  median {middle * 1e3:9.1f} ms  {best[variant] / loop:5.2f}x the loop"
-        )
+        times = f"best {best[variant] * 1e3:9.1f} ms  median {middle * 1e3:9.1f} ms"
+        print(f"  {variant:20} {times}  {best[variant] / loop:5.2f}x the loop")
 
 
 def many_clients(repeats: int) -> None:

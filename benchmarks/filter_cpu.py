@@ -1,6 +1,6 @@
 """What the spectral filter adds to a SAM step on a CPU, one thread; both parts timed in turn in one run.
 
-    python benchmarks/filter_cpu.py [--repeats 5] [--models resnet20-gn resnet18-gn]
+python benchmarks/filter_cpu.py [--repeats 5] [--models resnet20-gn resnet18-gn]
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fedkeel.gradients import Workspace
 from fedkeel.machine import keep_large_buffers, steady
 from fedkeel.models import build
 from fedkeel.problem import Problem
-from fedkeel.rules import HighPass, Sam
 from fedkeel.rule import Local
+from fedkeel.rules import HighPass, Sam
 from fedkeel.setup import cross_entropy
 from fedkeel.task import Batch, Task
 from fedkeel.trees import Tree

@@ -17,8 +17,8 @@ import torch
 import fedkeel as fk
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.machine import steady
 from fedkeel.loop import Loop
+from fedkeel.machine import steady
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.tracking import observers
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 import torch
-from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 import fedkeel as fk
+from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -202,7 +202,7 @@ class Loop:
             bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
             seconds=round(time.perf_counter() - began, 6),
             accuracy=measures.pop("accuracy", None),
-            absent=sorted(set(selected) - set(answering)),
+            absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
             dropped=dropped,
             extra=measures | tracked,
         )

@@ -13,8 +13,8 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.experiment import Experiment
-from fedkeel.record import RoundRecord
 from fedkeel.loop import Progress
+from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
 
 MEASURES = ("loss", "accuracy", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")

@@ -73,7 +73,7 @@ def test_a_worker_that_dies_is_named(small):
         return torch.zeros(len(output))
 
     problem = fk.Problem(model=small.model, loss=die, clients=small.clients, test=small.test)
-    with pytest.raises(RunError, match="worker process . was killed by signal 9"):
+    with pytest.raises(RunError, match=r"worker process . was killed by signal 9"):
         fk.run(experiment(problem), engine="processes", workers=2)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli import pages
+from fedkeel.cli import flower, pages
 from fedkeel.cli.pages import argument
 
 group = typer.Typer(
@@ -19,6 +19,7 @@ group = typer.Typer(
 
 def add_to(app: typer.Typer) -> None:
     pages.add(group, model, "fedkeel export model runs/fedavg-59601bb60e28 model.safetensors")
+    flower.add_to(group)
     app.add_typer(group, name="export")
     pages.add(app, cite, "fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")
 

@@ -6,11 +6,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from fedkeel.cli import (
     analyse,
@@ -29,6 +30,9 @@ from fedkeel.cli import (
 from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
+
+# from 0.24 on, typer brings a click of its own
+CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] + ".exceptions")
 
 HELP = """Federated learning under client drift: train, compare and look up methods.
 
@@ -87,13 +91,13 @@ def call(arguments: Sequence[str]) -> int:
     except FedkeelError as error:
         complain(error.message, error.hint)
         return error.exit_code
-    except click.UsageError as error:
+    except CLICK.UsageError as error:
         complain(*usage(error))
         return 2
-    except click.ClickException as error:
+    except CLICK.ClickException as error:
         complain(error.format_message())
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", "the same command again goes on with what is not finished")
@@ -111,15 +115,15 @@ def call(arguments: Sequence[str]) -> int:
         return 1
 
 
-def usage(error: click.UsageError) -> tuple[str, str]:
+def usage(error: Any) -> tuple[str, str]:
     """A wrong command line in one line, and where to look."""
     path = error.ctx.command_path if error.ctx is not None else "fedkeel"
     message = error.format_message().splitlines()[0]
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+    if isinstance(error, CLICK.NoSuchOption) and error.ctx is not None:
         known = [name for parameter in error.ctx.command.params for name in parameter.opts]
         return f"{path} has no option: {error.option_name}", f"{nearest(error.option_name, known, 'options')}"
     group = error.ctx.command if error.ctx is not None else None
-    if isinstance(group, click.Group) and message.startswith("No such command"):
+    if isinstance(group, TyperGroup) and message.startswith("No such command"):
         word = message.split("'")[1]
         return f"{path} has no command: {word}", nearest(word, group.commands, "commands")
     return message[:1].lower() + message[1:], f"`{path} --help` shows what it takes, with examples"

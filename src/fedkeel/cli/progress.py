@@ -13,8 +13,8 @@ from fedkeel.cli.console import duration, measured, say, stderr
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
-    from fedkeel.record import RoundRecord
     from fedkeel.loop import Progress as Watcher
+    from fedkeel.record import RoundRecord
     from fedkeel.runs import Run
 
 

@@ -11,6 +11,7 @@ import typer
 from fedkeel.cli import pages
 from fedkeel.cli.console import stdout, table
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
+from fedkeel.errors import RequestError
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
@@ -31,6 +32,7 @@ def sweep(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
         "runs/sweep"
     ),
+    on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
     no_progress: NoProgress = False,
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
@@ -51,7 +53,14 @@ def sweep(
     asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
 
+    if on not in ("here", "ray"):
+        raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
+
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
+        if on == "ray":
+            from fedkeel.sweeps_ray import runs_on_ray
+
+            return runs_on_ray(requests, lambda experiment: out / place_of(experiment), engine, device)
         plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
         with display(not no_progress, [plan.label for plan in plans]) as shown:
             return [outcome.run for outcome in train(plans, machine, shown)]

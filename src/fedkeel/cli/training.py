@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Machine:
     workers: int | None = None
     device: str = "auto"
     precision: str = "float32"
-    tracking: Tracking = Tracking()
+    tracking: Tracking = field(default_factory=Tracking)
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:

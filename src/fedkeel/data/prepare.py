@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class Preparation:
         return (images if self.augment is None else self.augment.apply(images, draws), *rest)
 
 
-@lru_cache(maxsize=None)
+@cache
 def affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """x · scale + shift, by channel."""
     spread = torch.tensor(std, dtype=torch.float64) * 255
