@@ -11,7 +11,8 @@ from fedkeel.data.datasets import SOURCES
 from fedkeel.data.folder import needed_bytes
 from fedkeel.data.partitions import load_partition
 from fedkeel.engines.engine import Training
-from fedkeel.engines.memory import TREES, activation_bytes
+from fedkeel.engines.flower.expected import expected
+from fedkeel.engines.memory import activation_bytes
 from fedkeel.errors import ExperimentError
 from fedkeel.experiment import Experiment
 from fedkeel.models import build
@@ -23,13 +24,17 @@ from fedkeel.setup import cross_entropy, method_of
 from fedkeel.task import Task
 from fedkeel.trees import tensors
 
+TREES = 7  # parameters, gradients and the values between them that live at once while one client trains
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part; `clients` is how many may come to have state, `selected` how many train in a round."""
+    """Bytes by part; `clients` is how many may come to have state, `likely` how many will on average, and `selected` how
+    many train in a round."""
 
     parameters: int
     clients: int
+    likely: float
     selected: int
     server: int
     client: int
@@ -39,8 +44,13 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """Of one process; each worker process has a workspace more. Data are mapped, not read as a whole."""
-        return self.server + self.client * self.clients + self.workspace + self.reports
+        """Of one process, besides what Python and PyTorch take; each worker process has a workspace more.
+
+        At the end of a round the old and the new state of the server and of the selected clients are there. Data are
+        mapped, not read as a whole.
+        """
+        states = 2 * self.server + self.client * (self.likely + self.selected)
+        return round(states) + self.workspace + self.reports
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -58,11 +68,12 @@ def estimate(experiment: Experiment) -> Estimate:
     return Estimate(
         parameters=task.initial.layout.size,
         clients=min(everyone, selected * (experiment.rounds or 1)),
+        likely=everyone * (1 - (1 - selected / everyone) ** (experiment.rounds or 1)),
         selected=selected,
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
         workspace=TREES * tree + activation_bytes(task, method, training),
-        reports=2 * selected * tree,  # as they come, and stacked
+        reports=2 * selected * size(expected(method, task).report),  # as they come, and stacked
         data=needed_bytes(SOURCES[experiment.dataset]),
     )
 
