@@ -29,8 +29,7 @@ TREES = 7  # parameters, gradients and the values between them that live at once
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part; `clients` is how many may come to have state, `likely` how many will on average, and `selected` how
-    many train in a round."""
+    """Bytes by part. `clients` may come to have state, `likely` will on average, and `selected` train in a round."""
 
     parameters: int
     clients: int
