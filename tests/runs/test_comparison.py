@@ -1,0 +1,55 @@
+"""Runs held against each other."""
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.comparison import cost_to, grouped, mean_and_std, paired, unfair
+from fedkeel.record import RoundRecord
+from fedkeel.runs import Run
+from problems import small_problem
+
+
+def made(method, seed, accuracies, **changes):
+    exp = fk.Experiment(problem=small_problem(), method=method, seed=seed, rounds=len(accuracies), **changes)
+    fixed = dict(loss=1.0, drift=1.0, backward_passes=10, bytes_down=6_000_000, bytes_up=4_000_000, seconds=2.0)
+    records = [RoundRecord(i, [0], **fixed, accuracy=a) for i, a in enumerate(accuracies, 1)]
+    return Run(exp, records, {"best": max(accuracies), "last": accuracies[-1]}, {}, None, None, None)
+
+
+def test_runs_are_grouped_by_all_but_their_seed():
+    runs = [made("fedavg", s, [0.5]) for s in (1, 0)] + [made("fedsam", 0, [0.6]), made("fedsam", 0, [0.7], lr=0.01)]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["fedavg", "fedsam (lr=0.1)", "fedsam (lr=0.01)"]
+    assert list(groups[0].runs) == [0, 1]
+
+
+def test_differences_are_paired_by_seed():
+    ours = grouped([made("fedsam", s, [v]) for s, v in enumerate((0.6, 0.8, 0.7))])[0]
+    base = grouped([made("fedavg", s, [v]) for s, v in enumerate((0.5, 0.6, 0.7, 0.9))])[0]
+    told = paired(ours, base)
+    assert told.seeds == 3
+    assert told.mean == pytest.approx(0.1)  # of 0.1, 0.2, 0.0
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom; their deviation is 0.1
+    assert (told.low, told.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
+    assert paired(grouped([made("fedsam", 0, [0.6])])[0], base).low is None
+    assert paired(grouped([made("fedsam", 7, [0.6])])[0], base) is None
+
+
+def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
+    curves = ([0.1, 0.5, 0.4], [0.6, 0.5, 0.4], [0.1, 0.1, 0.1])
+    (group,) = grouped([made("fedavg", seed, curve) for seed, curve in enumerate(curves)])
+    cost = cost_to(group, 0.5)
+    assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
+    assert cost_to(group, 0.9) is None
+
+
+def test_what_else_differs_is_said():
+    same = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
+    assert unfair(same) == []  # each method may have its own learning rate
+    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == ["participation"]
+
+
+def test_means():
+    assert mean_and_std([]) == (None, None)
+    assert mean_and_std([2.0]) == (2.0, None)
+    assert mean_and_std([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))

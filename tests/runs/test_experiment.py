@@ -1,0 +1,179 @@
+"""What the fields of an experiment mean."""
+
+import tomllib
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import save_file
+
+import fedkeel as fk
+from fedkeel.data.clients import HeldOut, TensorClients
+from fedkeel.engines.engine import Training
+from fedkeel.participation import Participation
+from problems import small_problem
+
+
+def experiment(**changes):
+    settings = dict(problem=small_problem(), rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05)
+    return fk.Experiment(**settings | changes)
+
+
+# ---- as data -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", sorted(fk.METHODS))
+def test_an_experiment_survives_a_file(method):
+    exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
+    text = tomli_w.dumps(exp.save())
+    again = fk.Experiment.load(tomllib.loads(text))
+    assert again.composed == exp.composed
+    assert again.save() == exp.save()
+    assert again.fingerprint() == exp.fingerprint()
+
+
+def test_a_fingerprint_is_of_the_result():
+    base = fk.Experiment(dataset="digits", method="fedsam")
+    assert fk.Experiment(dataset="digits", method=fk.METHODS["fedsam"]()).fingerprint() == base.fingerprint()
+    assert base.with_(rounds=7).fingerprint() == base.fingerprint()
+    for changed in ({"lr": 0.011}, {"seed": 1}, {"method": "fedavg"}, {"model": "logistic"}, {"partition_seed": 5}):
+        assert base.with_(**changed).fingerprint() != base.fingerprint()
+
+
+def test_a_file_says_how_a_method_is_composed():
+    by_hand = {
+        "name": "mine",
+        "perturb": [{"rule": "Sam", "rho": 0.1}, {"rule": "HighPass", "ratio": 0.02}],
+        "gradient": [{"rule": "ControlVariates"}],
+        "weights": {"rule": "Uniform"},
+    }
+    loaded = fk.Experiment(dataset="digits", method=by_hand).composed
+    rules = [fk.Sam(0.1), fk.HighPass(0.02)]
+    assert loaded == fk.method("mine", perturb=rules, gradient=[fk.ControlVariates()], weights=fk.Uniform())
+
+
+def test_a_problem_from_python_cannot_be_loaded_from_a_file():
+    with pytest.raises(fk.ExperimentError, match="from Python"):
+        fk.Experiment.load(experiment().save())
+
+
+# ---- who takes part ------------------------------------------------------------------------------------------------
+def test_participation_is_a_fixed_number_or_a_coin_for_each():
+    sizes = np.ones(100, dtype=np.int64)
+    fixed, coins = Participation(0, sizes, 0.1), Participation(0, sizes, "bernoulli:0.1")
+    assert {len(fixed.selected(t)) for t in range(200)} == {10}
+    counts = [len(coins.selected(t)) for t in range(2000)]
+    assert min(counts) >= 1
+    assert abs(np.mean(counts) - 10) < 0.3
+    assert abs(np.var(counts) - 9) < 1.2
+    assert len(Participation(0, np.ones(3, dtype=np.int64), 0.1).selected(0)) == 1
+
+
+def test_an_empty_coin_draw_is_drawn_again():
+    rare = Participation(0, np.ones(2, dtype=np.int64), "bernoulli:0.01")
+    assert all(rare.selected(t) for t in range(50))
+
+
+def test_the_sequence_depends_on_the_seed_and_not_on_the_method():
+    one, other = (
+        fk.run(experiment(participation=0.5, rounds=4)),
+        fk.run(experiment(participation=0.5, rounds=4, method="scaffold", lr=0.01)),
+    )
+    assert [r.selected for r in one.records] == [r.selected for r in other.records]
+    third = fk.run(experiment(participation=0.5, rounds=4, seed=1))
+    assert [r.selected for r in one.records] != [r.selected for r in third.records]
+
+
+def test_unavailable_clients_do_not_answer():
+    run = fk.run(experiment(unavailable=0.5, rounds=20))
+    absent = sum(len(record.absent) for record in run.records)
+    assert 40 <= absent <= 80  # of 120
+    told = run.records[0]
+    per_answer = told.bytes_down // len(told.selected)
+    assert told.bytes_up == per_answer * (len(told.selected) - len(told.absent))
+
+
+def test_a_round_nobody_answers_changes_nothing():
+    run = fk.run(experiment(unavailable=0.999, rounds=3), keep_params=True)
+    quiet = [r for r in run.records if len(r.absent) == len(r.selected)]
+    assert quiet
+    assert all(r.loss is None and r.bytes_up == 0 for r in quiet)
+
+
+def test_stragglers_do_fewer_epochs():
+    drawn = [Training(0, (1, 5), 4).epochs_of(t, c) for t in range(40) for c in range(40)]
+    assert set(drawn) == {1, 2, 3, 4, 5}
+    assert abs(np.mean(drawn) - 3) < 0.1
+
+
+# ---- validation, metrics, start weights ----------------------------------------------------------------------------
+def test_the_validation_share_is_never_trained_on():
+    clients = TensorClients([torch.arange(n) for n in (10, 1, 3, 0)])
+    kept, held = (HeldOut(clients, 0.4, 7, validation=v) for v in (False, True))
+    assert kept.sizes.tolist() == [6, 1, 2, 0]
+    assert held.sizes.tolist() == [4, 0, 1, 0]
+    for client, size in enumerate((10, 1, 3, 0)):
+        rows = [data.rows(client, np.arange(data.sizes[client]))[0].tolist() for data in (kept, held)]
+        assert sorted(rows[0] + rows[1]) == list(range(size))
+    run = fk.run(experiment(validation=0.3))
+    assert run.curve("validation_accuracy")
+
+
+def test_metrics_are_means_over_samples():
+    base = small_problem()
+    metrics = {"mistakes": lambda out, y: (out.argmax(-1) != y).float(), "constant": lambda out, y: torch.tensor(2.0)}
+    problem = fk.Problem(base.loss, base.clients, base.model, test=base.test, metrics=metrics)
+    run = fk.run(experiment(problem=problem))
+    np.testing.assert_allclose(run.curve("mistakes"), 1 - np.array(run.curve("accuracy")), atol=1e-12)
+    assert run.curve("constant") == [2.0, 2.0]
+
+
+def test_training_begins_at_the_start_weights(tmp_path):
+    first = fk.run(experiment(rounds=3))
+    save_file(first.params, tmp_path / "w.safetensors")
+    init = str(tmp_path / "w.safetensors")
+    still = fk.run(experiment(rounds=1, init=init, lr=1e-30))
+    assert all(torch.equal(still.params[n], first.params[n]) for n in first.params)
+    save_file({"0.weight": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(fk.ExperimentError, match="shape"):
+        fk.run(experiment(rounds=1, init=init))
+
+
+def test_the_trained_module_scores_what_the_run_says():
+    problem = small_problem()
+    run = fk.run(experiment(problem=problem, rounds=5))
+    x, y = problem.test
+    assert run.last == pytest.approx(float((run.model()(x).argmax(-1) == y).float().mean()))
+    before = [p.clone() for p in problem.model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, small_problem().model.parameters(), strict=True))
+
+
+def test_a_loss_may_be_a_mean():
+    base = small_problem()
+    mean = fk.Problem(torch.nn.CrossEntropyLoss(), base.clients, base.model, test=base.test)
+    one, other = fk.run(experiment(problem=mean)), fk.run(experiment())
+    torch.testing.assert_close(one.server["params"].buffer, other.server["params"].buffer)
+    np.testing.assert_allclose(one.curve("test_loss"), other.curve("test_loss"), rtol=1e-6)
+
+
+def test_evaluation_every_few_rounds_and_always_at_the_end():
+    run = fk.run(experiment(rounds=5, evaluate_every=2))
+    assert run.rounds("accuracy") == [2, 4, 5]
+    assert len(run.curve("accuracy")) == 3
+
+
+def test_the_last_partial_batch_is_kept():
+    run = fk.run(experiment(rounds=1, epochs=3))
+    sizes = [len(x) for x, _ in small_problem().clients]
+    assert run.records[0].backward_passes == 3 * sum(-(-n // 4) for n in sizes)
+
+
+def test_float64_all_the_way():
+    run = fk.run(experiment(method="fedfft-d"), dtype=torch.float64)
+    assert run.params["0.weight"].dtype == torch.float64
+
+
+def test_a_data_set_of_ours_trains_by_name():
+    run = fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=20, epochs=1, method="fedavg"))
+    assert run.best > 0.5
+    assert run.rounds_to(0.5) is not None
+    assert run.rounds_to(1.1) is None

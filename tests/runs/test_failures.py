@@ -1,0 +1,245 @@
+"""What goes wrong is said in one line with a hint, and nothing is lost."""
+
+import json
+import multiprocessing
+import resource
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel import checkpoint
+from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
+from fedkeel.folder import RunFolder
+from problems import small_problem
+
+
+def experiment(rounds=3, **changes):
+    settings = dict(problem=small_problem(), method="scaffold", participation=0.5, epochs=1, batch_size=4, lr=0.05)
+    return fk.Experiment(rounds=rounds, **settings | changes)
+
+
+def train(path, exp=None):
+    return fk.run(exp or experiment(), out=path, engine="serial", checkpoint_seconds=0.0)
+
+
+def contents(path):
+    return {p.relative_to(path): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def is_one_line_with_a_hint(error):
+    return "\n" not in error.message and error.hint and "\n" not in error.hint
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------
+def test_another_experiment_in_the_folder(tmp_path):
+    train(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(FolderError, match="differs in: lr") as caught:
+        train(tmp_path, experiment(lr=0.06))
+    assert is_one_line_with_a_hint(caught.value)
+    assert caught.value.exit_code == 2
+    assert contents(tmp_path) == before
+
+
+def test_other_data_are_another_experiment(tmp_path):
+    train(tmp_path)
+    with pytest.raises(FolderError, match="problem"):
+        train(tmp_path, experiment(problem=small_problem(sizes=(7, 12, 5, 1, 9, 17))))
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(FolderError, match="not a run"):
+        train(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_runs_into_one_folder(tmp_path):
+    holder = RunFolder(tmp_path)
+    holder.open()
+    with pytest.raises(FolderError, match="another process"):
+        train(tmp_path)
+    holder.close()
+    train(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["/proc/fedkeel-run", "file/inside"])
+def test_a_folder_that_cannot_be_written(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match="cannot write into") as caught:
+        train(where if where.startswith("/") else tmp_path / where)
+    assert is_one_line_with_a_hint(caught.value)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "header"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, caplog):
+    train(tmp_path / "a")
+    expected = train(tmp_path / "b", experiment(5)).result
+    newest = checkpoint.names(tmp_path / "a" / "checkpoint")[0]
+    data = bytearray(newest.read_bytes())
+    if damage == "truncated":
+        data = data[: len(data) // 2]
+    elif damage == "emptied":
+        data = bytearray()
+    else:
+        data[-3 if damage == "flipped" else 20] ^= 1
+    newest.write_bytes(data)
+    assert train(tmp_path / "a", experiment(5)).result == expected
+    assert "damaged checkpoint" in caplog.text
+
+
+def test_when_all_checkpoints_are_damaged_nothing_is_touched(tmp_path):
+    train(tmp_path)
+    for path in checkpoint.names(tmp_path / "checkpoint"):
+        path.write_bytes(b"junk")
+    before = contents(tmp_path)
+    with pytest.raises(FolderError, match=r"no checkpoint .* can be read") as caught:
+        train(tmp_path, experiment(5))
+    assert is_one_line_with_a_hint(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_full_disk(tmp_path):
+    """A file size limit makes every write fail as a full disk does: in the middle of a checkpoint."""
+    train(tmp_path / "a", experiment(2))
+    before = contents(tmp_path / "a" / "checkpoint")
+    room = max(map(len, before.values())) - 100
+
+    def limited(send):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        try:
+            train(tmp_path / "a", experiment(6))
+        except RunError as error:
+            send.send((error.message, error.hint, error.exit_code))
+
+    receive, send = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=limited, args=(send,))
+    child.start()
+    child.join()
+    assert receive.poll(), "the run did not notice that its files could not be written"
+    message, hint, exit_code = receive.recv()
+    assert message.startswith("cannot write")
+    assert "\n" not in message
+    assert "resume" in hint
+    assert exit_code == 1
+    assert checkpoint.newest(tmp_path / "a" / "checkpoint")[0].round >= 2
+    assert not [p for p in (tmp_path / "a").rglob("*") if "partial" in p.name]
+    train(tmp_path / "b", experiment(6))
+    train(tmp_path / "a", experiment(6))
+    assert (tmp_path / "a" / "result.json").read_bytes() == (tmp_path / "b" / "result.json").read_bytes()
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+def poisoned(client):
+    problem = small_problem()
+    clients = list(problem.clients)
+    clients[client] = (torch.full_like(clients[client][0], float("nan")), clients[client][1])
+    return fk.Problem(model=problem.model, loss=problem.loss, clients=clients, test=problem.test)
+
+
+def test_a_diverged_client_is_left_out_and_changes_nothing(caplog):
+    everyone = [[0, 1, 2], [0, 1, 2]]
+    with_it = fk.run(experiment(2, problem=poisoned(1), participants=everyone))
+    without = fk.run(experiment(2, problem=poisoned(1), participants=[[0, 2], [0, 2]]))
+    assert torch.equal(with_it.server["params"].buffer, without.server["params"].buffer)
+    assert torch.equal(with_it.server["c"].buffer, without.server["c"].buffer)
+    assert [record.dropped for record in with_it.records] == [[1], [1]]
+    assert "left out" in caplog.text
+
+
+def test_a_diverged_client_can_stop_the_run(tmp_path):
+    exp = experiment(4, problem=poisoned(1), participants=[[0], [2], [0, 1], [0]], on_nonfinite="stop")
+    with pytest.raises(RunError, match=r"client 1 is not finite in round 3") as caught:
+        train(tmp_path, exp)
+    assert caught.value.exit_code == 1
+    assert is_one_line_with_a_hint(caught.value)
+    assert checkpoint.names(tmp_path / "checkpoint")[0].name == "00000002.safetensors"
+
+
+def test_when_everyone_diverges_the_run_stops():
+    with pytest.raises(RunError, match="not finite"):
+        fk.run(experiment(1, problem=poisoned(1), participants=[[1]]))
+
+
+def test_numbers_that_are_no_numbers_become_null(tmp_path):
+    problem = small_problem()
+    bad = (torch.full_like(problem.test[0], float("inf")), problem.test[1])
+    train(tmp_path, experiment(1, problem=fk.Problem(problem.loss, problem.clients, problem.model, test=bad)))
+    line = json.loads((tmp_path / "rounds.jsonl").read_text(), parse_constant=lambda c: pytest.fail(c))
+    assert line["extra"]["test_loss"] is None
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"method": "fedavgg"}, MethodError, "unknown method: fedavgg"),
+        ({"method": {"name": "fedsam", "rhoo": 1}}, MethodError, "no hyper-parameter: rhoo"),
+        ({"method": {"name": "fedsam", "rho": -1}}, MethodError, "rho must not be negative"),
+        ({"method": {"name": "feddyn", "lam": 0}}, MethodError, "lam must be positive"),
+        ({"method": 3}, ExperimentError, "name or a Method"),
+        ({"rounds": 0}, ExperimentError, "rounds must be"),
+        ({"batch_size": 2.5}, ExperimentError, "batch_size must be"),
+        ({"lr": -0.1}, ExperimentError, "lr must be a number above 0"),
+        ({"lr": "fast"}, ExperimentError, "lr must be a number"),
+        ({"epochs": (3, 1)}, ExperimentError, "epochs must be"),
+        ({"participation": 1.5}, ExperimentError, "participation must be"),
+        ({"participation": "bernoulli:x"}, ExperimentError, "participation must be"),
+        ({"validation": 1.0}, ExperimentError, "validation must be"),
+        ({"on_nonfinite": "ignore"}, ExperimentError, "on_nonfinite must be one of"),
+        ({"problem": None}, ExperimentError, "either a dataset or a problem"),
+        ({"dataset": "digits"}, ExperimentError, "either a dataset or a problem"),
+        ({"problem": None, "dataset": "digitz"}, DataError, "unknown data set: digitz"),
+        ({"problem": None, "dataset": "digits", "partition": "dirichelt"}, ExperimentError, "unknown partition"),
+        ({"problem": None, "dataset": "digits", "partition": "iid"}, ExperimentError, "lacks: clients"),
+        ({"participants": [[99]]}, ExperimentError, "client 99"),
+        ({"participants": [[]]}, ExperimentError, "empty or repeat"),
+        ({"participants": [[0]], "rounds": 2}, ExperimentError, "cover 1 rounds"),
+        ({"init": "/nowhere.safetensors"}, ExperimentError, "cannot read start weights"),
+    ],
+)
+def test_a_wrong_request_names_the_value(changes, error, words):
+    with pytest.raises(error, match=words) as caught:
+        fk.run(experiment(**changes))
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+
+
+def test_unknown_keys_name_the_nearest():
+    with pytest.raises(ExperimentError, match="batchsize") as caught:
+        fk.Experiment.load({"dataset": "digits", "batchsize": 3})
+    assert "batch_size" in caught.value.hint
+
+
+def test_more_clients_than_samples():
+    exp = fk.Experiment(dataset="digits", partition=fk.Dirichlet(alpha=0.1, clients=5000), model="logistic", rounds=1)
+    with pytest.raises(DataError, match="5000 clients") as caught:
+        fk.run(exp)
+    assert is_one_line_with_a_hint(caught.value)
+
+
+def test_clients_without_data_are_never_selected_nor_counted():
+    problem = small_problem()
+    empty = (problem.clients[0][0][:0], problem.clients[0][1][:0])
+    padded = fk.Problem(problem.loss, [empty, *problem.clients, empty], problem.model, test=problem.test)
+    run = fk.run(experiment(6, problem=padded, participation=0.5))
+    assert {c for record in run.records for c in record.selected} <= set(range(1, 7))
+    with pytest.raises(ExperimentError, match="no data"):
+        fk.run(experiment(1, problem=padded, participants=[[0]]))
+    with pytest.raises(DataError, match="no client has any data"):
+        fk.run(experiment(1, problem=fk.Problem(problem.loss, [empty, empty], problem.model)))
+
+
+def test_a_loss_that_does_not_depend_on_the_parameters():
+    problem = fk.Problem(params={"w": torch.ones(2)}, loss=lambda p, b: b.sum(-1), clients=[torch.ones(3, 2)])
+    with pytest.raises(ExperimentError, match="does not depend"):
+        fk.run(experiment(1, problem=problem))
+
+
+def test_tensors_of_different_length():
+    problem = small_problem()
+    with pytest.raises(DataError, match="client 1 differ in length"):
+        clients = [problem.clients[0], (torch.ones(3), torch.ones(2))]
+        fk.run(experiment(1, problem=fk.Problem(problem.loss, clients, problem.model)))

@@ -1,0 +1,121 @@
+"""A run that is killed at any moment and resumed ends in the same bytes as one that was left alone."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+import fedkeel as fk
+from fedkeel import checkpoint
+from fedkeel.errors import FolderError
+from problems import small_problem
+
+ROUNDS = 40
+
+
+def experiment(rounds=ROUNDS, **changes):
+    settings = dict(method="fedfft-s", participation=0.5, epochs=1, batch_size=4, lr=0.05, lr_decay=0.99, clip=5.0)
+    return fk.Experiment(problem=small_problem(), rounds=rounds, **settings | changes)
+
+
+def train(path, **changes):
+    fk.run(experiment(**changes), out=path, engine="serial", checkpoint_seconds=0.0)
+
+
+def final_bytes(path):
+    """The result and the last checkpoint, with the files of client states that it names."""
+    (newest, *_) = checkpoint.names(path / "checkpoint")
+    named = sorted({newest.name, *checkpoint.Checkpoint.load(newest).places.values()})
+    return [(name, (path / "checkpoint" / name).read_bytes()) for name in named], (path / "result.json").read_bytes()
+
+
+def rounds_without_clock(path):
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_random_moments(tmp_path, seed):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    began = time.perf_counter()
+    train(whole)
+    each = (time.perf_counter() - began) / ROUNDS
+    draw, kills = random.Random(seed), 0
+    process = multiprocessing.get_context("fork").Process
+    while kills < 12 or not (broken / "result.json").exists():
+        child = process(target=train, args=(broken,))
+        child.start()
+        # short at first, so that the run cannot end before it was killed twelve times
+        child.join(draw.uniform(0, 4 * each) if kills < 12 else None)
+        if child.is_alive():
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            kills += 1
+        else:
+            assert child.exitcode == 0
+    assert kills >= 12  # two seeds: at least 24
+    assert final_bytes(broken) == final_bytes(whole)
+    assert rounds_without_clock(broken) == rounds_without_clock(whole)
+
+
+def test_a_run_can_be_extended(tmp_path):
+    train(tmp_path / "longer", rounds=3)
+    train(tmp_path / "longer", rounds=6)
+    train(tmp_path / "whole", rounds=6)
+    assert final_bytes(tmp_path / "longer") == final_bytes(tmp_path / "whole")
+    with pytest.raises(FolderError, match="at round 6 already"):
+        train(tmp_path / "longer", rounds=4)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    train(tmp_path, rounds=2)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    train(tmp_path, rounds=2)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_half_written_line_is_repaired(tmp_path):
+    train(tmp_path / "a", rounds=3)
+    train(tmp_path / "b", rounds=5)
+    with open(tmp_path / "a" / "rounds.jsonl", "a") as lines:
+        lines.write('{"round": 4, "selec')
+    train(tmp_path / "a", rounds=5)
+    assert rounds_without_clock(tmp_path / "a") == rounds_without_clock(tmp_path / "b")
+
+
+def test_an_interrupt_writes_a_checkpoint(tmp_path):
+    class Impatient:
+        def started(self, *_): ...
+
+        def finished(self, *_): ...
+
+        def round(self, record):
+            if record.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fk.run(experiment(4), out=tmp_path / "a", engine="serial", progress=Impatient())
+    assert [p.name for p in checkpoint.names(tmp_path / "a" / "checkpoint")] == ["00000002.safetensors"]
+    train(tmp_path / "a", rounds=4)
+    train(tmp_path / "b", rounds=4)
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
+def test_only_two_checkpoints_are_kept_and_none_half(tmp_path):
+    train(tmp_path, rounds=5)
+    names = sorted(p.name for p in (tmp_path / "checkpoint").iterdir())
+    assert [name for name in names if name[0].isdigit()] == ["00000004.safetensors", "00000005.safetensors"]
+    used = {n for p in checkpoint.names(tmp_path / "checkpoint") for n in checkpoint.Checkpoint.load(p).places.values()}
+    assert {name for name in names if not name[0].isdigit()} == used
+
+
+def test_nothing_in_a_run_is_a_pickle(tmp_path):
+    train(tmp_path, rounds=1)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            head = path.read_bytes()[:4]
+            assert not head.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"))

@@ -1,0 +1,117 @@
+"""Every method is tuned alike: the same grid rules, the same budget, on validation data."""
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.record import RoundRecord
+from fedkeel.runs import Run
+from fedkeel.sweep import Sweep, finals, tune, validation_score
+from problems import small_problem
+
+BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
+
+
+def landscape(score):
+    """An executor whose runs score as a function of their experiment says; and what it was asked for."""
+    asked = []
+
+    def execute(requests):
+        runs = []
+        for _, experiment in requests:
+            asked.append(experiment)
+            value = score(experiment)
+            record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra={"validation_accuracy": value})
+            runs.append(None if value is None else Run(experiment, [record], {}, {}, None, None, None))
+        return runs
+
+    return execute, asked
+
+
+def test_the_optimum_inside_a_grid_is_taken():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
+    execute, asked = landscape(lambda e: -abs(e.lr - 0.1))
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 0.1}
+    assert len(asked) == 3
+    assert tuned.widened == []
+
+
+def test_an_optimum_on_the_edge_widens_the_grid():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}})
+    execute, _ = landscape(lambda e: -abs(e.lr - 10.0))
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 10.0}
+    assert sorted(dict(s)["lr"] for s in tuned.scores) == [0.01, 0.1, 1.0, 10.0, 100.0]
+
+
+def test_no_method_gets_more_than_the_budget():
+    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.1, 0.2, 0.3]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 4})
+    for method in methods:
+        execute, asked = landscape(lambda e: e.lr)
+        tune(sweep, method, execute)
+        assert len(asked) <= 4
+
+
+def test_failed_settings_are_passed_over():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
+    execute, _ = landscape(lambda e: None if e.lr > 0.5 else e.lr)
+    assert dict(tune(sweep, "fedavg", execute).best)["lr"] == 0.1
+    execute, _ = landscape(lambda e: None)
+    tuned = tune(sweep, "fedavg", execute)
+    assert tuned.best is None
+    assert finals(sweep, tuned) == []
+
+
+def test_methods_are_compared_on_equal_terms():
+    data = BASE | {"grid": {"lr": [0.1]}, "methods": {"fedavg": {}, "fedsam": {"method.rho": [0.05]}}, "seeds": [3, 4]}
+    sweep = Sweep.load(data)
+    ends = {}
+    for method in ("fedavg", "fedsam"):
+        execute, _ = landscape(lambda e: 0.5)
+        ends[method] = [experiment for _, experiment in finals(sweep, tune(sweep, method, execute))]
+    for one, other in zip(ends["fedavg"], ends["fedsam"], strict=True):
+        mine, theirs = one.save(), other.save()
+        assert {k for k in mine if mine[k] != theirs[k]} == {"method"}
+    assert [e.seed for e in ends["fedavg"]] == [3, 4]
+    assert ends["fedsam"][0].composed.phases[0].perturb == (fk.Sam(0.05),)
+
+
+def test_the_choice_is_made_on_validation_data():
+    exp = fk.Experiment(problem=small_problem(), rounds=3, participation=1.0, batch_size=4, epochs=1, validation=0.3)
+    run = fk.run(exp)
+    assert validation_score(run) == max(run.curve("validation_accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": {}}, "names its methods"),
+        ({"methods": {"fedavg": {}}, "validation": 0}, "validation"),
+        ({"methods": {"fedavgg": {}}}, "unknown method"),
+        ({"methods": {"fedavg": {"method.rho": [1]}}}, "no hyper-parameter"),
+        ({"methods": {"fedavg": {}}, "grid": {"lrr": [1]}}, "no key: lrr"),
+        ({"methods": {"fedavg": {}}, "seeds": 3}, "seeds must be"),
+        ({"methods": {"fedavg": {}}, "budget": 0}, "budget must be"),
+    ],
+)
+def test_a_wrong_sweep_is_refused(changes, words):
+    with pytest.raises(fk.FedkeelError, match=words):
+        Sweep.load(BASE | changes)
+
+
+def test_optuna_proposes_within_the_ends_and_the_budget():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.sampling import propose
+
+    methods = {"fedprox": {"method.mu": [0.001, 1.0]}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 1.0], "augment": ["none"]}, "methods": methods, "budget": 15})
+    found = []
+    for _ in range(2):
+        execute, asked = landscape(lambda e: 1 - abs(e.lr - 0.3))
+        tuned = propose(sweep, "fedprox", execute)
+        assert len(asked) <= 15
+        assert all(0.01 <= e.lr <= 1.0 and 0.001 <= e.composed.phases[0].gradient[0].mu <= 1.0 for e in asked)
+        assert abs(dict(tuned.best)["lr"] - 0.3) < 0.2
+        found.append(tuned.scores)
+    assert found[0] == found[1]

@@ -1,0 +1,33 @@
+"""Experiments on other kinds of data than clean images: text, and images that each client sees in its own way."""
+
+import numpy as np
+import pytest
+
+import fedkeel as fk
+from fedkeel.data import data_root
+from fedkeel.data.feature_shift import FeatureShift
+from fedkeel.setup import problem_of
+
+
+@pytest.mark.skipif(
+    not (data_root() / "shakespeare").exists(), reason="shakespeare is not in the data folder (set FEDKEEL_DATA)"
+)
+def test_roles_of_shakespeare_are_clients():
+    exp = fk.Experiment(dataset="shakespeare", rounds=1, participants=[[3, 5]], epochs=1, batch_size=50)
+    problem = problem_of(exp)
+    assert len(problem.clients.sizes) == 1130
+    x, y = problem.prepare(problem.clients.rows(3, np.arange(2)), None)
+    assert x.shape == (2, 80)
+    assert problem.model(x).shape == (2, 80)
+    assert y.shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["digits"])
+def test_clients_see_the_same_digits_through_different_lenses(name):
+    iid = fk.Iid(clients=10)
+    plain = problem_of(fk.Experiment(dataset=name, partition=iid, model="logistic"))
+    shifted = problem_of(fk.Experiment(dataset=name, partition=FeatureShift(iid), model="logistic"))
+    rows = np.arange(20)
+    changed = [not np.array_equal(plain.clients.rows(c, rows)[0], shifted.clients.rows(c, rows)[0]) for c in range(10)]
+    assert all(changed)
+    assert all(np.array_equal(plain.clients.rows(c, rows)[1], shifted.clients.rows(c, rows)[1]) for c in range(10))
