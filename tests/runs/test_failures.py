@@ -240,6 +240,6 @@ def test_a_loss_that_does_not_depend_on_the_parameters():
 
 def test_tensors_of_different_length():
     problem = small_problem()
+    clients = [problem.clients[0], (torch.ones(3), torch.ones(2))]
     with pytest.raises(DataError, match="client 1 differ in length"):
-        clients = [problem.clients[0], (torch.ones(3), torch.ones(2))]
         fk.run(experiment(1, problem=fk.Problem(problem.loss, clients, problem.model)))
