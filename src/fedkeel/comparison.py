@@ -10,6 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from fedkeel.analysis import cost
 from fedkeel.runs import Run
 
 LEVEL = 0.95
@@ -101,18 +102,11 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 def cost_to(group: Group, target: float) -> Cost | None:
     """Rounds, bytes, seconds and gradient evaluations until an accuracy was first reached."""
-    found = []
-    for run in group.runs.values():
-        reached = run.rounds_to(target)
-        if reached is not None:
-            part = run.records[:reached]
-            moved = sum(record.bytes_down + record.bytes_up for record in part) / 1e6
-            seconds = sum(record.seconds for record in part)
-            found.append((reached, moved, seconds, sum(record.backward_passes for record in part)))
+    found = [reached for run in group.runs.values() if (reached := cost.cost_to(run.records, target)) is not None]
     if not found:
         return None
-    means = [statistics.fmean(column) for column in zip(*found, strict=True)]
-    return Cost(len(found), *means)
+    each = [(c.rounds, c.bytes / 1e6, c.seconds, c.backward_passes) for c in found]
+    return Cost(len(found), *(statistics.fmean(column) for column in zip(*each, strict=True)))
 
 
 def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:
