@@ -136,7 +136,7 @@ def stacked(
     return whole, replay * 1e3, engine
 
 
-def profile(engine: StackedEngine) -> str:
+def profile(engine: StackedEngine, each: bool) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
@@ -145,12 +145,16 @@ def profile(engine: StackedEngine) -> str:
     with profiled(activities=[ProfilerActivity.CUDA]) as found:
         graph.replay(steps)
         torch.cuda.synchronize()
+    ran = sorted((event for event in found.events() if event.device_time > 0), key=lambda event: event.time_range.start)
     rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
     total = sum(row.self_device_time_total for row in rows) / steps / 1e3
     lines = [f"{total:.3f} ms of kernels in a step", "ms per step | launches | kernel"]
     lines += [
         f"{r.self_device_time_total / steps / 1e3:.3f} | {r.count / steps:.0f} | {r.key[:100]}" for r in rows[:30]
     ]
+    if each:
+        once = ran[: len(ran) // steps]
+        lines += ["one step, launch by launch, µs"] + [f"{e.device_time:.1f} {e.name[:60]}" for e in once]
     return "\n".join(lines)
 
 
@@ -174,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", action="append")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--timeline", action="store_true", help="with --profile: every launch of one step")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--general", action="store_true", help="vmap beside the kernels")
     parser.add_argument("--eager", type=int, default=5, help="steps of the eager loop")
@@ -217,7 +222,7 @@ def main() -> None:
                 flush=True,
             )
             if given.profile and label == "bf16, kernels":
-                print(profile(engine), flush=True)
+                print(profile(engine, given.timeline), flush=True)
             del engine
             torch.cuda.empty_cache()
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from fedkeel.rule import Weighting as Weighting
     from fedkeel.rules import RULES as RULES
     from fedkeel.rules.agreement import ByAgreement as ByAgreement
+    from fedkeel.rules.controls import MeasureStep as MeasureStep
+    from fedkeel.rules.controls import RandomEnergy as RandomEnergy
+    from fedkeel.rules.controls import Rescale as Rescale
     from fedkeel.rules.corrections import ActiveDual as ActiveDual
     from fedkeel.rules.corrections import ClientMomentum as ClientMomentum
     from fedkeel.rules.corrections import ClipHere as ClipHere
@@ -70,7 +73,6 @@ if TYPE_CHECKING:
     from fedkeel.rules.filters import HighPass2d as HighPass2d
     from fedkeel.rules.filters import LowPass as LowPass
     from fedkeel.rules.filters import RandomBand as RandomBand
-    from fedkeel.rules.filters import Rescale as Rescale
     from fedkeel.rules.layers import On as On
     from fedkeel.rules.layers import OnlyLayers as OnlyLayers
     from fedkeel.rules.learned import AtMixture as AtMixture
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
     from fedkeel.run import run as run
     from fedkeel.runs import Run as Run
     from fedkeel.runs import load_run as load_run
+    from fedkeel.together import run_together as run_together
     from fedkeel.trees import Tree as Tree
 
 PUBLIC: dict[str, str] = {
@@ -129,13 +132,14 @@ PUBLIC: dict[str, str] = {
     "fedkeel.rule": "Local Rule State Weighting",
     "fedkeel.rules": "RULES",
     "fedkeel.rules.agreement": "ByAgreement",
+    "fedkeel.rules.controls": "MeasureStep RandomEnergy Rescale",
     "fedkeel.rules.corrections": (
         "ActiveDual ClientMomentum ClipHere ClipNorm ControlVariates DecayHere DynamicDual Proximal WeightDecay"
     ),
     "fedkeel.rules.critical": "ByChance ByChange ByRange ByRemoval ByTaylor CriticalLayers LayerRadius NoteRemoval",
     "fedkeel.rules.detrending": "ClipMedian GaussianDetrend PoolDetrend",
     "fedkeel.rules.experts": "CommonPrior NotePrecision",
-    "fedkeel.rules.filters": "HighPass HighPass2d LowPass RandomBand Rescale",
+    "fedkeel.rules.filters": "HighPass HighPass2d LowPass RandomBand",
     "fedkeel.rules.layers": "On OnlyLayers",
     "fedkeel.rules.learned": "AtMixture ByAttraction LearnMixture OnProxy",
     "fedkeel.rules.momentum": "MixGradients PersonalMomentum PredictedPosition",
@@ -148,6 +152,7 @@ PUBLIC: dict[str, str] = {
     "fedkeel.rules.weights": "ByDiscrepancy ByLoss ByOthersLoss BySize Fair FairShares Uniform",
     "fedkeel.run": "run",
     "fedkeel.runs": "Run load_run",
+    "fedkeel.together": "run_together",
     "fedkeel.trees": "Tree",
 }
 """Where the public names live. They are imported when they are first used: `fedkeel --help` needs no PyTorch."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +16,34 @@ import torch
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
 
 
-def environment(device: torch.device, dtype: torch.dtype, engine: str, command: Sequence[str] | None) -> dict[str, Any]:
+def environment(
+    device: torch.device,
+    dtype: torch.dtype,
+    engine: str,
+    command: Sequence[str] | None,
+    engines: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """`engines` tells which engine trained after which round and, where it was measured, why."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: installed(name) for name in PACKAGES},
         "device": device_name(device),
         "engine": engine,
+        "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),
         "git_revision": git_revision(),
         "command": list(command if command is not None else sys.argv),
     }
+
+
+def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
+    """Which engines trained the rounds that are done, as the folder tells."""
+    try:
+        told = json.loads((folder / "environment.json").read_text())["engines"]
+        return [one for one in told if one["after_round"] < done]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def installed(name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -21,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, app_of, partition_of
-from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.engine import RECENT, FlowerEngine
 from fedkeel.engines.flower.roster import Roster
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.environment import environment
@@ -80,6 +81,8 @@ def node_of(experiment: Experiment, context: Context) -> Node:
     """A node with its own data, which trains like the serial engine."""
     client, settings = partition_of(context), context.node_config
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
+    if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
+        source = str(settings.get("data", source))
     if source == PARTITION:
         problem = problem_of(experiment)
     else:
@@ -154,8 +157,12 @@ def serve(
         loop.restore()
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
         engine = FlowerEngine(task, method, grid, roster, terms)
+        engine.recent.extend(record.drift for record in loop.records[-RECENT:] if record.drift is not None)
         folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
-        return loop.go(engine, training_of(experiment), Lines())
+        lines = Lines()
+        lines.started(experiment, loop.done, engine.name)
+        final = functools.partial(FlowerEngine, task, method, grid, roster, terms, final=True)
+        return loop.go(engine, training_of(experiment), lines, final)
 
 
 def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:

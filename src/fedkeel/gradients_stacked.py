@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,16 @@ class Aim:
     number: float
     message: State
 
+    @property
+    def sent(self) -> int | None:
+        """The client axis of the message: None where all clients got the same."""
+        return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
+
+    @property
+    def needed(self) -> State:
+        """The message, for the few objectives that read it; vmap would take the others' apart for nothing."""
+        return self.message if self.kind.losses is not None else {}
+
 
 class StackedWorkspace:
     """Gradients of any module or plain parameters that vmap can take."""
@@ -78,10 +88,11 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given = (batch.mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, 0, *(None if part is None else 0 for part in given))
+        dims = (0, 0, 0, aim.sent, *(None if part is None else 0 for part in given))
         with torch.set_grad_enabled(aim.kind.differentiable), stackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            losses, after = vmap(partial(self.one, aim), in_dims=dims)(lowered, seen, self.lowered(batch), *given)
+            one = vmap(partial(self.one, aim), in_dims=dims)
+            losses, after = one(lowered, seen, self.lowered(batch), aim.needed, *given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.kind.differentiable:
             return Gradient(params.zeros(), losses, kept)
@@ -101,6 +112,7 @@ class StackedWorkspace:
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
+        message: State,
         mask: Tensor | None,
         reference: Tensor | None,
         histogram: Tensor | None,
@@ -111,7 +123,7 @@ class StackedWorkspace:
         def loss(model: Model) -> Tensor:
             output = self.task.output(model, tensors, aim.kind, noise)
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
-            return self.judged(aim, model, tensors, output, mask, reference, histogram, noise)
+            return self.judged(aim, model, tensors, output, message, mask, reference, histogram, noise)
 
         if self.inside is None:
             return loss(leaves), {}
@@ -124,6 +136,7 @@ class StackedWorkspace:
         model: Model,
         tensors: Sample,
         output: Any,
+        message: State,
         mask: Tensor | None,
         reference: Tensor | None,
         histogram: Tensor | None,
@@ -131,7 +144,7 @@ class StackedWorkspace:
     ) -> Tensor:
         """The mean, or the total, of the objective over the real samples of one client."""
         if aim.kind.losses is not None:
-            given = Given(reference, histogram, aim.message, noise)
+            given = Given(reference, histogram, message, noise)
             losses = aim.kind.losses(output, tensors[-1], aim.number, given)
         elif mask is None:
             losses = self.task.judge(self.task.mean_loss, model, tensors, output)
@@ -160,19 +173,20 @@ class StackedWorkspace:
         if not aim.kind.reference:
             return None
         assert self.inside is not None
-        sent = dict(aim.message["params"].items())
         state = aim.message.get("buffers", buffers)
         shared = state is not None and state.buffer.dim() == 1
 
-        def one(buffers: dict[str, Tensor], tensors: Sample) -> Any:
+        def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
             named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
             return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
 
         self.inside.eval()
         try:
             with stackable():
-                output: Tensor = vmap(one, in_dims=(None if shared or state is None else 0, 0))(
-                    {} if state is None else dict(state.items()), self.lowered(batch)
+                output: Tensor = vmap(one, in_dims=(aim.sent, None if shared or state is None else 0, 0))(
+                    dict(aim.message["params"].items()),
+                    {} if state is None else dict(state.items()),
+                    self.lowered(batch),
                 )
         finally:
             self.inside.train()
@@ -190,7 +204,10 @@ class StackedWorkspace:
             part = StackedBatch(
                 tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram, noise
             )
-            found = self.together(Tree(params.buffer[members], params.layout), part, aim, theirs)
+            sent = aim.message if aim.sent is None else _pytree.tree_map(lambda slot: slot[members], aim.message)  # noqa: B023
+            found = self.together(
+                Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs
+            )
             tree[members], loss[members] = found.tree.buffer, found.loss
             if after is not None and found.buffers is not None:
                 after[members] = found.buffers.buffer
@@ -221,12 +238,11 @@ class KernelWorkspace(StackedWorkspace):
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         given = (batch.mask, reference, batch.histogram, batch.noise)
-        judge = vmap(
-            partial(self.judged, aim, module), in_dims=(0, 0, *(None if part is None else 0 for part in given))
-        )
+        dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
+        judge = vmap(partial(self.judged, aim, module), in_dims=dims)
         with torch.set_grad_enabled(aim.kind.differentiable):
             output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
-            losses = judge(batch.tensors, output.to(self.task.dtype), *given)
+            losses = judge(batch.tensors, output.to(self.task.dtype), aim.needed, *given)
         if not aim.kind.differentiable:
             return Gradient(params.zeros(), losses)
         torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
@@ -235,6 +251,7 @@ class KernelWorkspace(StackedWorkspace):
 
 def workspace_for(task: Task) -> StackedWorkspace:
     """Kernels where they know every layer, else vmap."""
-    sample = task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64))
-    pairs = len(sample) == 2  # inputs and targets
-    return KernelWorkspace(task) if pairs and task.module is not None and known(task.module) else StackedWorkspace(task)
+    sample = task.ready(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
+    if task.module is None or len(sample) != 2:  # inputs and targets
+        return StackedWorkspace(task)
+    return KernelWorkspace(task) if known(task.module, sample[0].dim() - 1) else StackedWorkspace(task)

@@ -15,7 +15,13 @@ LEDGER = Path("results") / "ledger.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured for one cell with one seed, and where."""
+    """One run: what was measured, and where. It is filed under the cell that it was made for, but serves every cell
+    with the same `settings` (the experiment as plain data, but for seed and rounds).
+
+    Accuracies are in %. `personal` is what the experiment's evaluation policy reports; `sent` the bytes both ways over
+    FedAvg's; `step` the mean length of a local step, where the method measures it; `bests` each round that was better
+    than all before it, and `curve` the accuracy of some rounds by number.
+    """
 
     paper: str
     table: str
@@ -38,6 +44,12 @@ class Entry:
     uncertain: bool = False
     source: str = "own run"
     environment: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    personal: float | None = None
+    sent: float | None = None
+    step: float | None = None
+    bests: list[list[float]] = field(default_factory=list)
+    curve: dict[str, float] = field(default_factory=dict)
 
     @property
     def shortened(self) -> bool:
@@ -50,7 +62,26 @@ class Entry:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Runs of one identity are the same run; the newest counts."""
-        return *self.cell, self.seed, self.rounds, self.fingerprint
+        made = json.dumps(self.settings, sort_keys=True) if self.settings else (*self.cell, self.fingerprint)
+        return made, self.seed, self.rounds
+
+    @property
+    def seconds_per_round(self) -> float:
+        return self.seconds / self.rounds
+
+    def best_by(self, round: int) -> float | None:
+        """The best accuracy up to a round; None where the line does not tell."""
+        if round >= self.rounds:
+            return self.best
+        return next((value for at, value in reversed(self.bests) if at <= round), None)
+
+    def at_round(self, round: int) -> float | None:
+        """The accuracy of a round; None where the line does not tell."""
+        return self.last if round == self.rounds else self.curve.get(str(round))
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first round that reached an accuracy."""
+        return next((int(at) for at, value in self.bests if value >= accuracy), None)
 
     def dumps(self) -> str:
         return json.dumps(asdict(self) | {"shortened": self.shortened}, sort_keys=True, ensure_ascii=False)
@@ -79,8 +110,9 @@ def read(path: Path = LEDGER) -> list[Entry]:
     return list(found.values())
 
 
-def of_cell(entries: Iterable[Entry], cell: tuple[str, str, str, str], rounds: int | None = None) -> list[Entry]:
-    """The runs of one cell; of the longest length made, unless a length is asked for."""
-    mine = [entry for entry in entries if entry.cell == cell]
-    length = rounds if rounds is not None else max((entry.rounds for entry in mine), default=0)
-    return sorted((entry for entry in mine if entry.rounds == length), key=lambda entry: entry.seed)
+def longest(entries: Iterable[Entry]) -> list[Entry]:
+    """Of these runs those that went on longest, one for each seed."""
+    found = list(entries)
+    length = max((entry.rounds for entry in found), default=0)
+    by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
+    return [by_seed[seed] for seed in sorted(by_seed)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,7 +15,8 @@ from fedkeel import checkpoint
 from fedkeel.accounting import all_finite, finite, passes, size_of, uploaded
 from fedkeel.checkpoint import Checkpoint
 from fedkeel.clock import Clock
-from fedkeel.engines.engine import Engine, Outcome, Training
+from fedkeel.engines.engine import Engine, Outcome, Request, Training
+from fedkeel.engines.measure import Left
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
 from fedkeel.experiment import Experiment
@@ -35,6 +36,9 @@ from fedkeel.trees import stack, tensors
 
 log = logging.getLogger("fedkeel")
 
+Going = Generator[Request, list[Outcome], Run]
+"""A run that asks for the training of its clients, and is sent what came of it."""
+
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
 
 
@@ -46,6 +50,19 @@ class Progress(Protocol):
     def round(self, record: RoundRecord) -> None: ...
 
     def finished(self, run: Run) -> None: ...
+
+
+def driven(going: Going, train: Callable[[Request], list[Outcome]]) -> Run:
+    """A run with an engine of its own."""
+    try:
+        request = next(going)
+        while True:
+            request = going.send(train(request))
+    except StopIteration as finished:
+        run: Run = finished.value
+        return run
+    finally:
+        going.close()  # where training failed, the run still writes its checkpoint
 
 
 class Loop:
@@ -63,6 +80,7 @@ class Loop:
     ):
         self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
         self.done, self.observers = 0, observers
+        self.together = 1  # runs that share the machine, and each round's time with it
         self.server: State = init_server(method, task.initial, task.buffers)
         self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
         self.records: list[RoundRecord] = []
@@ -84,9 +102,10 @@ class Loop:
         assert self.experiment.rounds is not None
         return self.experiment.rounds - self.done
 
-    def trainings_left(self) -> int:
-        """How many times a client is still to be trained."""
-        return 0 if self.rounds_left() <= 0 else self.rounds_left() * len(self.participation.selected(self.done))
+    def left(self) -> Left:
+        """What is still to be trained."""
+        rounds = max(0, self.rounds_left())
+        return Left(rounds, self.participation.selected(self.done) if rounds else ())
 
     # ---- before and after ----------------------------------------------------------------------------------------
     def restore(self) -> None:
@@ -127,10 +146,16 @@ class Loop:
         self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
     ) -> Run:
         """All rounds that are left."""
+        return driven(self.going(engine, training, progress, tuner), lambda request: engine.train(*request))
+
+    def going(
+        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+    ) -> Going:
+        """The same, for one who trains the clients himself; the engine only scores."""
         last_saved = time.monotonic()
         try:
             while self.rounds_left() > 0:
-                record = self.one_round(engine, training)
+                record = yield from self.one_round(engine, training)
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
@@ -148,7 +173,10 @@ class Loop:
         if self.folder is not None:
             self.folder.write_json("result.json", final)
         path = None if self.folder is None else self.folder.path
-        return Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
+        run = Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
+        if progress is not None:
+            progress.finished(run)
+        return run
 
     def patience(self) -> float:
         """Seconds between checkpoints; 0 asks for one after every round."""
@@ -161,7 +189,9 @@ class Loop:
             self.folder.write_json("timing.json", {"seconds": round(total, 3), "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine, training: Training) -> RoundRecord:
+    def one_round(
+        self, engine: Engine, training: Training
+    ) -> Generator[Request, list[Outcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)
@@ -171,7 +201,7 @@ class Loop:
         personal = {}
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
-        outcomes = engine.train(message, t, lr, answering, [self.store.get(client) for client in answering])
+        outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
@@ -183,7 +213,8 @@ class Loop:
             server = server_round(self.method, server, reports)
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-            tracked = observed(self.observers, Seen(t + 1, message, reports, server))
+            states = [outcome.state for outcome in kept]
+            tracked = observed(self.observers, Seen(t + 1, message, reports, server, self.method, states))
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -200,7 +231,7 @@ class Loop:
             backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
             bytes_down=sum(size_of(slot) for slot in tensors(message)) * len(selected),
             bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
-            seconds=round(time.perf_counter() - began, 6),
+            seconds=round((time.perf_counter() - began) / self.together, 6),
             accuracy=measures.pop("accuracy", None),
             absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
             dropped=dropped,

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from fedkeel.data.clients import ClientData, Sample, TensorClients, as_tensors
 from fedkeel.errors import ExperimentError
+from fedkeel.randomness import choice, key
 
+SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 
 
@@ -74,23 +76,49 @@ class Problem:
         return TensorClients([as_tensors(self.test, "the test set")])
 
     def digest(self) -> str:
-        """Identity of the problem for run folders: initial weights, sizes, test set and the first clients' data."""
+        """Identity of the problem for run folders: initial weights, what the settings say, and the data.
+
+        Data are seen whole up to 256 clients and 16 MB; beyond that all sizes, and as many clients and rows, drawn
+        from everywhere. Of functions only the names are seen.
+        """
         seen = hashlib.sha256()
+        functions = {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
+        settings = [self.head, self.classes, self.separable, sorted((n, _name(f)) for n, f in functions.items())]
+        seen.update(repr(settings).encode())
         weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
         for name, value in sorted(weights.items()):
             _feed(seen, name, value)
-        data = self.data
-        seen.update(data.sizes.tobytes())
-        test = self.tested()
-        for part in () if test is None else test.rows(0, np.arange(test.sizes[0])):
-            _feed(seen, "test", part)
-        for client in range(min(64, len(data.sizes))):
-            for part in data.rows(client, np.arange(min(64, data.sizes[client]))):
-                _feed(seen, f"client {client}", part)
+        proxy = None if self.proxy is None else TensorClients([as_tensors(self.proxy, "the proxy data")])
+        parts = {"clients": self.data, "test": self.tested(), "tests": self.tests_of_clients, "proxy": proxy}
+        for name, data in parts.items():
+            if data is not None:
+                _feed_data(seen, name, data)
         return seen.hexdigest()[:16]
+
+
+def _name(function: Callable[..., Any] | None) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _feed(seen: Any, name: str, value: Tensor) -> None:
     value = value.detach().cpu().contiguous()
     seen.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-    seen.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    seen.update(value.reshape(-1).view(torch.uint8).numpy())
+
+
+def _feed_data(seen: Any, name: str, data: ClientData) -> None:
+    """All sizes, and all rows or some, drawn from everywhere."""
+    seen.update(data.sizes.tobytes())
+    there = np.flatnonzero(data.sizes).tolist()
+    if not there:
+        return
+    if len(there) > SEEN_CLIENTS:
+        there = [there[i] for i in choice(key(0, "digest"), len(there), SEEN_CLIENTS)]
+    of_row = sum(part.nbytes for part in data.rows(there[0], np.zeros(1, np.int64)))
+    fitting, rows = SEEN_BYTES // max(1, of_row), int(data.sizes[there].sum())
+    for client in there:
+        size = int(data.sizes[client])
+        wanted = size if rows <= fitting else min(size, max(1, fitting // len(there)))
+        drawn = np.arange(size) if wanted == size else np.array(choice(key(0, "digest", client), size, wanted))
+        for part in data.rows(client, drawn):
+            _feed(seen, f"{name} {client}", part)

@@ -1,29 +1,38 @@
-"""Reported against measured: run the cells of a published table, and judge what comes out."""
+"""Cells of published tables as runs: which ones, what each costs, and what the ledger keeps of it."""
 
 from __future__ import annotations
 
 import fnmatch
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from fedkeel.accounting import size_of
 from fedkeel.data import DATASETS
 from fedkeel.data.partitions import load_partition
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.experiment import Experiment
-from fedkeel.ledger import Entry, of_cell
+from fedkeel.ledger import Entry
 from fedkeel.papers import Cell, find
+from fedkeel.papers.cells import merged
+from fedkeel.papers.order import ORDER, in_order
 from fedkeel.participation import share_of
+from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
+from fedkeel.trees import tensors
 
-NOISE = 0.5  # points of accuracy: the least seed noise assumed where neither the paper nor our seeds give one
-WITHIN, ORDERED, DIFFERS = "within seed noise", "ordering holds", "differs"
+WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
+STEP = "report/step_length"  # what `track="state"` calls the number that the rule MeasureStep reports
 
 
+# ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper or table whose label matches: a pattern, or some of its words, in any order."""
-    found = find(spec)
+    """The cells of a paper, a table or a part of the order whose label matches: a pattern, or some of its words, in
+    any order."""
+    paper, colon, part = spec.partition(":")
+    found = in_order(part if colon else None) if paper == ORDER else find(spec)
     if pattern is None:
         return found
     words = [word.strip().lower() for word in pattern.split(",")]
@@ -39,38 +48,80 @@ def chosen(spec: str, pattern: str | None) -> list[Cell]:
     return kept
 
 
+def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]) -> list[Cell]:
+    """The cells with some settings changed, to see whether another choice comes nearer to the paper."""
+    given: dict[str, Any] = {}
+    for path, value in changes:
+        if path == ("rounds",) or path == ("seed",):
+            raise RequestError(f"{path[0]} is not a setting of a cell.", f"use --{path[0].rstrip('s')}s")
+        nested: Any = value
+        for word in reversed(path[1:]):
+            nested = {word: nested}
+        given = merged(given, {path[0]: nested})
+    return [replace(cell, experiment=merged(cell.experiment, given)) for cell in cells] if given else list(cells)
+
+
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """The cell's experiment as plain data, but for its length."""
+    return {name: value for name, value in cell.experiment.items() if name != "rounds"}
+
+
+def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
+    """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
+    with what it was matched to, so there those that were made for the cell."""
+    wanted, name = settings_of(cell), (cell.paper, cell.table, cell.row, cell.column)
+    by_name = bool(cell.lr_matches)
+    return [e for e in entries if (e.cell == name if by_name or not e.settings else e.settings == wanted)]
+
+
+def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:
+    """Whether the ledger holds a run of this experiment, with this seed, that is as long or longer."""
+    length = length_of(cell, rounds)
+    return any(entry.seed == seed and entry.rounds >= length for entry in runs_of(cell, entries))
+
+
+def length_of(cell: Cell, rounds: int | None) -> int:
+    """How many rounds are run: the paper's, or fewer."""
+    return min(rounds or int(cell.experiment["rounds"]), int(cell.experiment["rounds"]))
+
+
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
     """The cell's experiment, perhaps shortened."""
-    data: dict[str, Any] = dict(cell.experiment) | {"seed": seed}
-    if rounds is not None:
-        data["rounds"] = min(rounds, int(data["rounds"]))
-    return Experiment.load(data)
+    return Experiment.load(dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)})
 
 
-def measured(cell: Cell, run: Run) -> float | None:
-    """The number a run gives for a cell, in the cell's unit; None where the run has none."""
-    result, accuracy = run.result, 100.0
-    if cell.kind == "accuracy" and result["judged_on"] == "accuracy":
-        name = {"best": "best", "last": "last"}.get(cell.evaluation, cell.evaluation)
-        value = result.get(name)
-        return None if value is None else accuracy * float(value)
-    if cell.target is None:
-        return None
-    reached = run.rounds_to(cell.target / accuracy)
-    if cell.kind == "rounds":
-        return None if reached is None else float(reached)
-    if cell.kind == "seconds":
-        return None if reached is None else sum(record.seconds for record in run.records[:reached])
+def runnable(cell: Cell) -> str | None:
+    """Why a cell cannot be run here; None when it can."""
+    if cell.unmeasured:
+        return cell.unmeasured
+    try:
+        experiment_of(cell, 0)
+    except FedkeelError as error:
+        return error.message
     return None
 
 
+def place_of(experiment: Experiment) -> str:
+    """The name of a run's folder: that of its method, its identity and its length."""
+    return f"{experiment.composed.name}-{experiment.fingerprint()}-{experiment.rounds}"
+
+
+def folder_of(experiment: Experiment, out: Path) -> Path:
+    """The folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
+    shared = out / f"{experiment.composed.name}-{experiment.fingerprint()}"
+    reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
+    return out / place_of(experiment) if max(reached, default=0) > (experiment.rounds or 0) else shared
+
+
+# ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
-    result = run.result
-    points = {name: None if result.get(name) is None else 100 * result[name] for name in ("best", "last", "mean_last")}
-    if result["judged_on"] != "accuracy":
-        points = dict.fromkeys(points)
-    return Entry(
+    from fedkeel.verdicts import measured
+
+    result, paper_rounds = result_of(run), int(cell.experiment["rounds"])
+    judged = result["judged_on"] == "accuracy"
+    points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
+    entry = Entry(
         paper=cell.paper,
         table=cell.table,
         row=cell.row,
@@ -80,101 +131,71 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         evaluation=cell.evaluation,
         reported=cell.reported,
         spread=cell.spread,
-        measured=measured(cell, run),
+        measured=None,
         **points,
         rounds=int(result["rounds"]),
-        rounds_paper=int(cell.experiment["rounds"]),
+        rounds_paper=paper_rounds,
         seconds=round(sum(record.seconds for record in run.records), 1),
         fingerprint=result["fingerprint"],
         model_digest=result["model_digest"],
         uncertain=cell.uncertain,
         source=cell.source,
         environment=environment,
+        settings=settings_of(cell),
+        personal=percent(result.get("reported")),
+        sent=sent_by(run),
+        step=mean_step(run.records),
+        bests=bests_of(run.records) if judged else [],
+        curve=curve_of(run.records, paper_rounds) if judged else {},
     )
+    return replace(entry, measured=measured(cell, entry))
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One cell: what was measured over its seeds, and what that says about the paper's number."""
-
-    cell: Cell
-    entries: tuple[Entry, ...]
-    mean: float | None
-    std: float | None
-    verdict: str
-
-    @property
-    def difference(self) -> float | None:
-        if self.mean is None or self.cell.reported is None:
-            return None
-        return self.mean - self.cell.reported
+def result_of(run: Run) -> Mapping[str, Any]:
+    """The run's result; with what was found after the last round, also where the run is read from its folder."""
+    if "reported" in run.result or run.path is None or run.experiment.policy is None:
+        return run.result
+    there: dict[str, Any] = json.loads((run.path / "result.json").read_text())
+    return there | run.result
 
 
-Drawn = list[tuple[Cell, list[Entry], float | None]]
+def percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 4)
 
 
-def judge(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Judgement]:
-    """Judge cells by the ledger. Only runs of full length are held against a reported number; orderings are judged
-    among cells of one column that were run equally long."""
-    drawn: Drawn = []
-    for cell in cells:
-        found = of_cell(entries, (cell.paper, cell.table, cell.row, cell.column))
-        drawn.append((cell, found, _mean(found)))
-    return [
-        Judgement(cell, tuple(found), mean, _std(found), _verdict(i, drawn))
-        for i, (cell, found, mean) in enumerate(drawn)
-    ]
+def sent_by(run: Run) -> float | None:
+    """Bytes both ways, over those of models alone, which is what FedAvg sends."""
+    if not run.records:
+        return None
+    model = sum(size_of(slot) for slot in tensors([run.server[k] for k in ("params", "buffers") if k in run.server]))
+    plain = 2 * model * sum(len(record.selected) for record in run.records)
+    return round(sum(record.bytes_down + record.bytes_up for record in run.records) / plain, 4)
 
 
-def _mean(entries: Sequence[Entry]) -> float | None:
-    values = [entry.measured for entry in entries if entry.measured is not None]
-    return statistics.fmean(values) if values else None
+def mean_step(records: Sequence[RoundRecord]) -> float | None:
+    """The mean length of a local step over all rounds, where the method measures it."""
+    found = [value for record in records if (value := record.measure(STEP)) is not None]
+    return float(f"{sum(found) / len(found):.6g}") if found else None
 
 
-def _std(entries: Sequence[Entry]) -> float | None:
-    values = [entry.measured for entry in entries if entry.measured is not None]
-    return statistics.stdev(values) if len(values) > 1 else None
+def bests_of(records: Sequence[RoundRecord]) -> list[list[float]]:
+    """(round, accuracy in %) of each round that was better than all before it."""
+    found: list[list[float]] = []
+    for record in records:
+        value = percent(record.accuracy)
+        if value is not None and (not found or value > found[-1][1]):
+            found.append([record.round, value])
+    return found
 
 
-def _verdict(i: int, drawn: Drawn) -> str:
-    cell, mine, mean = drawn[i]
-    if not mine:
-        return "not run"
-    if mean is None:
-        return "not reached"
-    if cell.uncertain or cell.reported is None:
-        return "not judged"
-    noise = max(NOISE, cell.spread or 0.0, _std(mine) or 0.0)
-    if not mine[0].shortened and abs(mean - cell.reported) <= 2 * noise:
-        return WITHIN
-    signs = [
-        (mean - other_mean) * (cell.reported - other.reported) > 0
-        for j, (other, found, other_mean) in enumerate(drawn)
-        if j != i and (other.paper, other.table, other.column) == (cell.paper, cell.table, cell.column)
-        if found and found[0].rounds == mine[0].rounds and not other.uncertain
-        if other_mean is not None and other.reported is not None
-        if abs(cell.reported - other.reported) > 2 * noise  # pairs that the paper itself tells apart
-    ]
-    if not signs:
-        return "shortened" if mine[0].shortened else DIFFERS
-    return ORDERED if all(signs) else DIFFERS
+def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, float]:
+    """The accuracy of every fiftieth round, in %; of more where the paper has fewer than 200."""
+    every = 50 if paper_rounds >= 200 else 5 if paper_rounds >= 20 else 1
+    found = {str(r.round): percent(r.accuracy) for r in records if r.round % every == 0}
+    return {at: value for at, value in found.items() if value is not None}
 
 
 # ---- what it costs -------------------------------------------------------------------------------------------------
-def runnable(cell: Cell) -> str | None:
-    """Why a cell cannot be run here; None when it can."""
-    try:
-        experiment_of(cell, 0)
-    except FedkeelError as error:
-        return error.message
-    return None
-
-
-def place_of(experiment: Experiment) -> str:
-    """The folder of a run below the one for all: cells that are the same experiment share it, whatever their length."""
-    return f"{experiment.composed.name}-{experiment.fingerprint()}-{experiment.rounds}"
-
-
 def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     """Backward passes on one batch, over all clients and rounds; clients taken as equally large."""
     experiment = experiment_of(cell, 0, rounds)
@@ -182,14 +203,28 @@ def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     clients = load_partition(experiment.partition).clients or 100
     share = share_of(experiment.participation or 1.0)
     epochs = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    each = card.train / clients
-    steps = epochs * -(-each // (experiment.batch_size or 1))
+    steps = epochs * -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
     passes = sum(phase.backward_passes for phase in experiment.composed.phases if phase.batches is None)
     return int((experiment.rounds or 0) * max(1, clients * share) * steps * passes)
 
 
+def samples_of(experiment: Experiment, train: int, test: int) -> int:
+    """Of all clients together; where each sets some aside for its own test, what is left."""
+    policy = experiment.policy
+    if policy is None:
+        return train
+    return int((train + test * policy.pool) * (1 - policy.share))
+
+
 def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None) -> float | None:
-    """Seconds by the fastest run in the ledger of the same table's model and data, in proportion to the rounds."""
-    like = [e for e in entries if (e.paper, e.table, e.column) == (cell.paper, cell.table, cell.column) and e.seconds]
-    length = min(rounds or cell.experiment["rounds"], cell.experiment["rounds"])
-    return min((e.seconds / e.rounds * length for e in like), default=None)
+    """Seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model with any
+    method, in proportion to rounds and gradient evaluations."""
+    length = length_of(cell, rounds)
+    own = runs_of(cell, entries)
+    if own:
+        return own[-1].seconds_per_round * length
+    alike = [e for e in entries if e.settings and all(e.settings.get(k) == cell.experiment[k] for k in WORK)]
+    if not alike:
+        return None
+    other = replace(cell, experiment=dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
+    return alike[-1].seconds * gradient_evaluations(cell, rounds) / gradient_evaluations(other)

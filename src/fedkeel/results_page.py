@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedkeel.ledger import Entry
 from fedkeel.papers import PAPERS, Table, choices, tables
-from fedkeel.reproduce import NOISE, Judgement, judge
+from fedkeel.verdicts import NOISE, Judgement, judge
 
 HEAD = f"""# Results: reported against measured
 

@@ -114,8 +114,11 @@ def chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[
     return tree, client
 
 
-def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> Body:
-    """The body of a phase: perturb, take the gradient there, pass it through the chain, step."""
+def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sent: int | None) -> Body:
+    """The body of a phase: perturb, take the gradient there, pass it through the chain, step.
+
+    `sent` is the client axis of what the server sent: None where all clients got the same.
+    """
 
     def climb(
         g: Tree | None, client: State, params: Tree, start: Tree, message: State, lr: Tensor, steps: Tensor,
@@ -138,8 +141,8 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool) -> 
         return chosen
 
     ascends = phase.ascends
-    climb = lift(climb, (0 if ascends else None, 0, 0, 0, None, None, 0, None, 0))
-    move = lift(move, (0, 0 if ascends else None, 0, 0, 0, None, None, 0, None, 0, 0 if padded else None, 0, 0))
+    climb = lift(climb, (0 if ascends else None, 0, 0, 0, sent, sent, 0, None, 0))
+    move = lift(move, (0, 0 if ascends else None, 0, 0, 0, sent, sent, 0, None, 0, 0 if padded else None, 0, 0))
 
     def body(carry: Carry, fixed: Fixed, moment: Moment) -> tuple[Carry, Tensor]:
         params, client = carry
@@ -176,8 +179,12 @@ def local_round(
     *,
     lift: Lift = alone,
     scan: Callable[..., tuple[Carry, Tensor]] = one_by_one,
+    sent: int | None = None,
 ) -> tuple[State, State]:
-    """Train from `message`; return (report, client). `work` holds one stretch per phase of the method."""
+    """Train from `message`; return (report, client). `work` holds one stretch per phase of the method.
+
+    With `sent` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
+    """
     steps = facts["steps"]
     nothing = torch.zeros((), dtype=torch.int64)
 
@@ -187,15 +194,16 @@ def local_round(
                 params, client = rule.start(params, client, message)
             return params, client
 
-        entered: Carry = lift(f, (0, 0, None))(params, client, message) if rules else (params, client)
+        entered: Carry = lift(f, (0, 0, sent))(params, client, message) if rules else (params, client)
         return entered
 
     def leave(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor
     ) -> tuple[State, State]:
         def f(
-            report: State, client: State, params: Tree, start: Tree, message: State, steps: Tensor, loss: Tensor
-        ) -> tuple[State, State]:
+            report: State, client: State, params: Tree, start: Tree, message: State, lr: Tensor, steps: Tensor,
+            loss: Tensor,
+        ) -> tuple[State, State]:  # fmt: skip
             at = Local(params, start, message, None, lr, nothing, steps, nothing, loss)
             for rule in rules:
                 report, client = rule.finish(report, client, at)
@@ -203,24 +211,24 @@ def local_round(
 
         if not rules:
             return report, client
-        left: tuple[State, State] = lift(f, (0, 0, 0, 0, None, 0, 0))(
-            report, client, params, start, message, steps, loss
+        left: tuple[State, State] = lift(f, (0, 0, 0, 0, sent, sent, 0, 0))(
+            report, client, params, start, message, lr, steps, loss
         )
         return left
 
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
-    params: Tree = lift(lambda message, steps: message["params"], (None, 0))(message, steps)
+    params: Tree = lift(lambda message, steps: message["params"], (sent, 0))(message, steps)
     params, client = enter(method.personal, params, client)
     began, report, loss = params, State(), torch.zeros_like(steps)
     for phase, stretch in zip(method.phases, work, strict=True):
         params, client = enter(phase.rules, params, client)
         start = params
-        body = local_step(phase, gradient, lift, stretch.padded)
+        body = local_step(phase, gradient, lift, stretch.padded, sent)
         fixed = Fixed(start, message, lr, steps)
         (params, client), losses = scan(phase, body, (params, client), fixed, stretch.moments)
         mean = (losses * stretch.shares).sum(-1)
         if phase.uploads:
-            report["delta"] = lift(lambda p, m: p - m["params"], (0, None))(params, message)
+            report["delta"] = lift(lambda p, m: p - m["params"], (0, sent))(params, message)
             loss = mean
         report, client = leave(phase.rules, report, client, params, start, mean)
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from fedkeel.engines.choose import make_engine
+from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
+from fedkeel.engines.measure import Job
 from fedkeel.environment import environment
 from fedkeel.errors import FolderError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
-from fedkeel.loop import Loop, Progress
+from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import device_of, steady
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
@@ -43,41 +47,72 @@ def run(
 
     `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
     """
-    where = device_of(device)
-    folder = None if out is None else RunFolder(Path(out))
+    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, track)
     with steady(), contextlib.ExitStack() as closing:
-        if folder is not None:
-            folder.open()
-            closing.callback(folder.close)
-            claim(folder, experiment)
-        began = time.perf_counter()
-        maker = task_maker(experiment, where, dtype)
-        task = maker(problem_of(experiment))
-        method = method_of(experiment, task)
-        assert experiment.epochs is not None
-        assert experiment.batch_size is not None
-        training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-        loop = Loop(experiment, task, method, folder, keep_params, checkpoint_seconds, observers(track))
-        closing.callback(loop.store.close)
-        loop.restore()
-        made = make_engine(engine, task, method, training, maker, workers, loop.trainings_left())
-        closing.callback(made.close)
-        loop.seconds.add("setup", time.perf_counter() - began)
-        if folder is not None:
-            folder.write_json("environment.json", environment(where, dtype, made.name, command))
-        if progress is not None:
-            progress.started(experiment, loop.done, made.name)
+        started = start(experiment, out, on, progress, closing)
+        return driven(started.going, lambda request: started.engine.train(*request))
 
-        def tuner() -> Engine:
-            tuning = method_of(experiment, task).tuning
-            engine_there = make_engine(engine, maker(task.problem), tuning, training, maker, workers, 0)
-            closing.callback(engine_there.close)
-            return engine_there
 
-        finished = loop.go(made, training, progress, tuner)
-        if progress is not None:
-            progress.finished(finished)
-        return finished
+@dataclass(frozen=True)
+class Place:
+    """Where and how a run is made; none of it is part of what a result is."""
+
+    engine: str
+    device: torch.device
+    dtype: torch.dtype
+    workers: int | None
+    keep_params: bool
+    checkpoint_seconds: float
+    command: Sequence[str] | None
+    track: Sequence[str | Observer]
+
+
+class Started(NamedTuple):
+    """A run that has been prepared, and resumed where it stood."""
+
+    loop: Loop
+    engine: Engine
+    going: Going
+
+
+def start(
+    experiment: Experiment,
+    out: str | PathLike[str] | None,
+    on: Place,
+    progress: Progress | None,
+    closing: contextlib.ExitStack,
+) -> Started:
+    """Everything that comes before the first round; what must be closed afterwards goes to `closing`."""
+    folder = None if out is None else RunFolder(Path(out))
+    if folder is not None:
+        folder.open()
+        closing.callback(folder.close)
+        claim(folder, experiment)
+    began = time.perf_counter()
+    maker = task_maker(experiment, on.device, on.dtype)
+    task = maker(problem_of(experiment))
+    method = method_of(experiment, task)
+    assert experiment.epochs is not None
+    assert experiment.batch_size is not None
+    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
+    closing.callback(loop.store.close)
+    loop.restore()
+    made, choice = choose(on.engine, Job(task, method, training, maker, on.workers, loop.left()))
+    closing.callback(made.close)
+    loop.seconds.add("setup", time.perf_counter() - began)
+    if folder is not None:
+        folder.write_json("environment.json", environment(on.device, on.dtype, made.name, on.command))
+    if progress is not None:
+        progress.started(experiment, loop.done, made.name)
+
+    def tuner() -> Engine:
+        tuning = method_of(experiment, task).tuning
+        engine_there, _ = choose(on.engine, Job(maker(task.problem), tuning, training, maker, on.workers))
+        closing.callback(engine_there.close)
+        return engine_there
+
+    return Started(loop, made, loop.going(made, training, progress, tuner))
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:

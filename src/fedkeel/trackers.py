@@ -130,11 +130,15 @@ class Wandb:
         self.run.log(numbers(record), step=record.round)
 
     def finished(self, run: Run) -> None:
-        self.close()
+        self.end(0)
 
     def close(self) -> None:
+        """Called without `finished` before it: the run failed or was interrupted."""
+        self.end(1)
+
+    def end(self, exit_code: int) -> None:
         if self.run is not None:
-            self.run.finish()
+            self.run.finish(exit_code=exit_code)
             self.run = None
 
 

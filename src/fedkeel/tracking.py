@@ -6,7 +6,7 @@ tracking changes no result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,20 +15,28 @@ from torch import Tensor
 from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import BANDS, band_drift
 from fedkeel.errors import RequestError, nearest
-from fedkeel.method import FACTS
+from fedkeel.method import FACTS, Method
 from fedkeel.rule import State
+from fedkeel.rules import AdaptiveRadius
+from fedkeel.rules.critical import NEVER
+from fedkeel.rules.layers import layers
 from fedkeel.trees import Tree
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
 
 
 class Seen(NamedTuple):
-    """A round as an observer sees it: reports are stacked in client order, the server has made its step."""
+    """A round as an observer sees it: reports are stacked in client order, the server has made its step.
+
+    `states`: what each of the clients remembers of the round, in the same order.
+    """
 
     round: int  # counted from 1
     message: State
     reports: State
     server: State
+    method: Method | None = None
+    states: Sequence[State] = ()
 
 
 Observer = Callable[[Seen], Mapping[str, float]]
@@ -55,8 +63,41 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
     }
 
 
+def observe_alpha(seen: Seen) -> dict[str, float]:
+    """α_t of FedWMSAM: the weight of the fresh gradient that clients mixed with in this round."""
+    alpha = seen.message.get("alpha")
+    return {"alpha": float(alpha)} if isinstance(alpha, Tensor) and alpha.dim() == 0 else {}
+
+
+def observe_radius(seen: Seen) -> dict[str, float]:
+    """The radius that each client of the round perturbed by, where it is the client's own: mean, least and most.
+
+    (FedSCAM fig. 1)
+    """
+    rules = seen.method.rules if seen.method is not None else ()
+    rule = next((rule for rule in rules if isinstance(rule, AdaptiveRadius)), None)
+    if rule is None or not seen.states:
+        return {}
+    radii = torch.stack([rule.radius(state) for state in seen.states]).to(torch.float64)
+    mean, least, most = torch.stack([radii.mean(), radii.min(), radii.max()]).tolist()
+    return {"radius/mean": mean, "radius/least": least, "radius/most": most}
+
+
+def observe_critical(seen: Seen) -> dict[str, float]:
+    """The share of the round's clients that marked a layer as critical, for each layer that any may mark.  (FedFSA)
+
+    Marks are those for the client's next round: made at the end of this one.
+    """
+    marks: list[Tree] = [state["critical"] for state in seen.states if "critical" in state]
+    if not marks:
+        return {}
+    able = layers(marks[0].layout, NEVER).shapes
+    shares = torch.stack([torch.stack([mark[name] for mark in marks]).mean() for name in able]).tolist()
+    return {f"critical/{name}": share for name, share in zip(able, shares, strict=True)}
+
+
 def observe_state(seen: Seen) -> dict[str, float]:
-    """The numbers that rules keep or report: α_t of FedWMSAM, the radii of FedSCAM, scores of layers.
+    """Every number that rules keep or report, whatever it means.
 
     0-d slots of the server as `state/NAME`, the mean over clients of scalars in their reports as `report/NAME`; a slot
     with a few scalars per layer gives `…/NAME/LAYER`.
@@ -80,7 +121,14 @@ def numbers_of(name: str, slot: Tree | Tensor, stacked: bool) -> dict[str, Tenso
     return {name: slot.to(torch.float64).mean()} if slot.dim() == int(stacked) else {}
 
 
-OBSERVERS: dict[str, Observer] = {"drift": observe_drift, "spectrum": observe_spectrum, "state": observe_state}
+OBSERVERS: dict[str, Observer] = {
+    "drift": observe_drift,
+    "spectrum": observe_spectrum,
+    "alpha": observe_alpha,
+    "radius": observe_radius,
+    "critical": observe_critical,
+    "state": observe_state,
+}
 
 
 def observers(track: Iterable[str | Observer]) -> list[Observer]:

@@ -161,7 +161,8 @@ class Tree:
 
     def stepped(self, direction: Tree, lr: Tensor) -> Tree:
         """self − lr · direction, in one kernel."""
-        return Tree(torch.addcmul(self.buffer, lr, self.fits(direction), value=-1), self.layout)
+        rate = cast(Tensor, column(lr, self.buffer))
+        return Tree(torch.addcmul(self.buffer, rate, self.fits(direction), value=-1), self.layout)
 
     def dot(self, other: Tree) -> Tensor:
         return (self.buffer * self.fits(other)).sum(-1)

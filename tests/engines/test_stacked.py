@@ -252,10 +252,10 @@ def test_a_captured_number_of_clients_serves_fewer() -> None:
 class Exhausted(StackedEngine):
     """Runs out of memory when it stacks more than one client."""
 
-    def train_stack(self, message: State, round: int, lr: float, clients: Any, states: Any) -> Any:
+    def train_stack(self, sender: Any, round: int, clients: Any, states: Any) -> Any:
         if len(clients) > 1:
             raise torch.OutOfMemoryError("too many")
-        return super().train_stack(message, round, lr, clients, states)
+        return super().train_stack(sender, round, clients, states)
 
 
 def test_too_many_clients_fall_back_to_fewer() -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fedkeel.runs import Run
 from fedkeel.trees import Tree
 
 ANALYSIS = "analysis"  # the sub-folder of a run
+CLASSES = 10  # that features are drawn of: more cannot be told apart
 RATIO = 0.05  # of the filter that divergences are compared with, where the method has none
 
 
@@ -78,6 +79,7 @@ def bands_of(tree: Tree, bands: int) -> dict[str, Any]:
         "deviation": found.deviation.tolist(),
         "variance": torch.stack([*variance.values()]).nanmean(0).tolist(),
         "layers": {name: distance.tolist() for name, (distance, _) in found.layers.items()},
+        "layer_deviation": {name: deviation.tolist() for name, (_, deviation) in found.layers.items()},
     }
 
 
@@ -126,21 +128,59 @@ def off_diagonal_mean(table: Tensor) -> float:
 
 
 def embedding_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Perturbations, updates and last-layer features of the clients as points in a plane."""
-    rows: dict[str, Tensor] = {"update": subject.updates.buffer}
+    """Perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
+
+    Parameters are w_i − w_t: a projection does not see the common start. Features have a point for each class.
+    """
+    clients = [f"client {client}" for client in subject.clients]
+    rows = {"parameter": Points(subject.updates.buffer, clients)}
     if subject.perturbations is not None:
-        rows["perturbation"] = subject.perturbations.buffer
+        rows["perturbation"] = Points(subject.perturbations.buffer, clients)
     if subject.task.module is not None:
-        inputs = subject.test_samples(100)
-        features = [layer_features(module, *(inputs[:-1] or inputs)) for module in subject.local_models]
-        rows["feature"] = torch.stack([[*found.values()][-1].flatten() for found in features])
-    of, found = key(subject.seed, "t-SNE"), {}
-    for name, table in rows.items():
-        projected = pca(table.cpu(), min(2, len(table)))
-        found[name] = {"pca": projected.points.tolist(), "explained": projected.explained.tolist()}
-        if len(table) >= 4:
-            found[name]["tsne"] = tsne(table.cpu(), of).tolist()
-    return {"clients": subject.clients, "kinds": found}
+        rows["feature"] = features_by_class(subject, extent)
+    of = key(subject.seed, "t-SNE")
+    return {"clients": subject.clients, "kinds": {name: projected(points, of) for name, points in rows.items()}}
+
+
+class Points(NamedTuple):
+    """Rows to be drawn in a plane, what each of them is, and the class it is about where there is one."""
+
+    rows: Tensor
+    names: list[str]
+    classes: list[int] | None = None
+
+
+def features_by_class(subject: Subject, extent: Extent) -> Points:
+    """The mean feature of each class in each client's model and in the server's, before the last layer.
+
+    Of the first ten classes, on common test samples; where samples have no class, all their features in one row.
+    """
+    *inputs, labels = subject.test_samples(min(extent.samples, 500))
+    inputs = inputs or [labels]
+    names = [*(f"client {client}" for client in subject.clients), "server"]
+    models = [*subject.local_models, subject.model(subject.params)]
+    found = [before_last(layer_features(module, *inputs)) for module in models]
+    if labels.dim() != 1 or labels.is_floating_point():
+        return Points(torch.stack([table.flatten() for table in found]), names)
+    classes = sorted(set(labels.tolist()))[:CLASSES]
+    means = [table[labels == c].mean(0) for table in found for c in classes]
+    return Points(torch.stack(means), [f"{name}, class {c}" for name in names for c in classes], classes * len(names))
+
+
+def before_last(features: Mapping[str, Tensor]) -> Tensor:
+    """What goes into the last layer, as the layer before it gives it out."""
+    return [*features.values()][-2:][0]
+
+
+def projected(points: Points, of: int) -> dict[str, Any]:
+    table = points.rows.cpu()
+    plane = pca(table, min(2, *table.shape))
+    found = {"pca": plane.points.tolist(), "explained": plane.explained.tolist(), "names": points.names}
+    if points.classes is not None:
+        found["classes"] = points.classes
+    if len(table) >= 4:
+        found["tsne"] = tsne(table, of).tolist()
+    return found
 
 
 def hessian_of(subject: Subject, extent: Extent) -> dict[str, Any]:

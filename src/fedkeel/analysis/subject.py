@@ -107,12 +107,15 @@ class Subject:
 
     @cached_property
     def ascending(self) -> Phase | None:
-        """The phase that perturbs, if the method has one."""
-        return next((phase for phase in self.method.phases if phase.perturb), None)
+        """The phase that trains at a perturbed point, if the method has one."""
+        return next((phase for phase in self.method.phases if phase.perturb and phase.trains), None)
 
     @cached_property
     def perturbations(self) -> Tree | None:
-        """Where each client would take its gradient, less w: the method's own perturb chain on its gradient."""
+        """Where each client would take its gradient, less w: the method's own perturb chain on its gradient.
+
+        As in a second step, since some methods do not perturb in the first.
+        """
         if self.ascending is None:
             return None
         found: Tree = stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
@@ -122,10 +125,10 @@ class Subject:
         assert self.ascending is not None
         slope = Tree(self.gradients.buffer[number], self.params.layout)
         lr = self.params.scalar(self.run.experiment.lr_at(self.round))
-        zero = torch.zeros((), dtype=torch.int64)
+        second = torch.ones((), dtype=torch.int64)
         of = step_keys(self.training, self.round, client, 0, 1)[0]
         message = broadcast(self.method, self.server)
-        at = Local(self.params, self.params, message, slope, lr, zero, self.params.scalar(1.0), of)
+        at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = state_of(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return chain(self.ascending.perturb, tree, state, at)[0]

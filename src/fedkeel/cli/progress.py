@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedkeel.cli.console import duration, measured, say, stderr
+from fedkeel.cli.console import byte_size, duration, measured, say, stderr
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
     from fedkeel.loop import Progress as Watcher
     from fedkeel.record import RoundRecord
     from fedkeel.runs import Run
+
+
+Memory = Callable[[], tuple[int, int] | None]
+"""Bytes of the GPU's memory that this process holds, and all there are; None when the run is not on one."""
+
+
+def gpu_memory() -> tuple[int, int] | None:
+    """As torch's own allocator counts it: nothing is asked of the driver, so no round waits for it."""
+    import torch
+
+    if not torch.cuda.is_initialized() or not (held := torch.cuda.memory_reserved()):
+        return None
+    return held, torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
 class Display(Protocol):
@@ -44,8 +58,8 @@ def display(progress: bool, labels: list[str]) -> Display:
 class Silence:
     """No progress; warnings are still told."""
 
-    def __init__(self, console: Console):
-        self.console = console
+    def __init__(self, console: Console, memory: Memory = gpu_memory):
+        self.console, self.memory = console, memory
         self.warnings = Warnings(console)
 
     def __enter__(self) -> Display:
@@ -73,17 +87,17 @@ class Warnings(logging.Handler):
 class Lines(Silence):
     """One line per round, for files and pipes."""
 
-    def __init__(self, console: Console, width: int):
-        super().__init__(console)
+    def __init__(self, console: Console, width: int, memory: Memory = gpu_memory):
+        super().__init__(console, memory)
         self.width = width
 
     def watch(self, label: str) -> Watcher | None:
-        return Line(self.console, label.ljust(self.width))
+        return Line(self.console, label.ljust(self.width), self.memory)
 
 
 class Line:
-    def __init__(self, console: Console, label: str):
-        self.console, self.label, self.rounds = console, label, 0
+    def __init__(self, console: Console, label: str, memory: Memory):
+        self.console, self.label, self.memory, self.rounds = console, label, memory, 0
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         self.rounds = experiment.rounds or 0
@@ -92,7 +106,7 @@ class Line:
 
     def round(self, record: RoundRecord) -> None:
         number = str(record.round).rjust(len(str(self.rounds)))
-        self.tell(f"round {number}/{self.rounds}  {told(record)}  {duration(record.seconds)}")
+        self.tell(f"round {number}/{self.rounds}  {told(record, self.memory())}  {duration(record.seconds)}")
 
     def finished(self, run: Run) -> None:
         pass
@@ -104,8 +118,8 @@ class Line:
 class Bars(Silence):
     """One bar per run. The oldest vanish when there are more than fit below each other."""
 
-    def __init__(self, console: Console, runs: int, width: int):
-        super().__init__(console)
+    def __init__(self, console: Console, runs: int, width: int, memory: Memory = gpu_memory):
+        super().__init__(console, memory)
         self.width = width
         self.room = max(1, console.height - 4)
         self.bars = Progress(
@@ -130,12 +144,13 @@ class Bars(Silence):
     def watch(self, label: str) -> Watcher | None:
         for task in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
             self.bars.update(task.id, visible=False)
-        return Bar(self.bars, self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing"))
+        task = self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing")
+        return Bar(self.bars, task, self.memory)
 
 
 class Bar:
-    def __init__(self, bars: Progress, task: TaskID):
-        self.bars, self.task = bars, task
+    def __init__(self, bars: Progress, task: TaskID, memory: Memory):
+        self.bars, self.task, self.memory = bars, task, memory
         self.rounds: int | None = None
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
@@ -143,17 +158,20 @@ class Bar:
         self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
 
     def round(self, record: RoundRecord) -> None:
-        self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=told(record))
+        words = told(record, self.memory())
+        self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=words)
 
     def finished(self, run: Run) -> None:
         pass
 
 
-def told(record: RoundRecord) -> str:
+def told(record: RoundRecord, memory: tuple[int, int] | None = None) -> str:
     """A round in a few words, in columns that stay where they are."""
     parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
     if record.loss is not None:
         parts.append(f"loss {record.loss:<7.3g}")
     if record.drift is not None:
         parts.append(f"drift {record.drift:<7.3g}")
+    if memory is not None:
+        parts.append(f"GPU {byte_size(memory[0])} of {byte_size(memory[1])}")
     return "  ".join(parts)

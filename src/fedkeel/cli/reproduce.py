@@ -25,11 +25,16 @@ def add_to(app: typer.Typer) -> None:
         "fedkeel reproduce fedfft:1 --dry-run",
         "fedkeel reproduce fedfft:1 --cell 'FedFFT-D, cifar10, 0.1' --device cuda",
         "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
+        "fedkeel reproduce order:a --skip-done --rounds 200",
+        "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
     )
 
 
 def reproduce(
-    spec: Annotated[str | None, typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, or order:a."),
+    ] = None,
     cell: Annotated[
         str | None, typer.Option(metavar="LABEL", help="One cell, its words in any order, or a pattern with *.")
     ] = None,
@@ -37,6 +42,13 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and what it would cost.")] = False,
     seeds: Annotated[str, typer.Option(metavar="0,1,…", help="Seeds of each cell.")] = "0",
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Stop after N rounds; the run is marked so.")] = None,
+    skip_done: Annotated[
+        bool, typer.Option("--skip-done", help="Leave out what the ledger has at this length, or longer.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Try another choice: lr=0.05, method.rho=0.05 …"),
+    ] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
@@ -52,12 +64,16 @@ def reproduce(
 ) -> None:
     """Run cells of a published table; print what the paper reports, what was measured, and a verdict.
 
-    Every run stands in a folder of its own and is resumed, not repeated. What is measured is appended to the ledger,
-    from which the results page is made.
+    Every run stands in a folder of its own and is resumed, not repeated; a shortened one can be finished later. What is
+    measured is appended to the ledger, from which the results page is made. A run serves every cell that is the same
+    experiment.
     """
-    from fedkeel.cli.settings import numbers
+    from fedkeel.cli.settings import assignment, numbers
+    from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
-    from fedkeel.reproduce import chosen
+    from fedkeel.ledger import read
+    from fedkeel.matching import matched
+    from fedkeel.reproduce import chosen, varied
 
     if page is not None:
         write_page(page, ledger)
@@ -65,22 +81,30 @@ def reproduce(
     if spec is None or list_:
         show_tables(spec)
         return
-    cells = chosen(spec, cell)
-    wanted = numbers(seeds)
+    asked, known = chosen(spec, cell), read(ledger)
+    cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
+    wanted, skipped = list(numbers(seeds)), known if skip_done else []
     if dry_run:
-        show_costs(cells, len(wanted), rounds, ledger)
+        show_costs(cells, wanted, rounds, known, skipped)
         return
-    carry_out(cells, list(wanted), rounds, Machine(engine, workers, device, precision), out, ledger, not no_progress)
+    # steps are measured by a rule of the method; the record keeps what it reports
+    steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
+    machine = Machine(engine, workers, device, precision, Tracking(("state",) if steps else ()))
+    carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
     show_verdicts(cells, ledger)
 
 
 def show_tables(spec: str | None) -> None:
     from fedkeel.papers import PAPERS, tables
+    from fedkeel.papers.order import ORDER, in_order, parts
 
     made = table(["table!", "cells>", "what it shows"])
-    for paper in [spec.partition(":")[0]] if spec else PAPERS:
+    asked = spec.partition(":")[0] if spec else None
+    for paper in [asked] if asked and asked != ORDER else PAPERS if asked is None else []:
         for one in tables(paper):
             made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
+    for name, part in parts().items() if asked in (None, ORDER) else ():
+        made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
     stdout().print(made)
 
 
@@ -92,62 +116,73 @@ def write_page(path: Path, ledger: Path) -> None:
     stdout().print(f"written to {path}")
 
 
-def show_costs(cells: list[Cell], seeds: int, rounds: int | None, ledger: Path) -> None:
+def show_costs(
+    cells: list[Cell], seeds: list[int], rounds: int | None, known: list[Entry], skipped: list[Entry]
+) -> None:
     """Gradient evaluations of each cell, and seconds where the ledger knows a like run."""
-    from fedkeel.ledger import read
-    from fedkeel.reproduce import gradient_evaluations, runnable, seconds_like
+    from fedkeel.reproduce import done, gradient_evaluations, length_of, runnable, seconds_like, settings_of
 
-    known = read(ledger)
-    made = table(["cell", "method!", "model!", "rounds>", "gradients>", "seconds>"])
-    total = 0.0
+    made = table(["cell", "method!", "model!", "rounds>", "seeds>", "gradients>", "time>", "state!"])
+    total, runs, unknown = 0.0, 0, 0
+    planned: list[object] = []
     for cell in cells:
-        reason = runnable(cell)
-        if reason is not None:
-            made.add_row(f"{cell.table}: {cell.label}", reason)
-            continue
-        work, like = gradient_evaluations(cell, rounds), seconds_like(cell, known, rounds)
-        total += (like or 0.0) * seeds
+        name, reason = f"{cell.paper}:{cell.table} {cell.label}", runnable(cell)
+        left = [seed for seed in seeds if not done(cell, seed, rounds, skipped)]
+        if reason is None and not left:
+            reason = "in the ledger"
+        elif reason is None and settings_of(cell) in planned:
+            reason = "as one above"
         method = cell.experiment["method"]
-        name = method["name"] if isinstance(method, dict) else str(method)
-        length = min(rounds or cell.experiment["rounds"], cell.experiment["rounds"])
-        made.add_row(
-            f"{cell.table}: {cell.label}", name, str(cell.experiment["model"]), str(length),
-            count(work * seeds), "–" if like is None else duration(like * seeds),
-        )  # fmt: skip
+        called = method["name"] if isinstance(method, dict) else str(method)
+        length = length_of(cell, rounds)
+        if reason is not None:
+            made.add_row(name, called, str(cell.experiment["model"]), str(length), "0", "", "", reason)
+            continue
+        planned.append(settings_of(cell))
+        like = seconds_like(cell, known, rounds)
+        total, runs, unknown = total + (like or 0.0) * len(left), runs + len(left), unknown + (like is None)
+        work, time = gradient_evaluations(cell, rounds) * len(left), "–" if like is None else duration(like * len(left))
+        made.add_row(name, called, str(cell.experiment["model"]), str(length), str(len(left)), count(work), time, "")
     stdout().print(made)
-    stdout().print(f"{len(cells)} cells, {seeds} seeds; at least {duration(total)} by the runs in {ledger}")
+    rest = f", and {unknown} cells unlike any run before" if unknown else ""
+    stdout().print(f"{runs} runs of {len(cells)} cells; by the runs in the ledger {duration(total)}{rest}")
 
 
 def carry_out(
     cells: list[Cell], seeds: list[int], rounds: int | None, machine: Machine, out: Path,
-    ledger: Path, progress: bool,
+    ledger: Path, progress: bool, skipped: list[Entry],
 ) -> None:  # fmt: skip
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Plan, train
+    from fedkeel.cli.training import Plan, titles, train
     from fedkeel.ledger import append, read
-    from fedkeel.reproduce import entry_of, experiment_of, place_of, runnable
+    from fedkeel.reproduce import done, entry_of, experiment_of, folder_of, runnable
 
-    plans, of = [], {}
+    planned: list[tuple[Cell, list[Plan]]] = []
+    taken: set[Path] = set()
     for cell in cells:
         reason = runnable(cell)
         if reason is not None:
-            stdout().print(f"skipped  {cell.table}: {cell.label}: {reason}")
+            stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {reason}")
             continue
+        plans = []
         for seed in seeds:
             experiment = experiment_of(cell, seed, rounds)
-            plan = Plan(f"{cell.row}, {cell.column}, seed {seed}", experiment, out / place_of(experiment))
-            plans.append(plan)
-            of[id(plan)] = cell
-    fetch(sorted({plan.experiment.dataset or "" for plan in plans}), progress)
-    with display(progress, [plan.label for plan in plans]) as shown:
-        for plan in plans:
-            (outcome,) = train([plan], machine, shown)
-            if outcome.run is None:
-                continue
-            entry = entry_of(of[id(plan)], outcome.run, environment_of(plan.folder))
-            if entry.identity not in {known.identity for known in read(ledger)}:
-                append(entry, ledger)
+            folder = folder_of(experiment, out)
+            # the same experiment may be several cells
+            if folder not in taken and not done(cell, seed, rounds, skipped):
+                taken.add(folder)
+                plans.append(Plan(f"{cell.row}, {cell.column}", experiment, folder))
+        planned.append((cell, plans))
+    fetch(sorted({plan.experiment.dataset or "" for _, plans in planned for plan in plans}), progress)
+    with display(progress, [title for _, plans in planned for title in titles(plans)]) as shown:
+        for cell, plans in planned:
+            for outcome in train(plans, machine, shown):  # all seeds of a cell at once, where the engine stacks
+                if outcome.run is None:
+                    continue
+                entry = entry_of(cell, outcome.run, environment_of(outcome.plan.folder))
+                if not outcome.found or entry.identity not in {known.identity for known in read(ledger)}:
+                    append(entry, ledger)
 
 
 def environment_of(folder: Path) -> dict[str, object]:
@@ -161,7 +196,7 @@ def environment_of(folder: Path) -> dict[str, object]:
 
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     from fedkeel.ledger import read
-    from fedkeel.reproduce import judge
+    from fedkeel.verdicts import judge
 
     entries: list[Entry] = read(ledger)
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
@@ -170,11 +205,11 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
         spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
         std = "" if judged.std is None else f" ± {judged.std:.2f}"
         made.add_row(
-            f"{cell.table}: {cell.label}",
+            f"{cell.paper}:{cell.table} {cell.label}",
             "–" if cell.reported is None else f"{cell.reported:.2f}{spread}",
             "–" if judged.mean is None else f"{judged.mean:.2f}{std}",
             "–" if judged.difference is None else f"{judged.difference:+.2f}",
-            "–" if not judged.entries else f"{judged.entries[0].rounds} of {judged.entries[0].rounds_paper}",
+            f"{judged.rounds} of {cell.experiment['rounds']}",
             str(len(judged.entries)),
             judged.verdict,
         )

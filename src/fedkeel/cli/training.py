@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ from fedkeel.cli.tracking import Tracking
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, read_experiment
+from fedkeel.loop import Progress
+from fedkeel.machine import device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
+from fedkeel.together import alike, run_together
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -48,6 +52,13 @@ class Machine:
             raise RequestError(
                 f"unknown precision: {self.precision}", nearest(self.precision, PRECISIONS, "precisions")
             )
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several runs may be made at once."""
+        if self.tracking.mlflow or self.tracking.wandb:  # their libraries follow one run at a time
+            return False
+        return self.engine == "stacked" or (self.engine == "auto" and device_of(self.device).type == "cuda")
 
 
 @dataclass(frozen=True)
@@ -97,27 +108,67 @@ def finished(plan: Plan) -> Run | None:
 
 
 def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
-    """All plans in turn. One that fails is told, and the others go on."""
-    outcomes = []
-    for plan, title in zip(plans, titles(plans), strict=True):
-        made = finished(plan)
-        if made is not None:
-            outcomes.append(Outcome(plan, made, found=True))
-            continue
-        try:
-            with machine.tracking.followers(display.watch(title), title, plan.folder) as progress:
-                made = run(
-                    plan.experiment,
-                    out=plan.folder,
-                    engine=machine.engine,
-                    workers=machine.workers,
-                    device=machine.device,
-                    dtype=PRECISIONS[machine.precision],
-                    progress=progress,
-                    command=sys.argv,
-                    track=machine.tracking.track,
-                )
-        except RunError as error:
-            complain(f"{title}: {error.message}", error.hint)
-        outcomes.append(Outcome(plan, made))
-    return outcomes
+    """All plans in turn, those that differ in their seed or learning rate as one stack where the engine stacks.
+
+    One that fails is told, and the others go on.
+    """
+    found = {id(plan): made for plan in plans if (made := finished(plan)) is not None}
+    named = {id(plan): title for plan, title in zip(plans, titles(plans), strict=True)}
+    outcomes = {of: Outcome(plan, found[of], found=True) for plan in plans if (of := id(plan)) in found}
+    for group in stacks([plan for plan in plans if id(plan) not in found], machine):
+        with contextlib.ExitStack() as closing:
+            progress = [
+                closing.enter_context(machine.tracking.followers(display.watch(title), title, plan.folder))
+                for plan in group
+                if (title := named[id(plan)])
+            ]
+            made = run_group(group, machine, progress)
+        for plan, run_or_error in zip(group, made, strict=True):
+            if isinstance(run_or_error, RunError):
+                complain(f"{named[id(plan)]}: {run_or_error.message}", run_or_error.hint)
+            outcomes[id(plan)] = Outcome(plan, run_or_error if isinstance(run_or_error, Run) else None)
+    return [outcomes[id(plan)] for plan in plans]
+
+
+def stacks(plans: Sequence[Plan], machine: Machine) -> list[list[Plan]]:
+    """Plans that run at once: only the stacked engine takes several."""
+    if not machine.stacks:
+        return [[plan] for plan in plans]
+    groups: list[list[Plan]] = []
+    for plan in plans:
+        group = next((one for one in groups if alike(one[0].experiment, plan.experiment)), None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def run_group(plans: Sequence[Plan], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
+    """One run on the engine asked for, or several as one stack."""
+    dtype, track = PRECISIONS[machine.precision], machine.tracking.track
+    if len(plans) > 1:
+        return run_together(
+            [plan.experiment for plan in plans],
+            out=[plan.folder for plan in plans],
+            device=machine.device,
+            dtype=dtype,
+            progress=progress,
+            command=sys.argv,
+            track=track,
+        )
+    try:
+        made = run(
+            plans[0].experiment,
+            out=plans[0].folder,
+            engine=machine.engine,
+            workers=machine.workers,
+            device=machine.device,
+            dtype=dtype,
+            progress=progress[0],
+            command=sys.argv,
+            track=track,
+        )
+    except RunError as error:
+        return [error]
+    return [made]

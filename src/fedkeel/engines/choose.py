@@ -1,59 +1,197 @@
-"""Engines by name, and which one `auto` takes."""
+"""Engines by name, and which one `auto` takes: the one that measures fastest."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from fedkeel.engines.engine import Engine, Training
+from fedkeel.engines.engine import Engine
+from fedkeel.engines.measure import Job, now, seconds_for, unnoticed
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import RequestError, nearest
 from fedkeel.machine import cores
-from fedkeel.method import Method
-from fedkeel.problem import Problem
-from fedkeel.task import Task
 
 ENGINES = ("serial", "processes", "stacked", "flower")
-WORTH_SECONDS = 20.0  # a pool takes seconds to start
+BITWISE = ("serial", "processes")  # these give the same bits as each other
+
+WORTH_SECONDS = 20.0  # less work than that is not worth measuring
+SHARE = 0.05  # of the work that goes into measuring all engines
+SECONDS = 1.0  # of a short round, where a step is short enough
+POOL_SECONDS = 5.0  # about what it takes to start one
+PREFERENCE = 0.9  # another engine than serial must save a tenth
+
+log = logging.getLogger("fedkeel")
 
 
-def make_engine(
-    name: str,
-    task: Task,
-    method: Method,
-    training: Training,
-    make_task: Callable[[Problem], Task],
-    workers: int | None,
-    trainings: int,
-) -> Engine:
-    """The engine of that name; `auto` takes the pool when what is left to do is worth starting one."""
+@dataclass(frozen=True)
+class Choice:
+    """The engine of a run and, where `auto` has measured, the seconds that each would have needed for what was left."""
+
+    engine: str
+    asked: str = "auto"
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def told(self) -> str:
+        """In one line."""
+        others = [f"{name} {value:.3g} s" for name, value in self.seconds.items() if name != self.engine]
+        others += [f"{name}: {why}" for name, why in self.left_out.items()]
+        return f"engine {self.engine}, {self.seconds[self.engine]:.3g} s by measurement ({'; '.join(others)})"
+
+    def record(self, done: int) -> dict[str, Any]:
+        """As plain data, beside the round after which it was made."""
+        data: dict[str, Any] = {"after_round": done, "engine": self.engine, "asked": self.asked}
+        if self.seconds:
+            data["expected_seconds"] = {name: float(f"{value:.3g}") for name, value in self.seconds.items()}
+        return data | ({"left_out": dict(self.left_out)} if self.left_out else {})
+
+
+class Chosen(NamedTuple):
+    engine: Engine
+    choice: Choice
+
+
+def choose(name: str, job: Job, before: str | None = None) -> Chosen:
+    """The engine of that name, or for `auto` one that can do the job.
+
+    `before` names the engine of the rounds that are done: a run goes on with one that gives the same bits.
+    """
     if name not in (*ENGINES, "auto"):
         raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
+    if name != "auto":
+        return Chosen(make_engine(name, job), Choice(name, name))
+    names = candidates(job, before)
+    if len(names) > 1:
+        with unnoticed(job.task.device):
+            engine, choice = Contest(job, names).decided()
+        if choice.seconds:
+            log.info("%s", choice.told())
+    else:
+        engine, choice = None, Choice(names[0])
+    return Chosen(engine or make_engine(choice.engine, job), choice)
+
+
+def candidates(job: Job, before: str | None) -> list[str]:
+    """Engines that may be able to do the job, in the order in which they are tried."""
+    task = job.task
+    able = {
+        "serial": task.compute == task.dtype,
+        "stacked": not task.stochastic,
+        "processes": task.compute == task.dtype and task.device.type == "cpu" and (job.workers or cores()) > 1,
+    }
+    same = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
+    return [name for name, can in able.items() if can and name in same] or ["serial"]
+
+
+class Contest:
+    """Times candidates one after another; one that fails is left out."""
+
+    def __init__(self, job: Job, names: list[str]):
+        self.job, self.names = job, names
+        self.seconds: dict[str, float] = {}  # for all that is left
+        self.left_out: dict[str, str] = {}
+        self.ready: dict[str, Engine] = {}  # those that need not be made again
+
+    def decided(self) -> tuple[Engine | None, Choice]:
+        """Who is fastest; serial at once where there is little to do, or where it fails: the run says better why."""
+        total = self.job.passes_left
+        if not total:
+            return None, Choice("serial")
+        try:
+            alone = self.job.shortened(0.0, self.spread(1))
+            each = seconds_for(SerialEngine(alone.task, alone.method, alone.training), alone)
+        except Exception:
+            return None, Choice("serial")
+        each /= max(1, alone.passes_left)
+        if each * total < WORTH_SECONDS:
+            return None, Choice("serial")
+        short = self.short_round(min(SHARE * total / (2 * len(self.names)), SECONDS / each))
+        for name in self.names:
+            try:
+                getattr(self, name)(short, total / max(1, short.passes_left))
+            except Exception as error:
+                self.left_out[name] = reason(error)
+        best = min(self.seconds, key=lambda n: self.seconds[n] * (PREFERENCE if n == "serial" else 1.0))
+        for name, engine in self.ready.items():
+            if name != best:
+                engine.close()
+        return self.ready.get(best), Choice(best, "auto", self.seconds, self.left_out)
+
+    def short_round(self, passes: float) -> Job:
+        """About so many passes: fewer samples of each client, then fewer clients, but enough to be trained together."""
+        clients = len(self.job.left.clients)
+        enough = max(2, self.workers if "processes" in self.names else 2)
+        some = self.spread(min(clients, max(enough, int(passes))))
+        return self.job.shortened(min(1.0, passes / self.job.passes(some)), some)
+
+    def spread(self, count: int) -> list[int]:
+        """Some of the next round's clients, of all sizes."""
+        sizes = self.job.task.clients.sizes
+        ordered = sorted(self.job.left.clients, key=lambda client: int(sizes[client]), reverse=True)
+        return [ordered[i * len(ordered) // count] for i in range(count)]
+
+    @property
+    def workers(self) -> int:
+        return self.job.workers or cores()
+
+    def serial(self, short: Job, scale: float) -> None:
+        self.seconds["serial"] = scale * seconds_for(SerialEngine(short.task, short.method, short.training), short)
+
+    def stacked(self, short: Job, scale: float) -> None:
+        """On a GPU whole rounds, for what is captured there can be used afterwards."""
+        if self.job.task.device.type != "cuda":
+            stacked = StackedEngine(short.make_task(short.task.problem), short.method, short.training)
+            self.seconds["stacked"] = scale * seconds_for(stacked, short)
+            return
+        engine = StackedEngine(self.job.make_task(self.job.task.problem), self.job.method, self.job.training)
+        self.seconds["stacked"] = self.job.left.rounds * seconds_for(engine, self.job)
+        self.ready["stacked"] = engine
+
+    def processes(self, short: Job, scale: float) -> None:
+        """Started only where a perfect pool would win; then it waits for the run."""
+        job, at = self.job, self.job.task.device
+        perfect = POOL_SECONDS + self.seconds["serial"] / min(self.workers, len(job.left.clients))
+        if perfect >= min(self.seconds.values()):
+            self.left_out["processes"] = "would not pay for its start"
+            return
+        pool = ProcessesEngine(
+            short.task, short.method, short.training, workers=self.workers, make_task=short.make_task
+        )
+        try:
+            seconds, began = scale * seconds_for(pool, short), now(at)
+            pool.prepare(job.task, job.method, job.training, job.make_task)
+            self.seconds["processes"] = seconds + now(at) - began
+        except BaseException:
+            pool.close()
+            raise
+        self.ready["processes"] = pool
+
+
+def reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def make_engine(name: str, job: Job) -> Engine:
+    """The engine of that name."""
+    task = job.task
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
-    if name == "auto" and task.device.type == "cuda" and not task.stochastic:
-        name = "stacked"  # one client at a time leaves a GPU idle
     if name == "stacked":
-        return StackedEngine(task, method, training)
+        return StackedEngine(task, job.method, job.training)
     if task.compute != task.dtype:
         raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
-        return simulated_by_flower(task, method, training, make_task, workers)
-    serial = SerialEngine(task, method, training)
-    if name == "auto":
-        name = "serial"
-        if cores() > 1 and task.device.type == "cpu" and seconds_left(serial, trainings) > WORTH_SECONDS:
-            name = "processes"
+        return simulated_by_flower(job)
     if name == "serial":
-        return serial
-    return ProcessesEngine(task, method, training, workers=workers or cores(), make_task=make_task)
+        return SerialEngine(task, job.method, job.training)
+    return ProcessesEngine(task, job.method, job.training, workers=job.workers or cores(), make_task=job.make_task)
 
 
-def simulated_by_flower(
-    task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task], workers: int | None
-) -> Engine:
+def simulated_by_flower(job: Job) -> Engine:
     """Flower's simulation, where it is installed."""
     try:
         from fedkeel.engines.flower.simulation import simulated
@@ -63,18 +201,4 @@ def simulated_by_flower(
         raise RequestError(
             f"the engine flower needs a package that is not installed: {error.name}", 'pip install "fedkeel[flower]"'
         ) from None
-    return simulated(task, method, training, make_task, workers)
-
-
-def seconds_left(engine: SerialEngine, trainings: int) -> float:
-    """A guess: one gradient of one client, timed, times all the steps that are left."""
-    sizes = engine.task.clients.sizes
-    client = int(sizes.argmax())
-    plans = [engine.plan(0, client, i, phase) for i, phase in enumerate(engine.method.phases)]
-    rows = max((plan[0] for plan in plans if plan), key=len)
-    batch = engine.task.batch(client, rows)
-    began = time.perf_counter()
-    engine.workspace(engine.task.initial, batch, "loss", {}, engine.task.buffers)
-    each = time.perf_counter() - began
-    steps = sum(p.backward_passes * len(plan) for p, plan in zip(engine.method.phases, plans, strict=True))
-    return each * steps * trainings * float(sizes.mean() / sizes[client])
+    return simulated(job.task, job.method, job.training, job.make_task, job.workers)

@@ -28,12 +28,16 @@ class Training:
     epochs: int | tuple[int, int]
     batch_size: int
 
+    def key(self, purpose: str, round: int, client: int, *numbers: int) -> int:
+        """What a client's randomness hangs on."""
+        return key(self.seed, purpose, round, client, *numbers)
+
     def epochs_of(self, round: int, client: int) -> int:
         """The client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
         if isinstance(self.epochs, int):
             return self.epochs
         low, high = self.epochs
-        draw = float(uniforms(key(self.seed, "epochs", round, client), 1)[0])
+        draw = float(uniforms(self.key("epochs", round, client), 1)[0])
         return low + int(draw * (high - low + 1))
 
 
@@ -43,6 +47,16 @@ class Outcome(NamedTuple):
     client: int
     report: State
     state: State
+
+
+class Request(NamedTuple):
+    """One round's work for an engine: what the server sends, to whom, and what each of them remembers."""
+
+    message: State
+    round: int
+    lr: float
+    clients: Sequence[int]
+    states: Sequence[State | None]
 
 
 class Engine(Protocol):
@@ -71,7 +85,7 @@ def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:
 def planned(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
     """Which rows of its data a client sees in each step of phase `number`."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
-    of = key(training.seed, "batches", round, client, number)
+    of = training.key("batches", round, client, number)
     rows = plan(of, size, training.batch_size, epochs, phase.batches_of(size, training.batch_size))
     return rows[:1] * len(rows) if phase.same_batch else rows
 
@@ -88,5 +102,5 @@ def state_of(method: Method, task: Task, state: State | None) -> State:
 
 def step_keys(training: Training, round: int, client: int, phase: int, steps: int) -> Tensor:
     """One key per step, for rules that are random."""
-    keys = [key(training.seed, "rule", round, client, phase, step) for step in range(steps)]
+    keys = [training.key("rule", round, client, phase, step) for step in range(steps)]
     return torch.from_numpy(np.asarray(keys, dtype=np.int64))

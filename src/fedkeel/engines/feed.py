@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training, planned, step_keys
 from fedkeel.method import Phase
-from fedkeel.randomness import key
 from fedkeel.round import Moment
 from fedkeel.task import Task
 
@@ -81,6 +80,20 @@ class Steps:
     draws: NDArray[np.int64] | None  # [steps, clients, batch, numbers]
     keys: Tensor  # [steps, clients], for random rules and objectives
     histogram: Tensor | None = None  # [clients, classes]
+    first: int = 0  # the number of the first step
+    pads: bool = False  # whether steps of the same phase are padded elsewhere
+
+    def part(self, first: int, last: int, clients: int) -> Steps:
+        """Some steps of the first clients."""
+
+        def cut(array: Any) -> Any:
+            return None if array is None else array[first:last, :clients]
+
+        histogram = None if self.histogram is None else self.histogram[:clients]
+        index, sizes, seeds, draws, keys = map(cut, (self.index, self.sizes, self.seeds, self.draws, self.keys))
+        return Steps(
+            self.store, self.clients[:clients], index, sizes, seeds, draws, keys, histogram, self.first + first, self.padded
+        )
 
     @property
     def noisy(self) -> bool:
@@ -90,7 +103,7 @@ class Steps:
     @property
     def padded(self) -> bool:
         """Whether some client finishes before the others."""
-        return bool((self.sizes == 0).any())
+        return self.pads or bool((self.sizes == 0).any())
 
     @property
     def full(self) -> bool:
@@ -112,7 +125,7 @@ class Steps:
     def __iter__(self) -> Iterator[Moment]:
         """Step by step, each batch only as wide as its widest client."""
         device, dtype = self.store.task.device, self.store.task.dtype
-        steps = torch.arange(len(self.index), device=device)
+        steps = torch.arange(self.first, self.first + len(self.index), device=device)
         keys, active = self.keys.to(device), torch.from_numpy(self.sizes > 0).to(device)
         mask = torch.from_numpy(self.mask()).to(device, dtype)
         for s, sizes in enumerate(self.sizes):
@@ -171,7 +184,7 @@ def steps_of(store: Store, training: Training, round: int, clients: Sequence[int
     seeds = np.zeros(index.shape, dtype=np.uint64) if task.augments else None
     keys = torch.zeros(sizes.shape, dtype=torch.int64)
     for c, (client, plan) in enumerate(zip(clients, plans, strict=True)):
-        of, count = key(training.seed, "samples", round, client, number), len(plan)
+        of, count = training.key("samples", round, client, number), len(plan)
         sizes[:count, c] = [len(rows) for rows in plan]
         rows = np.stack([filled_up(rows, wide) for rows in plan])
         index[:count, c], index[count:, c] = store.offsets[client] + rows, store.offsets[client] + rows[0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree
@@ -33,7 +34,7 @@ class Inputs(NamedTuple):
     @staticmethod
     def of(steps: Steps, device: torch.device, dtype: torch.dtype) -> Inputs:
         def there(array: Any) -> Tensor:
-            return torch.from_numpy(array).to(device)
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         return Inputs(
             there(steps.index),
@@ -51,7 +52,7 @@ class Graph:
         self.store, self.body, self.noisy = steps.store, body, steps.noisy
         self.carry: Carry = copied(carry)
         self.fixed: Fixed = copied(fixed)
-        self.inputs: Inputs = roomier(inputs)
+        self.inputs: Inputs = roomier(inputs, steps.first)
         self.histogram = None if steps.histogram is None else steps.histogram.clone()
         self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
         self.losses = torch.zeros(self.inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
@@ -101,18 +102,18 @@ class Graph:
                 graph.replay()
             count %= length
 
-    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, histogram: Tensor | None) -> tuple[Carry, Tensor]:
-        count = len(inputs.rows)
-        if self.histogram is not None and histogram is not None:
-            self.histogram.copy_(histogram)
+    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps) -> tuple[Carry, Tensor]:
+        first, last = steps.first, steps.first + len(inputs.rows)
+        if self.histogram is not None and steps.histogram is not None:
+            self.histogram.copy_(steps.histogram)
         for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
             mine.copy_(given)
         for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
             if mine is not None:
-                mine[:count].copy_(given)
-        self.step.zero_()
-        self.replay(count)
-        return copied(self.carry), self.losses[:count].T.clone()
+                mine[first:last].copy_(given)
+        self.step.fill_(first)
+        self.replay(last - first)
+        return copied(self.carry), self.losses[first:last].T.clone()
 
 
 class GraphScan:
@@ -134,7 +135,7 @@ class GraphScan:
         shapes = (*signature((carry, fixed)), *signature(inputs, skip=1))
         of = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
         graph = self.graphs.get(of)
-        if graph is None or len(graph.inputs.rows) < len(inputs.rows):
+        if graph is None or len(graph.inputs.rows) < steps.first + len(inputs.rows):
             try:
                 self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
             except torch.OutOfMemoryError:
@@ -143,17 +144,20 @@ class GraphScan:
                 log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
                 self.possible = False
                 return one_by_one(phase, body, carry, fixed, steps)
-        return graph.run(carry, fixed, inputs, steps.histogram)
+        return graph.run(carry, fixed, inputs, steps)
 
     def clear(self) -> None:
         self.graphs.clear()
 
 
-def roomier(inputs: Inputs) -> Inputs:
-    """The same with room for half as many steps again: the longest client of a later round may take more."""
+def roomier(inputs: Inputs, first: int) -> Inputs:
+    """The same with room for steps before the first, and for half as many again: a later round may take more."""
 
     def longer(part: Tensor | None) -> Tensor | None:
-        return None if part is None else torch.cat([part, part[-1:].expand(len(part) // 2, *part.shape[1:])])
+        if part is None:
+            return None
+        before, after = (part[:1].expand(n, *part.shape[1:]) for n in (first, (first + len(part)) // 2))
+        return torch.cat([before, part, after])
 
     return Inputs(*(longer(part) for part in inputs))  # type: ignore[arg-type]
 

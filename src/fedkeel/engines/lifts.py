@@ -68,6 +68,7 @@ def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
     plain = broadcasting(f, dims)
     if getattr(f, "__name__", "") not in HOT:
         return plain
+    torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
     compiled: Callable[..., Any] | None = torch.compile(plain, dynamic=False)
 
     def lifted(*args: Any) -> Any:

@@ -82,10 +82,18 @@ class ProcessesEngine:
     def __init__(
         self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
     ):
-        self.task = task
         self.seconds = Clock()
         self.workers: list[Worker] = []
-        problem = task.problem
+        try:
+            self.workers = [Worker(number) for number in range(workers)]
+            self.prepare(task, method, training, make_task)
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
+        """Have every worker make its engine; what it was made for before is forgotten."""
+        self.task, problem = task, task.problem
 
         def make() -> SerialEngine:
             return SerialEngine(make_task(problem), method, training)
@@ -96,15 +104,10 @@ class ProcessesEngine:
             raise RunError(
                 f"this problem cannot be sent to worker processes: {error}", "use --engine serial (engine='serial')"
             ) from error
-        try:
-            self.workers = [Worker(number) for number in range(workers)]
-            for worker in self.workers:
-                worker.ask("setup", {"path": sys.path, "engine": engine})
-            for worker in self.workers:
-                worker.answer()
-        except BaseException:
-            self.close()
-            raise
+        for worker in self.workers:
+            worker.ask("setup", {"path": sys.path, "engine": engine})
+        for worker in self.workers:
+            worker.answer()
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedkeel.clock import Clock
+from fedkeel.engines.dropping import Dropping
 from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, uploaded_steps
 from fedkeel.engines.feed import Steps, Store, steps_of
 from fedkeel.engines.graphs import GraphScan
@@ -24,6 +27,20 @@ from fedkeel.task import Scores, Task
 from fedkeel.trees import Tree, stack, unstack
 
 log = logging.getLogger("fedkeel")
+
+
+Sender = Callable[[Sequence[int], Task], tuple[State, Tensor, int | None]]
+"""What the clients of a stack are sent, the learning rate, and the client axis of both (see `local_round`)."""
+
+
+class Shared(NamedTuple):
+    """One message for all."""
+
+    message: State
+    lr: float
+
+    def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
+        return self.message, torch.tensor(self.lr, dtype=task.dtype, device=task.device), None
 
 
 class StackedEngine:
@@ -52,7 +69,7 @@ class StackedEngine:
         self.store = Store(task, data_budget(task.device))
         self.lift = lift or lift_for(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
-        self.scan = self.graphs if task.device.type == "cuda" else one_by_one
+        self.scan = Dropping(self.graphs if task.device.type == "cuda" else one_by_one)
         self.together = together
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
@@ -61,20 +78,31 @@ class StackedEngine:
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[Outcome]:
+        given = [state_of(self.method, self.task, state) for state in states]
+        return self.train_from(Shared(message, lr), round, clients, given)
+
+    def train_from(
+        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
+    ) -> list[Outcome]:
         known = dict(zip(clients, states, strict=True))
         # neighbours in a stack take about as many steps, so that few of them wait
-        order = sorted(clients, key=lambda client: -int(self.task.clients.sizes[client]))
+        order = sorted(clients, key=lambda client: -self.steps(round, client))
         outcomes: dict[int, Outcome] = {}
         while left := [client for client in order if client not in outcomes]:
             some = left[: self.fitting(len(left))]
             wide = self.widened(some) if self.captures else some
             try:
-                found = self.train_stack(message, round, lr, wide, [known[client] for client in wide])[: len(some)]
+                found = self.train_stack(sender, round, wide, [known[client] for client in wide])[: len(some)]
             except torch.OutOfMemoryError:
                 self.shrink(len(some))
                 continue
             outcomes |= {outcome.client: outcome for outcome in found}
         return [outcomes[client] for client in clients]
+
+    def steps(self, round: int, client: int) -> int:
+        """About how many steps a client takes."""
+        batches = -(-int(self.task.clients.sizes[client]) // self.training.batch_size)
+        return batches * self.training.epochs_of(round, client)
 
     def fitting(self, wanted: int) -> int:
         """How many clients to stack."""
@@ -100,10 +128,10 @@ class StackedEngine:
         torch.cuda.empty_cache()
 
     def train_stack(
-        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
+        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
     ) -> list[Outcome]:
         began = time.perf_counter()
-        rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
+        message, rate, sent = sender(clients, self.task)
         self.store.hold(clients)
         phases = [
             steps_of(self.store, self.training, round, clients, number, phase)
@@ -112,13 +140,14 @@ class StackedEngine:
         taken = [
             uploaded_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))
         ]
-        facts = stack([facts_of(self.task, client, n, rate) for client, n in zip(clients, taken, strict=True)])
-        state = stack([state_of(self.method, self.task, state) for state in states])
+        rates = rate.expand(len(clients))
+        facts = stack([facts_of(self.task, *given) for given in zip(clients, taken, rates, strict=True)])
+        state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
         work = [stretch(steps) for steps in phases]
         report, state = local_round(
-            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan
+            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan, sent=sent
         )
         report, state = spread(report, len(clients)), spread(state, len(clients))
         outcomes = [Outcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]

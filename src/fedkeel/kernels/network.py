@@ -17,17 +17,37 @@ from fedkeel.models.resnet import Block
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]
 
 
-def known(module: nn.Module) -> bool:
-    """Whether every layer is one of ours, with nothing unusual about it and each parameter used once."""
+def known(module: nn.Module, axes: int) -> bool:
+    """Whether every layer is one of ours, with nothing unusual about it and each parameter used once.
+
+    `axes` counts those of one sample, as the module gets it: 3 for an image, 1 for a vector.
+    """
     if any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters()):
         return False
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
         return False
-    return all(type(part) in LAYERS and _usual(part) for part in module.modules())
+    return all(type(part) in LAYERS and _usual(part) for part in module.modules()) and bool(_after(module, axes))
+
+
+def _after(module: nn.Module, axes: int) -> int:
+    """How many axes a sample has after a layer; 0 where the layer sees samples that our version of it does not take."""
+    match module:
+        case nn.Sequential():
+            for layer in module:
+                axes = _after(layer, axes)
+            return axes
+        case nn.Linear():
+            return int(axes == 1)
+        case nn.Flatten():
+            return int(axes > 0)
+        case nn.ReLU():
+            return axes
+        case _:
+            return 3 * int(axes == 3)
 
 
 def _usual(part: nn.Module) -> bool:
-    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+    if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or "forward" in vars(part):
         return False
     match part:
         case nn.Conv2d():
@@ -62,7 +82,9 @@ def apply(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:
 
 # ---- one function for each kind of layer ---------------------------------------------------------------------------
 def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Tensor:
-    layers = [(f"{name}.{child}" if name else child, layer) for child, layer in module.named_children()]
+    # not named_children(), which leaves out a ReLU that is used twice
+    children = [(child, layer) for child, layer in module._modules.items() if layer is not None]
+    layers = [(f"{name}.{child}" if name else child, layer) for child, layer in children]
     while layers:
         (of, layer), *layers = layers
         if isinstance(layer, nn.GroupNorm) and layers and type(layers[0][1]) is nn.ReLU:
@@ -111,8 +133,6 @@ def normalised(
 
 
 def linear(module: nn.Linear, name: str, x: Tensor, frame: Frame) -> Tensor:
-    if x.dim() != 3:
-        raise NotImplementedError("a linear layer on images")
     y: Tensor = Multiply.apply(x, frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"])
     return y if module.bias is None else biased(y, name, frame)
 

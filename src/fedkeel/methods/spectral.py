@@ -19,13 +19,16 @@ from fedkeel.rules import (
     On,
     PoolDetrend,
     RandomBand,
+    RandomEnergy,
     Rescale,
     Sam,
     Uniform,
 )
 
-FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "l2", "median")
-"""fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls."""
+FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "energy", "l2", "norm", "median")
+"""fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls: high and random
+remove other coefficients, energy random ones with as much energy; l2 and norm only shorten, tensor by tensor or all by
+one factor."""
 
 
 def fedfft(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
@@ -92,13 +95,15 @@ def filter_of(
     """The filter of that form."""
     rules: dict[str, Rule] = {
         "fft": HighPass(ratio, min_dims, order),
-        "lap-d": PoolDetrend(window),
-        "gaussian": GaussianDetrend(sigma),
+        "lap-d": PoolDetrend(window, min_dims),
+        "gaussian": GaussianDetrend(sigma, min_dims),
         "fft-2d": HighPass2d(ratio),
         "high": LowPass(ratio, min_dims, order),
         "random": RandomBand(ratio, min_dims, order),
-        "l2": Rescale(ratio),
-        "median": ClipMedian(),
+        "energy": RandomEnergy(ratio, min_dims, order),
+        "l2": Rescale(ratio, min_dims),
+        "norm": Rescale(ratio, min_dims, whole=True),
+        "median": ClipMedian(min_dims=min_dims),
     }
     if form not in rules:
         raise MethodError(f"unknown form of filter: {form}", nearest(form, FORMS, "forms"))

@@ -12,6 +12,8 @@ A paper's file gives settings in layers, and each cell is what they add up to, t
 
 Settings are the keys of an experiment and the facts of a cell (FACTS). A method that names itself, or a partition that
 names its kind, replaces what was there; otherwise the two are merged, so a column may say `partition.alpha = 0.6`.
+`evaluation` is the fact; how clients' own models are judged (an experiment's `evaluation`) is called `policy` here.
+`leads`, of the paper or of a table, lists pairs of rows whose difference is what the table is about.
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
 paper), "-" (the paper has none). A table without values is the sweep behind a figure: it lists its rows instead.
 """
@@ -39,18 +41,19 @@ PAPERS: dict[str, str] = {
 KINDS: dict[str, str] = {
     "accuracy": "test accuracy in %",
     "rounds": "rounds until the target accuracy",
-    "relative bytes": "bytes until the target accuracy, over those of FedAvg's whole run",
-    "seconds per round": "wall-clock seconds of one round",
-    "seconds": "wall-clock seconds until the target accuracy",
+    "relative bytes": "bytes both ways until the target accuracy, over those of FedAvg's whole run",
+    "seconds per round": "wall-clock seconds of one round, its evaluation included, mean over the run",
+    "seconds": "wall-clock seconds until the target accuracy: rounds, times seconds per round",
     "extra seconds per round": "wall-clock seconds of one round, less those of the paper's own method",
 }
 EVALUATIONS: dict[str, str] = {
     "best": "the server model's best round on the test set",
     "last": "the server model after the last round",
-    "personal best": "the best round of the clients' mean, each with its own model on its own test share",
+    "personal best": "the best round of the clients' mean, each with its own model on its own test share; the final "
+    "tuning counts as a round",
 }
-FACTS = ("kind", "evaluation", "target", "source", "uncertain", "note")
-STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell")
+FACTS = ("kind", "evaluation", "target", "source", "uncertain", "unmeasured", "lr_matches", "note")
+STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell", "leads")
 
 Settings = Mapping[str, Any]
 
@@ -61,8 +64,9 @@ class Cell:
 
     `kind` is one of KINDS, `evaluation` one of EVALUATIONS; `target` is the accuracy in % that rounds or seconds lead
     to; `source` is "own run" or "copied" (from another paper). `uncertain`: the number or its setting is damaged in
-    our text of the paper, or the setting cannot be guessed, so nothing is judged by it. `note` says what the paper
-    leaves open and what we chose.
+    our text of the paper, or the setting cannot be guessed, so nothing is judged by it. `unmeasured` says why no run
+    here gives the number. `lr_matches` names the row whose mean step length the learning rate is to match. `note` says
+    what the paper leaves open and what we chose.
     """
 
     paper: str
@@ -77,6 +81,8 @@ class Cell:
     target: float | None = None
     source: str = "own run"
     uncertain: bool = False
+    unmeasured: str = ""
+    lr_matches: str = ""
     note: str = ""
 
     @property
@@ -87,12 +93,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper, the numbers of its text, or the sweep behind one of its figures."""
+    """A table of a paper, the numbers of its text, or the sweep behind one of its figures. `leads` names pairs of rows
+    whose difference is what the table is about."""
 
     paper: str
     name: str
     title: str
     cells: tuple[Cell, ...]
+    leads: tuple[tuple[str, str], ...] = ()
 
 
 def find(spec: str) -> list[Cell]:
@@ -149,7 +157,8 @@ def expand(paper: str, data: Settings, table: Settings) -> Table:
                 word: value for word, value in single.get((row, column), {}).items() if word not in ("row", "column")
             }
             made.append(_cell(paper, table["name"], row, column, number, _layers(data, table, row, column, own)))
-    return Table(paper, table["name"], table["title"], tuple(made))
+    leads = [(one, other) for one, other in table.get("leads", data.get("leads", ())) if {one, other} <= values.keys()]
+    return Table(paper, table["name"], table["title"], tuple(made), tuple(leads))
 
 
 def _layers(data: Settings, table: Settings, row: str, column: str, own: Settings) -> list[Settings]:
@@ -188,6 +197,8 @@ def _cell(paper: str, table: str, row: str, column: str, number: float | str, la
     for layer in layers:
         settings = merged(settings, {word: value for word, value in layer.items() if word not in ("like", "on")})
     facts = {word: settings.pop(word) for word in FACTS if word in settings}
+    if "policy" in settings:
+        settings["evaluation"] = settings.pop("policy")
     reported, spread, damaged = parse(number)
     facts["note"] = " ".join(dict.fromkeys(layer["note"] for layer in layers if "note" in layer))
     facts["uncertain"] = damaged or facts.get("uncertain", False)

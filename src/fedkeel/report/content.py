@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.report.labels import Labels, label_tables
-from fedkeel.report.series import POINTS, Row, common_target, curve, measures, row, spectra, spent_by, thinned
+from fedkeel.report.series import POINTS, Row, common_target, critical, curve, measures, row, spectra, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
 
 # Okabe and Ito's colours, told apart by all common forms of colour vision; yellow is too light for lines on white
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#3a3f45")
 DASHES = 4
+MANY = 14  # more lines than this hide each other: a page begins with the best SHOWN of them
+SHOWN = 8
+BULKY = {"spectrum": ("layers", "layer_deviation"), "cka": ("layers",)}  # left out where a page would grow too large
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +41,9 @@ class Content:
         """Whether any experiment was run with several seeds."""
         return any(len(group.runs) > 1 for setting in self.settings for group in setting.groups)
 
-    def data(self, points: int = POINTS) -> dict[str, Any]:
-        """Plain data for the page's charts."""
-        return {"settings": [setting_data(i, setting, points) for i, setting in enumerate(self.settings)]}
+    def data(self, points: int = POINTS, layers: bool = True) -> dict[str, Any]:
+        """Plain data for the page's charts; tables by layer are the bulk of it."""
+        return {"settings": [setting_data(i, setting, points, layers) for i, setting in enumerate(self.settings)]}
 
 
 def content(sources: Sequence[Source], target: float | None = None) -> Content:
@@ -60,16 +63,40 @@ def look(number: int) -> tuple[str, int]:
     return PALETTE[number % len(PALETTE)], number // len(PALETTE) % DASHES
 
 
+def ranked(setting: Setting) -> list[int]:
+    """The numbers of the groups, best first; those without a result last."""
+    sign = -1 if (setting.groups[0].measure or "loss").endswith("loss") else 1
+    score = [-math.inf if row.best is None else sign * row.best.mean for row in setting.rows]
+    return sorted(range(len(score)), key=lambda i: -score[i])
+
+
+def looks(setting: Setting) -> list[tuple[str, int]]:
+    """One for each group, in order; where there are more groups than looks, the best have looks of their own."""
+    count = len(setting.groups)
+    order = ranked(setting) if count > len(PALETTE) * DASHES else list(range(count))
+    return [look(order.index(i)) for i in range(count)]
+
+
+def shown_first(setting: Setting) -> set[int]:
+    """The groups that charts begin with: all, or the best of many."""
+    count = len(setting.groups)
+    return set(range(count)) if count <= MANY else set(ranked(setting)[:SHOWN])
+
+
 def group_id(setting: int, number: int) -> str:
     return f"g{setting}-{number}"
 
 
-def setting_data(index: int, setting: Setting, points: int) -> dict[str, Any]:
-    names = measures(setting.groups)
+def setting_data(index: int, setting: Setting, points: int, layers: bool) -> dict[str, Any]:
+    names, styles, first = measures(setting.groups), looks(setting), shown_first(setting)
     return {
         "name": setting.name,
         "measures": names,
-        "groups": [group_data(index, i, group, names, points) for i, group in enumerate(setting.groups)],
+        "groups": [
+            {"id": group_id(index, i), "color": styles[i][0], "dash": styles[i][1], "on": i in first}
+            | group_data(group, names, points, layers)
+            for i, group in enumerate(setting.groups)
+        ],
         "labels": [
             {
                 "seed": table.seed, "clients": table.clients, "group": table.group, "shares": rounded(table.shares),
@@ -80,23 +107,29 @@ def setting_data(index: int, setting: Setting, points: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def group_data(setting: int, number: int, group: Group, names: Sequence[str], points: int) -> dict[str, Any]:
-    colour, dash = look(number)
+def group_data(group: Group, names: Sequence[str], points: int, layers: bool) -> dict[str, Any]:
     longest = max(len(run.records) for run in group.runs)
     rounds = thinned(range(1, longest + 1), points)
     curves = {name: found for name in names if (found := curve(group, name, points))}
     return {
-        "id": group_id(setting, number),
         "label": group.label,
-        "color": colour,
-        "dash": dash,
         "rounds": rounds,
         "seconds": rounded(spent_by(group, "seconds", rounds)),
         "bytes": rounded(spent_by(group, "bytes", rounds), 8),
         "curves": {n: {"r": c.rounds, "m": rounded(c.mean), "d": rounded(c.deviation, 3)} for n, c in curves.items()},
         "spectra": rounded(spectra(group)),
-        "diagnostics": rounded(group.runs[0].diagnostics),
+        "critical": rounded(critical(group)),
+        "diagnostics": rounded(group.diagnostics if layers else without_layers(group.diagnostics)),
     }
+
+
+def without_layers(diagnostics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def lighter(value: Any, names: Sequence[str]) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {name: lighter(item, names) for name, item in value.items() if name not in names}
+
+    return {name: lighter(data, BULKY.get(name, ())) for name, data in diagnostics.items()}
 
 
 def rounded(value: Any, digits: int = 5) -> Any:

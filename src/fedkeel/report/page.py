@@ -14,6 +14,7 @@ from typing import Any
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.report.content import Content, content
 from fedkeel.report.source import Source
+from fedkeel.report.numbers import numbers
 from fedkeel.report.tables import cards, commands, summary
 from fedkeel.states import write_whole
 
@@ -37,9 +38,9 @@ def write_report(
 
 
 def page(made: Content, title: str | None = None) -> str:
-    """The page as text, below six megabytes: curves are thinned until they fit."""
-    for points in (300, 150, 75, 40):
-        text = filled(made, title, points)
+    """The page as text, below six megabytes: curves are thinned until they fit, then tables by layer left out."""
+    for points, layers in ((300, True), (150, True), (150, False), (75, False), (40, False)):
+        text = filled(made, title, points, layers)
         if len(text.encode()) < MOST_BYTES:
             return text
     raise RequestError(
@@ -47,11 +48,11 @@ def page(made: Content, title: str | None = None) -> str:
     )
 
 
-def filled(made: Content, title: str | None, points: int) -> str:
+def filled(made: Content, title: str | None, points: int, layers: bool = True) -> str:
     assets = files("fedkeel.report").joinpath("assets")
     read = {
         name: assets.joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "charts.js", "page.js")
+        for name in ("page.html", "page.css", "charts.js", "diagnostics.js", "page.js")
     }
     return Template(read["page.html"]).substitute(
         title=escape(title or heading(made)),
@@ -60,13 +61,14 @@ def filled(made: Content, title: str | None, points: int) -> str:
         bands="" if made.repeated else " hidden",
         css=read["page.css"],
         charts=read["charts.js"],
-        script=read["page.js"],
+        script=read["diagnostics.js"] + read["page.js"],
         summary="".join(summary(i, setting) for i, setting in enumerate(made.settings)),
         cards="".join(cards(i, setting) for i, setting in enumerate(made.settings)),
         commands="".join(commands(i, setting) for i, setting in enumerate(made.settings)),
         label_notes="".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes),
         version=escape(installed_version()),
-        data=embedded(made.data(points)),
+        numbers="".join(numbers(i, setting) for i, setting in enumerate(made.settings)),
+        data=embedded(made.data(points, layers)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from fedkeel.report.source import Group, Source
 
 POINTS = 300  # of a curve in the page: more than its pixels show
 SPECTRA = 40  # rounds of a spectrum over time
+MAPS = ("spectrum/", "critical/")  # of these names there are many, drawn as maps
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ def spent_by(group: Group, part: str, rounds: Sequence[int]) -> list[float]:
 
 
 def measures(groups: Sequence[Group]) -> list[str]:
-    """Every measure that a chart can show, the common ones first; spectra have charts of their own."""
+    """Every measure that a chart can show, the common ones first; spectra and critical layers have their own."""
     found: dict[str, None] = {}
     for group in groups:
         for run in group.runs:
             for record in (*run.records[:6], *run.records[-6:]):
-                found |= dict.fromkeys(name for name in record.extra if not name.startswith("spectrum/"))
+                found |= dict.fromkeys(name for name in record.extra if not name.startswith(MAPS))
     first = [name for name in ("accuracy", "test_loss", "loss", "drift") if any(curve(g, name, 2) for g in groups)]
     return [*first, *(name for name in sorted(found) if name not in first)]
 
@@ -143,3 +144,22 @@ def spectra(group: Group, kind: str = "distance") -> dict[str, Any] | None:
         return None
     rounds = thinned(sorted(rows), SPECTRA)
     return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}
+
+
+def critical(group: Group) -> dict[str, Any] | None:
+    """The share of clients that marked each layer, `values` [rounds, layers], as tracked; the mean over seeds."""
+    rows: dict[int, list[list[float]]] = {}
+    layers = next((named for run in group.runs for r in run.records if (named := marked(r.extra))), None)
+    if layers is None:
+        return None
+    for run in group.runs:
+        for record in run.records:
+            if marked(record.extra) == layers:
+                rows.setdefault(record.round, []).append([record.extra[f"critical/{name}"] or 0.0 for name in layers])
+    rounds = thinned(sorted(rows), SPECTRA)
+    values = [np.mean(rows[number], axis=0).tolist() for number in rounds]
+    return {"layers": layers, "rounds": rounds, "values": values}
+
+
+def marked(extra: Mapping[str, Any]) -> list[str]:
+    return [name.removeprefix("critical/") for name in extra if name.startswith("critical/")]

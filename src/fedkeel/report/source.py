@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,14 @@ class Group:
     def measure(self) -> str | None:
         """What these runs are judged on."""
         return judged_on(self.runs[0].records)
+
+    @cached_property
+    def diagnostics(self) -> dict[str, Mapping[str, Any]]:
+        """What `fedkeel analyse` found, by name; of the first seed that has it."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for run in self.runs:
+            found = {**run.diagnostics, **found}
+        return found
 
 
 def groups_of(sources: Sequence[Source]) -> list[Group]:

@@ -109,7 +109,7 @@ def mean_cost(costs: Iterable[Cost], part: Callable[[Cost], float], write: Calla
 
 
 def measured(value: float, measure: str) -> str:
-    return f"{100 * value:g} %" if measure == "accuracy" else f"{value:g}"
+    return f"{100 * value:g}\N{NO-BREAK SPACE}%" if measure == "accuracy" else f"{value:g}"
 
 
 def byte_size(size: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.rule import Rule
 from fedkeel.rules.agreement import ByAgreement
+from fedkeel.rules.controls import MeasureStep, RandomEnergy, Rescale
 from fedkeel.rules.corrections import (
     ActiveDual,
     ClientMomentum,
@@ -27,7 +28,7 @@ from fedkeel.rules.critical import (
 )
 from fedkeel.rules.detrending import ClipMedian, GaussianDetrend, PoolDetrend
 from fedkeel.rules.experts import CommonPrior, NotePrecision
-from fedkeel.rules.filters import HighPass, HighPass2d, LowPass, RandomBand, Rescale
+from fedkeel.rules.filters import HighPass, HighPass2d, LowPass, RandomBand
 from fedkeel.rules.layers import On, OnlyLayers
 from fedkeel.rules.learned import AtMixture, ByAttraction, LearnMixture, OnProxy
 from fedkeel.rules.momentum import MixGradients, PersonalMomentum, PredictedPosition
@@ -91,6 +92,7 @@ RULES: dict[str, type[Rule]] = {
     "MeasureAlignment": MeasureAlignment,
     "MeasureLoss": MeasureLoss,
     "MeasureNorm": MeasureNorm,
+    "MeasureStep": MeasureStep,
     "Merge": Merge,
     "MixGradients": MixGradients,
     "NotePrecision": NotePrecision,
@@ -106,6 +108,7 @@ RULES: dict[str, type[Rule]] = {
     "PrivateLayers": PrivateLayers,
     "Proximal": Proximal,
     "RandomBand": RandomBand,
+    "RandomEnergy": RandomEnergy,
     "Rescale": Rescale,
     "Sam": Sam,
     "ServerAdam": ServerAdam,
@@ -163,6 +166,7 @@ __all__ = [
     "MeasureAlignment",
     "MeasureLoss",
     "MeasureNorm",
+    "MeasureStep",
     "Merge",
     "MixGradients",
     "NotePrecision",
@@ -178,6 +182,7 @@ __all__ = [
     "PrivateLayers",
     "Proximal",
     "RandomBand",
+    "RandomEnergy",
     "Rescale",
     "Sam",
     "ServerAdam",

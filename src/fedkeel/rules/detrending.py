@@ -1,4 +1,7 @@
-"""Filters that subtract a moving average, and limits on single coordinates: rules for a perturbation or a gradient."""
+"""Filters that subtract a moving average, and limits on single coordinates: rules for a perturbation or a gradient.
+
+min_dims = 2 leaves biases and normalisation alone.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,13 @@ class PoolDetrend(Rule):
     """
 
     window: int = 25
+    min_dims: int = 0
 
     def __post_init__(self) -> None:
         require(self.window > 0 and self.window % 2 == 1, self, "window must be a positive odd number")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_length(self.detrend), client
+        return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
 
     def detrend(self, rows: Tensor) -> Tensor:
         n = rows.shape[-1]
@@ -48,12 +52,13 @@ class GaussianDetrend(Rule):
     """
 
     sigma: float = 7.5
+    min_dims: int = 0
 
     def __post_init__(self) -> None:
         require(self.sigma > 0, self, "sigma must be positive")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_length(self.detrend), client
+        return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
 
     def detrend(self, rows: Tensor) -> Tensor:
         kernel, n = bell(self.sigma, rows.dtype, rows.device), rows.shape[-1]
@@ -77,12 +82,13 @@ class ClipMedian(Rule):
     """Limit each coordinate to `times` the median size in its tensor: |v_j| ≤ τ · median |v|.  (FedFFT's ablation)"""
 
     times: float = 3.0
+    min_dims: int = 0
 
     def __post_init__(self) -> None:
         require(self.times > 0, self, "times must be positive")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_length(self.limit), client
+        return tree.map_by_length(self.limit, vectors=self.min_dims < 2), client
 
     def limit(self, rows: Tensor) -> Tensor:
         most = self.times * rows.abs().median(-1, keepdim=True).values

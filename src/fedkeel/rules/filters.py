@@ -138,31 +138,6 @@ class HighPass2d(Rule):
         return kept
 
 
-@dataclass(frozen=True)
-class Rescale(Rule):
-    """Shorten each tensor to the length that HighPass(ratio) would leave it, keeping its direction.
-
-    The control that separates the effect of the band from that of the length. ratio = 0 changes nothing.
-    (SpecGradFilter)
-    """
-
-    ratio: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
-
-    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_length(self.shorten), client
-
-    def shorten(self, rows: Tensor) -> Tensor:
-        removed = low_bins(rows.shape[-1], self.ratio)
-        if not removed:
-            return rows
-        left: Tensor = torch.linalg.vector_norm(rows - low_band(rows, removed), dim=-1, keepdim=True)
-        whole: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return rows * (left / (whole + 1e-12))
-
-
 def laid_out(leaf: Tensor, order: str) -> Tensor:
     """A tensor as one row, in the given order."""
     if order == "random":

@@ -114,9 +114,12 @@ class AdaptiveRadius(Rule):
     def __post_init__(self) -> None:
         require(self.rho_max >= 0 and self.alpha_rho >= 0, self, "rho_max and alpha_rho must not be negative")
 
+    def radius(self, client: State) -> Tensor:
+        found: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
+        return found
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        radius = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
-        return radius * tree.unit(), client
+        return self.radius(client) * tree.unit(), client
 
 
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:

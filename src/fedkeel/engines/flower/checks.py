@@ -20,6 +20,7 @@ class Terms:
     again, up to `attempts` times in all. `deadline` is how many seconds each time lasts; None waits for ever. A report
     is refused when its update is more than `norm_factor` times as long as the median of the round's and the last
     rounds'. `copy` has the server keep a copy of every client's state; without it a state never leaves its node.
+    `diverged` says whether a client whose numbers are not finite has answered, as it has for the other engines.
     """
 
     minimum: float = 1.0
@@ -27,6 +28,7 @@ class Terms:
     attempts: int = 3
     norm_factor: float = 1000.0
     copy: bool = True
+    diverged: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.minimum <= 1:
@@ -39,10 +41,15 @@ class Terms:
             raise ExperimentError(f"norm_factor must be above 1: {self.norm_factor}", "1000 is the default")
 
 
+def reason_of(reply: Message) -> str:
+    """What an error says, in one line that cannot flood the log."""
+    return " ".join(str(reply.error.reason).split())[:300] or "no reason given"
+
+
 def said_by(reply: Message, **wanted: int | str) -> dict[str, object]:
     """The facts of a reply, which must be those that were asked for."""
     if reply.has_error():
-        raise Refused(f"it failed: {' '.join(str(reply.error.reason).split())[:300] or 'no reason given'}")
+        raise Refused(f"it failed: {reason_of(reply)}")
     said = dict(reply.content.config_records.get("config", {}))
     for name, value in wanted.items():
         if said.get(name) != value:

@@ -73,7 +73,7 @@ def answer(node: Node, message: Message, context: Context) -> Message:
     """One round of one client."""
     asked: Mapping[str, Any] = message.content.config_records["config"]
     round, lr, wanted, engine = int(asked["round"]), float(asked["lr"]), int(asked["state"]), node.engine
-    shapes = expected(engine.method, engine.task)
+    shapes, final = expected(engine.method, engine.task), bool(asked["final"])
     memory = Memory(context, shapes.state, node.client, node.folder, node.identity)
     said: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
     begun: State | None
@@ -86,10 +86,12 @@ def answer(node: Node, message: Message, context: Context) -> Message:
     if begun is None:
         return Message(RecordDict({"config": ConfigRecord(said | {"status": LOST})}), reply_to=message)
     received = unpack(message.content.array_records, "message/", shapes.message)
-    outcome = engine.train_one(received, round, lr, node.client, begun)
+    trainer = SerialEngine(engine.task, engine.method.tuning, engine.training) if final else engine
+    outcome = trainer.train_one(received, round, lr, node.client, begun)
     records = pack(outcome.report, "report/")
     if outcome.state:
-        memory.keep(begun, outcome.state)
+        if not final:  # what follows the last round is scored, not remembered
+            memory.keep(begun, outcome.state)
         if asked["copy"]:
             records |= pack(outcome.state, "state/")
     sound = all(bool(torch.isfinite(t).all()) for t in tensors(outcome.state) if t.is_floating_point())

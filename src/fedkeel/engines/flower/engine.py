@@ -13,8 +13,9 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedkeel.accounting import all_finite
 from fedkeel.engines.engine import Outcome
-from fedkeel.engines.flower.checks import Terms, said_by, too_long
+from fedkeel.engines.flower.checks import Terms, reason_of, said_by, too_long
 from fedkeel.engines.flower.client import LOST, TRAINED
 from fedkeel.engines.flower.expected import expected
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
@@ -34,7 +35,7 @@ TICKET = "held"
 
 
 class FlowerEngine:
-    """Trains clients on the nodes of a grid; models are evaluated here."""
+    """Trains clients on the nodes of a grid; models are evaluated here. A `final` one has them do the final phase."""
 
     name = "flower"
 
@@ -46,11 +47,15 @@ class FlowerEngine:
         roster: Roster,
         terms: Terms,
         *,
+        final: bool = False,
         closing: Callable[[], None] = lambda: None,
     ):
-        self.task, self.grid, self.roster, self.terms, self.closing = task, grid, roster, terms, closing
+        self.task, self.grid, self.roster, self.terms = task, grid, roster, terms
+        self.final, self.closing = final, closing
         self.workspace = Workspace(task)
         self.expected = expected(method, task)
+        if final:  # slots of the other phases pass through
+            self.expected = expected(method.tuning, task)._replace(state=self.expected.state)
         self.recent: deque[float] = deque(maxlen=RECENT)
 
     # ---- a round -------------------------------------------------------------------------------------------------
@@ -63,22 +68,27 @@ class FlowerEngine:
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
         sound: dict[int, Outcome] = {}
         for attempt in range(1, self.terms.attempts + 1):
-            missing = [client for client in clients if client not in sound]
+            missing = [client for client in clients if not self.counts(sound.get(client))]
             sound |= self.asked(records, round, lr, {client: known[client] for client in missing})
             sound = self.proportionate(sound, round)
-            if len(sound) >= needed:
+            answered = sum(map(self.counts, sound.values()))
+            if answered >= needed:
                 break
             log.warning(
                 "round %d: %d of %d clients answered, %d are needed (attempt %d of %d)",
-                round + 1, len(sound), len(clients), needed, attempt, self.terms.attempts,
+                round + 1, answered, len(clients), needed, attempt, self.terms.attempts,
             )  # fmt: skip
         else:
             raise RunError(
-                f"only {len(sound)} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
+                f"only {answered} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
                 "start again when more nodes are there, or lower the minimum; the rounds before this one are kept",
             )
         self.recent.extend(norm for norm in map(norm_of, sound.values()) if math.isfinite(norm))
         return [sound[client] for client in clients if client in sound]
+
+    def counts(self, outcome: Outcome | None) -> bool:
+        """Whether a client has answered."""
+        return outcome is not None and (self.terms.diverged or all_finite(outcome))
 
     def asked(
         self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
@@ -119,14 +129,18 @@ class FlowerEngine:
             for node, client in nodes.items()
         ]
         replies = list(self.grid.send_and_receive(messages, timeout=timeout)) if messages else []
-        came = {reply.metadata.src_node_id for reply in replies}
+        answers = {nodes[r.metadata.src_node_id]: r for r in replies if r.metadata.src_node_id in nodes}
+        sent = {message.metadata.message_id: nodes[message.metadata.dst_node_id] for message in messages}
+        # the link answers in the place of a node that is gone, or whose upload never ended
+        reasons = {sent.get(r.metadata.reply_to_message_id): reason_of(r) for r in replies if r.has_error()}
         for client in contents:
             if client not in self.roster.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
-            elif self.roster.nodes[client] not in came:
-                node = self.roster.nodes[client]
-                log.warning("round %d: node %d (client %d) did not answer in time", round + 1, node, client)
-        return [(nodes[reply.metadata.src_node_id], reply) for reply in replies if reply.metadata.src_node_id in nodes]
+            elif client not in answers:
+                node, reason = self.roster.nodes[client], reasons.get(client)
+                how = "in time" if reason is None else f"in time: {reason}"
+                log.warning("round %d: node %d (client %d) did not answer %s", round + 1, node, client, how)
+        return list(answers.items())
 
     # ---- states --------------------------------------------------------------------------------------------------
     def held(self, client: int, state: State | None) -> int:
@@ -140,8 +154,9 @@ class FlowerEngine:
             "state": state,
             "copy": self.terms.copy,
             "restart": False,
+            "final": self.final,
         } | more
-        return RecordDict({**records, "config": ConfigRecord(facts | more)})
+        return RecordDict({**records, "config": ConfigRecord(facts)})
 
     def restored(
         self, records: Mapping[str, Any], round: int, lr: float, client: int, state: State | None

@@ -24,12 +24,12 @@ class Memory:
     """Two states in the node's context and, where there is a folder beside the node, in a file of it.
 
     Flower keeps a context in memory, and only for one run: the file is what survives a restart of the node or the
-    server. It belongs to one experiment, whose `identity` it names.
+    server. It belongs to one experiment, whose `identity` it names: a node may take part in several.
     """
 
     def __init__(self, context: Context, like: State, client: int, folder: Path | None, identity: str):
         self.context, self.like, self.identity = context, like, identity
-        self.file = None if folder is None else folder / f"client-{client:06d}.safetensors"
+        self.file = None if folder is None else folder / f"client-{client:06d}-{identity}.safetensors"
 
     def recall(self, wanted: int) -> State | None:
         """The state with that digest, if it is still there."""

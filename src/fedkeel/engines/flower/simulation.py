@@ -93,7 +93,7 @@ def simulated(
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, grid, roster, terms or Terms(), closing=simulation.stop)
+    return FlowerEngine(task, method, grid, roster, terms or Terms(diverged=True), closing=simulation.stop)
 
 
 class Simulation:

@@ -60,8 +60,10 @@ function section(id, fill) {
 // ---- curves ----------------------------------------------------------------------------------------------------
 const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", loss: "Training loss", drift: "Client drift ‖wᵢ − wₜ‖",
   "update/cosine": "Cosine between client updates", "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "update/spread": "Spread of client updates",
-  "update/least": "Smallest client update", "update/most": "Largest client update"};
-const NOTES = {"update/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round"};
+  "update/least": "Smallest client update", "update/most": "Largest client update", alpha: "Weight α of the fresh gradient",
+  "radius/mean": "Mean radius ρ", "radius/least": "Smallest radius ρ of a client", "radius/most": "Largest radius ρ of a client"};
+const NOTES = {"update/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round",
+  alpha: "in the mix with the momentum (FedWMSAM)", "radius/mean": "over the clients of a round (FedSCAM)"};
 
 function curveFigure(grid, measure) {
   figure(grid, NAMES[measure] || measure, NOTES[measure], (holder, title) => {
@@ -76,132 +78,13 @@ function curveFigure(grid, measure) {
 }
 
 function fillCurves() {
-  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^(state|report)\//.test(m));
+  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^((state|report|radius)\/|alpha$)/.test(m));
   section("curves", (grid) => all.filter((m) => !drift.includes(m) && !kept.includes(m)).forEach((m) => curveFigure(grid, m)));
-  section("kept", (grid) => kept.forEach((m) => curveFigure(grid, m)));
+  section("kept", (grid) => { kept.forEach((m) => curveFigure(grid, m)); criticalFigures(grid); });
   section("drift", (grid) => {
     drift.forEach((m) => curveFigure(grid, m));
     cosineFigures(grid);
     embeddingFigure(grid);
-  });
-}
-
-// ---- diagnostics -----------------------------------------------------------------------------------------------
-const having = (name) => setting().groups.filter((g) => g.diagnostics[name]);
-
-function square(table, names, say) {
-  const every = Math.ceil(names.length / 8), ticks = names.map((n, i) => [i, String(n)]).filter((_, i) => i % every === 0);
-  return {rows: table, square: true, x: {label: "client", ticks}, y: {ticks, room: 30}, say: (i, j, v) => `${say} of clients ${names[i]} and ${names[j]}: ${short(v)}`};
-}
-
-function cosineFigures(grid) {
-  for (const group of having("drift")) {
-    const d = group.diagnostics.drift;
-    figure(grid, `Update cosines: ${group.label}`, `after round ${d.round}; −1 blue, 1 orange; mean ${short(d.cosine)}`,
-      (holder) => heatMap(holder, {...square(d.cosines, d.clients, "cosine"), title: "cosines", low: -1, high: 1, ramp: TWO_SIDED}), {group});
-  }
-}
-
-function embeddingFigure(grid) {
-  const groups = having("embedding");
-  if (!groups.length) return;
-  const kinds = [...new Set(groups.flatMap((g) => Object.entries(g.diagnostics.embedding.kinds).flatMap(([k, v]) => [`${k}s, PCA`, ...(v.tsne ? [`${k}s, t-SNE`] : [])])))];
-  figure(grid, "Clients as points", "closer together: clients agree more", (holder, title) => {
-    const [kind, way] = state.kind[title].split("s, "), key = way === "PCA" ? "pca" : "tsne";
-    const series = shown().filter((g) => g.diagnostics.embedding?.kinds[kind]?.[key]).map((g) => ({...line(g),
-      points: g.diagnostics.embedding.kinds[kind][key].map((p) => (p.length > 1 ? p : [p[0], 0])), names: g.diagnostics.embedding.clients}));
-    const axis = (n) => (way === "PCA" ? `component ${n}` : `t-SNE ${n}`);
-    scatter(holder, {title, series, x: {label: axis(1)}, y: {label: axis(2)}});
-  }, {choices: kinds});
-}
-
-function fillSpectrum() {
-  section("spectrum", (grid) => {
-    const tracked = setting().groups.filter((g) => g.spectra);
-    if (tracked.length) {
-      figure(grid, "Distance between clients by band", "Dist(m) of client updates, mean over the tracked rounds; band 1 is the lowest", (holder, title) => {
-        const series = shown().filter((g) => g.spectra).map((g) => ({...line(g), marks: true, x: g.spectra.values[0].map((_, i) => i + 1),
-          y: g.spectra.values[0].map((_, m) => g.spectra.values.reduce((a, row) => a + row[m], 0) / g.spectra.values.length)}));
-        lineChart(holder, {x: {label: "band", unit: ""}, y: {label: "Dist(m)", log: state.log.has(title)}, series});
-      }, {log: true});
-    }
-    const analysed = having("spectrum");
-    if (analysed.length) {
-      const kinds = [...new Set(analysed.flatMap((g) => Object.keys(g.diagnostics.spectrum.kinds)))];
-      const choices = kinds.flatMap((k) => [`${k}: Dist(m)`, `${k}: Std(m)`, `${k}: variance`]);
-      figure(grid, "Spectrum at the end", "between clients, at the last model", (holder, title) => {
-        const [kind, what] = state.kind[title].split(": "), key = {"Dist(m)": "distance", "Std(m)": "deviation", variance: "variance"}[what];
-        const series = shown().filter((g) => g.diagnostics.spectrum?.kinds[kind]).map((g) => {
-          const y = g.diagnostics.spectrum.kinds[kind][key];
-          return {...line(g), marks: true, x: y.map((_, i) => i + 1), y};
-        });
-        lineChart(holder, {x: {label: "band", unit: ""}, y: {label: what, log: state.log.has(title)}, series});
-      }, {log: true, choices});
-    }
-    const values = tracked.flatMap((g) => g.spectra.values.flat()).filter((v) => v > 0), low = Math.min(...values), high = Math.max(...values);
-    for (const group of tracked) {
-      const rows = group.spectra.values[0].map((_, m) => group.spectra.values.map((row) => row[m])), rounds = group.spectra.rounds;
-      const ticks = rounds.map((r, i) => [i, String(r)]).filter((_, i) => i % Math.ceil(rounds.length / 6) === 0);
-      figure(grid, `Bands over rounds: ${group.label}`, `Dist(m): ${short(low)} dark to ${short(high)} light, logarithmic`, (holder) => heatMap(holder, {rows: rows.map((row) => row.map((v) => v || null)),
-        title: "bands over rounds", low, high, log: true, ramp: RAMP, tall: 15, x: {label: "round", ticks}, y: {label: "band", room: 38, ticks: rows.map((_, m) => [m, String(m + 1)])},
-        say: (i, j, v) => `band ${i + 1}, round ${rounds[j]}: ${short(v)}`}), {group});
-    }
-    for (const group of analysed) {
-      const {before, after} = group.diagnostics.spectrum.divergence, names = Object.keys(before);
-      figure(grid, `Divergence by layer: ${group.label}`, `dashed: without the lowest ${short(100 * group.diagnostics.spectrum.ratio)} % of frequencies`, (holder, title) => lineChart(holder, {
-        x: {label: "layer", unit: "", names}, y: {label: "divergence", log: state.log.has(title)},
-        series: [["all frequencies", before, 0], ["filtered", after, 1]].map(([name, d, dash]) => ({name, color: group.color, dash, marks: true, x: names.map((_, i) => i + 1), y: names.map((n) => d[n])}))}), {log: true, group});
-    }
-  });
-}
-
-function fillLandscape() {
-  section("landscape", (grid) => {
-    const groups = having("landscape");
-    if (groups.length) {
-      figure(grid, "Loss along one direction", groups[0].diagnostics.landscape.line.along, (holder, title) => lineChart(holder, {
-        x: {label: "distance along the direction", unit: ""}, y: {label: "loss", log: state.log.has(title)},
-        series: shown().filter((g) => g.diagnostics.landscape).map((g) => ({...line(g), x: g.diagnostics.landscape.line.x, y: g.diagnostics.landscape.line.values}))}), {log: true});
-      const values = groups.flatMap((g) => g.diagnostics.landscape.plane.values.flat()).sort((a, b) => a - b);
-      const low = values[0], high = values[Math.floor(0.95 * (values.length - 1))], draws = [];
-      const again = () => draws.forEach((draw) => draw());
-      groups.forEach((group, k) => {
-        const plane = group.diagnostics.landscape.plane;
-        figure(grid, `Loss surface: ${group.label}`, `${short(low)} dark to ${short(high)} light; drag to turn`,
-          (holder, title) => { draws[k] = surface(holder, {rows: plane.values, low, high, title}, state.turn, again); }, {group});
-      });
-      for (const group of groups) {
-        const plane = group.diagnostics.landscape.plane, ends = plane.x.map((v, i) => [i, short(v)]).filter((_, i) => i % Math.max(1, (plane.x.length - 1) / 4) === 0);
-        figure(grid, `Loss from above: ${group.label}`, plane.along, (holder) => heatMap(holder, {rows: plane.values, title: "loss", low, high, ramp: RAMP, square: true,
-          x: {label: "first direction", ticks: ends}, y: {label: "second", ticks: ends, room: 48}, say: (i, j, v) => `(${short(plane.x[j])}, ${short(plane.y[i])}): loss ${short(v)}`}), {group});
-      }
-    }
-    const curved = having("hessian");
-    if (curved.length) figure(grid, "Top Hessian eigenvalues", "of the training loss at the last model; point at the lines for trace and sharpness", (holder, title) => lineChart(holder, {
-      x: {label: "rank", unit: ""}, y: {label: "eigenvalue", log: state.log.has(title)}, series: shown().filter((g) => g.diagnostics.hessian).map((g) => {
-        const h = g.diagnostics.hessian;
-        return {...line(g), name: `${g.label} (trace ${short(h.trace)}, sharpness ${short(h.sharpness)})`, marks: true, x: h.eigenvalues.map((_, i) => i + 1), y: h.eigenvalues};
-      })}), {log: true});
-    const alike = having("cka"), least = Math.min(...alike.flatMap((g) => Object.values(g.diagnostics.cka.layers).flat(2)));
-    for (const group of alike) {
-      const d = group.diagnostics.cka;
-      figure(grid, `CKA of clients: ${group.label}`, `features after local training; ${short(least)} dark to 1 light`, (holder, title) => heatMap(holder,
-        {...square(d.layers[state.kind[title]], d.clients, "CKA"), title: "CKA", low: least, high: 1, ramp: RAMP}), {choices: Object.keys(d.layers).reverse(), group});
-    }
-  });
-}
-
-function fillClients() {
-  section("clients", (grid) => {
-    for (const table of setting().labels) {
-      const columns = table.sizes.length, classes = table.shares.length, step = Math.ceil(columns / 10);
-      const name = (j) => (table.group === 1 ? `client ${j}` : `clients ${j * table.group}–${Math.min((j + 1) * table.group, table.clients) - 1}`);
-      figure(grid, `Labels of ${table.clients} clients`, `partition seed ${table.seed}; heterogeneity ${short(table.score)} (0: iid, 1: one class per client); darker: a larger share of the client's samples`, (holder) => heatMap(holder, {
-        rows: table.shares, title: "labels by client", low: 0, high: 1, ramp: BLUES, zero: true, tall: 18,
-        x: {label: "client", ticks: table.sizes.map((_, j) => [j, String(j * table.group)]).filter((_, j) => j % step === 0)},
-        y: {label: "class", room: 38, ticks: table.shares.map((_, i) => [i, String(i)]).filter((_, i) => i % Math.ceil(classes / 12) === 0)},
-        say: (i, j, v) => `${name(j)}: ${(100 * v).toFixed(1)} % of ${table.sizes[j]} samples are class ${i}`}));
-    }
   });
 }
 
@@ -240,6 +123,7 @@ function show(index) {
   state.setting = index;
   drawings.length = 0;
   document.querySelectorAll("[data-setting]").forEach((part) => { part.hidden = +part.dataset.setting !== index; });
+  $("numbers").hidden = !$("numbers").querySelector("[data-setting]:not([hidden])");
   fillChips(); fillCurves(); fillSpectrum(); fillLandscape(); fillClients();
   redraw();
 }
@@ -255,7 +139,7 @@ function sortable(table) {
   }));
 }
 
-DATA.settings.forEach((one) => one.groups.forEach((group) => state.on.add(group.id)));
+DATA.settings.forEach((one) => one.groups.filter((group) => group.on).forEach((group) => state.on.add(group.id)));
 document.querySelectorAll("tr[data-group]").forEach((tr) => {
   const group = DATA.settings.flatMap((s) => s.groups).find((g) => g.id === tr.dataset.group);
   tr.cells[0].prepend(swatch(group));

@@ -1,0 +1,114 @@
+"""How long engines take: each trains the same short round on a model of its own, and nothing of it remains."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from fedkeel.accounting import passes
+from fedkeel.data.clients import ClientData, Rows, Sample
+from fedkeel.engines.engine import Engine, Training
+from fedkeel.method import Method
+from fedkeel.problem import Problem
+from fedkeel.round import broadcast, init_server
+from fedkeel.task import Task
+
+LR = 1e-3  # of steps whose result is thrown away
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is still to be trained: so many rounds like the next one, which has these clients."""
+
+    rounds: int = 0
+    clients: Sequence[int] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What an engine is made for; `make_task` makes the same task again, with a model of its own."""
+
+    task: Task
+    method: Method
+    training: Training
+    make_task: Callable[[Problem], Task]
+    workers: int | None = None
+    left: Left = field(default_factory=Left)
+
+    def passes(self, clients: Sequence[int]) -> int:
+        """Backward passes of these clients in a round."""
+        return sum(passes(self.method, self.training, self.task, 0, client) for client in clients)
+
+    @property
+    def passes_left(self) -> int:
+        return self.left.rounds * self.passes(self.left.clients)
+
+    def shortened(self, share: float, clients: Sequence[int]) -> Job:
+        """The same for a share of each client's samples, once: what it is timed on."""
+        training, make = replace(self.training, epochs=1), self.make_task
+
+        def make_short(problem: Problem) -> Task:
+            return abridged(make(problem), share, training.batch_size)
+
+        return Job(
+            make_short(self.task.problem), self.method, training, make_short, self.workers, Left(1, list(clients))
+        )
+
+
+class Abridged:
+    """Clients with a share of their samples, in whole batches where they have them."""
+
+    def __init__(self, clients: ClientData, share: float, batch_size: int):
+        self.clients = clients
+        batches = np.ceil(share * clients.sizes / batch_size).astype(np.int64)
+        self.sizes = np.minimum(clients.sizes, np.maximum(batches, 1) * batch_size)
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        return self.clients.rows(client, rows)
+
+
+def abridged(task: Task, share: float, batch_size: int) -> Task:
+    task.clients = Abridged(task.clients, share, batch_size)
+    return task
+
+
+def now(device: torch.device) -> float:
+    """Seconds, when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def seconds_for(engine: Engine, job: Job, times: int = 2) -> float:
+    """How long a round of the job takes; all but the last of `times` warm up."""
+    server = init_server(job.method, job.task.initial, job.task.buffers)
+    message, clients, seconds = broadcast(job.method, server), list(job.left.clients), 0.0
+    for _ in range(times):
+        began = now(job.task.device)
+        engine.train(message, 0, LR, clients, [None] * len(clients))
+        seconds = now(job.task.device) - began
+    return seconds
+
+
+@contextmanager
+def unnoticed(device: torch.device) -> Iterator[None]:
+    """The block draws no random number that others would have drawn, and neither logs nor warns."""
+    log = logging.getLogger("fedkeel")
+    level, python, numpy = log.level, random.getstate(), np.random.get_state()
+    log.setLevel(logging.CRITICAL)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        random.setstate(python)
+        np.random.set_state(numpy)

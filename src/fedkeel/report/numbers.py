@@ -1,0 +1,101 @@
+"""What `fedkeel analyse` found, as a table: one row per method, mean ± standard deviation over the seeds analysed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+from fedkeel.analysis.diagnose import RATIO
+from fedkeel.report.content import Setting, group_id
+from fedkeel.report.series import Spread
+from fedkeel.report.source import Group
+from fedkeel.report.tables import td
+
+Found = Mapping[str, Any]
+"""A diagnostic of one run, as its file holds it."""
+
+
+def last_cka(found: Found) -> float | None:
+    return next(reversed(found["mean"].values()), None)
+
+
+def low_share(found: Found) -> float | None:
+    low, high = found["heterogeneity"]["low"], found["heterogeneity"]["high"]
+    return low / (low + high) if low + high else None
+
+
+def accuracy(name: str) -> Callable[[Found], float | None]:
+    return lambda found: (found["accuracy_spread"] or {}).get(name)
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+Column = tuple[str, str, Callable[[Found], float | None], Callable[[float], str]]
+"""The diagnostic, the column's name, the number in it, and how it is written."""
+
+COLUMNS: tuple[Column, ...] = (
+    ("drift", "drift ‖Δ‖", lambda found: found["mean"], short),
+    ("drift", "cosine of updates", lambda found: found["cosine"], short),
+    ("drift", "client accuracy, %", accuracy("mean"), share),
+    ("drift", "its spread, %", accuracy("deviation"), share),
+    ("drift", "worst client, %", accuracy("least"), share),
+    ("spectrum", "disagreement below the cut, δ²", lambda found: found["heterogeneity"]["low"], short),
+    ("spectrum", "above it, δ²", lambda found: found["heterogeneity"]["high"], short),
+    ("spectrum", "share below, %", low_share, share),
+    ("cka", "CKA of the last layer", last_cka, short),
+    ("hessian", "top eigenvalue", lambda found: found["eigenvalues"][0], short),
+    ("hessian", "trace", lambda found: found["trace"], short),
+    ("hessian", "sharpness", lambda found: found["sharpness"], short),
+)
+
+
+def spread_of(group: Group, column: Column) -> Spread | None:
+    diagnostic, _, number, _ = column
+    return Spread.of(number(run.diagnostics[diagnostic]) for run in group.runs if diagnostic in run.diagnostics)
+
+
+def numbers(index: int, setting: Setting) -> str:
+    """The table of a setting; nothing where none of its runs was analysed."""
+    table = [[spread_of(group, column) for column in COLUMNS] for group in setting.groups]
+    there = [k for k in range(len(COLUMNS)) if any(row[k] is not None for row in table)]
+    if not there:
+        return ""
+    heads = ["method", *(COLUMNS[k][1] for k in there)]
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    body = "".join(
+        f'<tr data-group="{group_id(index, i)}"><td>{escape(group.label)}</td>'
+        + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
+        + "</tr>"
+        for i, group in enumerate(setting.groups)
+        if any(value is not None for value in table[i])
+    )
+    return (
+        f'<div class="static" data-setting="{index}"><p class="soft">{escape(note(setting))}</p><div class="scroll">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def cell(value: Spread | None, write: Callable[[float], str]) -> str:
+    if value is None:
+        return td("–", None)
+    text = write(value.mean) + (f" ± {write(value.deviation)}" if value.count > 1 else "")
+    return td(text, value.mean)
+
+
+def note(setting: Setting) -> str:
+    """Under what conditions the numbers were taken."""
+    found = [group.diagnostics for group in setting.groups]
+    parts = ["At the last model, as fedkeel analyse left them."]
+    if any("spectrum" in one for one in found):
+        parts.append(f"The cut is that of the method's own filter, else at {100 * RATIO:g} % of the frequencies.")
+    radii = sorted({one["hessian"]["rho"] for one in found if "hessian" in one})
+    if radii:
+        parts.append(f"Sharpness is the rise of the loss at radius {', '.join(f'{rho:g}' for rho in radii)}.")
+    return " ".join(parts)
