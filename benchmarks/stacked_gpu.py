@@ -20,7 +20,8 @@ from torch import Tensor, nn
 import fedkeel as fk
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
-from fedkeel.engines.engine import Training
+from fedkeel.engines.engine import Request, Training
+from fedkeel.engines.joint import JointEngine
 from fedkeel.engines.lifts import broadcasting, fused
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
@@ -136,6 +137,27 @@ def stacked(
     return whole, replay * 1e3, engine
 
 
+def joined(workload: str, precision: torch.dtype, runs: int, rounds: int = 3) -> tuple[float, StackedEngine]:
+    """Milliseconds of a step of all clients of several runs, in whole rounds."""
+    name, model = workload.split("/")
+    method = method_of(name)
+    engines = [
+        StackedEngine(Task(problem(model), device="cuda", dtype=precision), method, Training(seed, EPOCHS, BATCH))
+        for seed in range(runs)
+    ]
+    joint = JointEngine(engines)
+    messages = [broadcast(method, init_server(method, e.task.initial, e.task.buffers)) for e in engines]
+    counter = iter(range(1000))
+
+    def one_round() -> None:
+        t = next(counter)
+        clients = list(range(SELECTED))
+        joint.train({r: Request(m, t, 0.1, clients, [None] * SELECTED) for r, m in enumerate(messages)})
+
+    one_round()
+    return seconds(one_round, rounds) / STEPS * 1e3, joint.stacked
+
+
 def profile(engine: StackedEngine, each: bool) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -181,6 +203,7 @@ def main() -> None:
     parser.add_argument("--timeline", action="store_true", help="with --profile: every launch of one step")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--general", action="store_true", help="vmap beside the kernels")
+    parser.add_argument("--seeds", type=int, default=1, help="so many runs in one stack, besides")
     parser.add_argument("--eager", type=int, default=5, help="steps of the eager loop")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
@@ -223,6 +246,14 @@ def main() -> None:
             )
             if given.profile and label == "bf16, kernels":
                 print(profile(engine, given.timeline), flush=True)
+            if given.seeds > 1 and label == "bf16, kernels":
+                del engine
+                several, engine = joined(workload, dtype, given.seeds)
+                print(
+                    f"{given.seeds} runs in one stack: {several:.2f} ms per step of all, "
+                    f"{several / whole:.2f} times one, {several / (given.seeds * floor):.2f} times their floor",
+                    flush=True,
+                )
             del engine
             torch.cuda.empty_cache()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from scipy.stats import t as student
@@ -85,13 +85,22 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unfair(groups: Sequence[Group]) -> list[str]:
-    """Keys in which the runs differ besides method and seed: what makes a comparison one of more than methods."""
+    """In what runs differ besides method and seed: keys of the experiment, and for a seed that groups share, the split
+    and the clients that were selected. Each makes a comparison one of more than methods."""
     settings = [
         {k: repr(v) for k, v in run.experiment.save().items() if k not in ("method", "seed", "partition_seed", "lr")}
         for group in groups
         for run in group.runs.values()
     ]
-    return sorted({key for one in settings for other in settings for key in one if other.get(key) != one[key]})
+    found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
+    for seed in {seed for group in groups for seed in group.runs}:
+        runs = [group.runs[seed] for group in groups if seed in group.runs]
+        if len({run.experiment.partition_seed for run in runs}) > 1:
+            found.add("partition_seed")
+        length = min(len(run.records) for run in runs)
+        if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
+            found.add("selected clients")
+    return sorted(found)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -107,6 +116,34 @@ def cost_to(group: Group, target: float) -> Cost | None:
         return None
     each = [(c.rounds, c.bytes / 1e6, c.seconds, c.backward_passes) for c in found]
     return Cost(len(found), *(statistics.fmean(column) for column in zip(*each, strict=True)))
+
+
+def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[str, Any]:
+    """The whole comparison as plain data."""
+    return {
+        "baseline": baseline.label,
+        "target": target,
+        "methods": [
+            {
+                "label": group.label,
+                "seeds": list(group.runs),
+                **{name: _spread(list(group.values(name).values())) for name in ("best", "last", "mean_last")},
+                "difference": None if group is baseline or (d := paired(group, baseline)) is None else asdict(d),
+                "cost": None if (cost := cost_to(group, target)) is None else asdict(cost),
+            }
+            for group in groups
+        ],
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    mean, std = mean_and_std(values)
+    return {"mean": mean, "std": std}
+
+
+def common_target(groups: Sequence[Group]) -> float:
+    """An accuracy that every run reached: the lowest of their bests."""
+    return min((value for group in groups for value in group.values("best").values()), default=0.0)
 
 
 def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:

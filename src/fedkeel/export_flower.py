@@ -9,6 +9,7 @@ from pathlib import Path
 
 import tomli_w
 
+from fedkeel.data.partitions import load_partition
 from fedkeel.errors import ExperimentError, FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import write_text
@@ -42,7 +43,10 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderError(f"{folder} is there already and is not empty.", "choose a new folder")
-    values = described(experiment) | {"data": data, "clients": str(clients if data != PARTITION else 0)}
+    nodes = clients if data != PARTITION else getattr(load_partition(experiment.partition), "clients", 3)
+    values = described(experiment) | {
+        "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
+    }  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

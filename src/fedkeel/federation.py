@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,12 @@ from fedkeel.engines.flower.engine import RECENT, FlowerEngine
 from fedkeel.engines.flower.roster import Roster
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.environment import environment
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
 from fedkeel.local_data import PARTITION, node_problem, server_problem
 from fedkeel.loop import Loop
 from fedkeel.machine import device_of, steady
-from fedkeel.problem import Problem
 from fedkeel.record import RoundRecord
 from fedkeel.run import claim
 from fedkeel.runs import Run
@@ -141,16 +138,19 @@ def serve(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
         )
+    of_own_data, begun = sizes_beside(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
+    if of_own_data if source == PARTITION else begun and not of_own_data:
+        raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
     with steady(), contextlib.ExitStack() as closing:
         problem = problem_of(experiment) if source == PARTITION else None
         roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
         if problem is None:
             problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
-            experiment = with_problem(experiment, problem)
         folder.open()
         closing.callback(folder.close)
         claim(folder, experiment)
-        task = task_maker(experiment, where, torch.float32)(problem)
+        make_task = task_maker(experiment, where, torch.float32)
+        task = make_task(problem)
         method = method_of(experiment, task)
         loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
         closing.callback(loop.store.close)
@@ -161,13 +161,21 @@ def serve(
         folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
         lines = Lines()
         lines.started(experiment, loop.done, engine.name)
-        final = functools.partial(FlowerEngine, task, method, grid, roster, terms, final=True)
-        return loop.go(engine, training_of(experiment), lines, final)
+
+        def tuner() -> FlowerEngine:
+            return FlowerEngine(make_task(task.problem), method, grid, roster, terms, final=True)
+
+        return loop.go(engine, training_of(experiment), lines, tuner)
+
+
+def sizes_beside(out: Path) -> Path:
+    """The file that tells a run on nodes' own data from one on a partition: the experiment is the same."""
+    return out.with_name(f"{out.name}-clients.json")
 
 
 def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
     """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
-    file = out.with_name(f"{out.name}-clients.json")
+    file = sizes_beside(out)
     if not file.exists():
         roster.wait(roster.clients, wait, roster.clients)
         sizes = [roster.sizes[client] for client in range(roster.clients)]
@@ -177,11 +185,6 @@ def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
         raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
     roster.sizes = dict(enumerate(sizes))
     return sizes
-
-
-def with_problem(experiment: Experiment, problem: Problem) -> Experiment:
-    """The experiment on the nodes' own data instead of a data set's."""
-    return replace(experiment, dataset=None, partition=None, model=None, augment=None, problem=problem)
 
 
 def speak(file: Path) -> None:

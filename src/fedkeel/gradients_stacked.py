@@ -240,7 +240,7 @@ class KernelWorkspace(StackedWorkspace):
         given = (batch.mask, reference, batch.histogram, batch.noise)
         dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
         judge = vmap(partial(self.judged, aim, module), in_dims=dims)
-        with torch.set_grad_enabled(aim.kind.differentiable):
+        with torch.set_grad_enabled(aim.kind.differentiable), stackable():
             output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
             losses = judge(batch.tensors, output.to(self.task.dtype), aim.needed, *given)
         if not aim.kind.differentiable:

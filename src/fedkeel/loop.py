@@ -135,8 +135,7 @@ class Loop:
             return
         began = time.perf_counter()
         self.folder.sync()
-        # the last one of a run is whole, so that its bytes do not tell how often the run was interrupted
-        places = self.store.save(self.done, whole=self.rounds_left() <= 0)
+        places = self.store.save()
         Checkpoint(self.done, self.server, places).save(self.folder.checkpoints, self.experiment.fingerprint())
         checkpoint.prune(self.folder.checkpoints)
         self.saved, self.saving = self.done, time.perf_counter() - began
@@ -246,7 +245,7 @@ class Loop:
             self.done, self.server = t + 1, server
             for outcome in kept:
                 if outcome.state:
-                    self.store.put(outcome.client, outcome.state)
+                    self.store.put(outcome.client, outcome.state, self.done)
         self.store.trim()
         return record
 

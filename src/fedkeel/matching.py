@@ -15,7 +15,7 @@ def matched(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Cell]:
     """The cells; those with `lr_matches` at the rate η' = η · s* / s.
 
     s* is the mean length of a local step, ‖w_(k+1) − w_k‖, in the runs of the row that is named, and s that in the runs
-    of the row that has the cell's own settings, equally long. Without those runs there is no rate, and the cell says so.
+    of the row with the cell's own settings, equally long. Without those runs there is no rate, and the cell says so.
     """
     return [_matched(cell, entries) if cell.lr_matches else cell for cell in cells]
 

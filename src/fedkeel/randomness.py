@@ -36,6 +36,17 @@ def key(seed: int, purpose: str, *numbers: int) -> int:
     return z >> 1
 
 
+def keys_below(count: int, seed: int, purpose: str, *numbers: int) -> NDArray[np.uint64]:
+    """``key(seed, purpose, *numbers, n)`` for all n below `count`."""
+    z = mix((seed & MASK) + GOLDEN)
+    for number in (zlib.crc32(purpose.encode()), *numbers):
+        z = mix((z + GOLDEN + (number & MASK)) & MASK)
+    scattered = np.arange(count, dtype=np.uint64) + np.uint64((z + GOLDEN) & MASK)
+    scattered = (scattered ^ (scattered >> _30)) * _FIRST
+    scattered = (scattered ^ (scattered >> _27)) * _SECOND
+    return (scattered ^ (scattered >> _31)) >> np.uint64(1)
+
+
 def bits(of: int | NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
     """`count` independent 64-bit numbers; for an array of keys, one row for each."""
     z: NDArray[np.uint64] = np.arange(1, count + 1, dtype=np.uint64)

@@ -39,11 +39,14 @@ class RoundRecord:
     @staticmethod
     def loads(line: str) -> RoundRecord:
         data = {"loss": None, "drift": None} | json.loads(line)
-        return RoundRecord(**{f.name: data[f.name] for f in fields(RoundRecord) if f.name in data})
+        return RoundRecord(**{name: value for name, value in data.items() if name in NAMES})
 
     def measure(self, name: str) -> float | None:
         value = self.extra[name] if name in self.extra else getattr(self, name, None)
         return value if isinstance(value, int | float) else None
+
+
+NAMES = frozenset(one.name for one in fields(RoundRecord))
 
 
 def _number(value: Any) -> Any:

@@ -29,23 +29,27 @@ STEP = "report/step_length"  # what `track="state"` calls the number that the ru
 
 # ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper, a table or a part of the order whose label matches: a pattern, or some of its words, in
-    any order."""
+    """The cells of a paper, a table or a part of the order whose label matches: the label, or a pattern, or some of its
+    words, in any order."""
     paper, colon, part = spec.partition(":")
     found = in_order(part if colon else None) if paper == ORDER else find(spec)
     if pattern is None:
         return found
-    words = [word.strip().lower() for word in pattern.split(",")]
-    kept = [
+    words = _words(pattern)
+    exact = [cell for cell in found if sorted(_words(cell.label)) == sorted(words)]
+    kept = exact or [
         cell
         for cell in found
-        if fnmatch.fnmatch(cell.label.lower(), pattern.lower())
-        or all(word in [part.strip().lower() for part in cell.label.split(",")] for word in words)
+        if fnmatch.fnmatch(cell.label.lower(), pattern.lower()) or set(words) <= set(_words(cell.label))
     ]
     if not kept:
         some = "; ".join(cell.label for cell in found[:4])
         raise RequestError(f"{spec} has no cell: {pattern}", f"its cells are like: {some}")
     return kept
+
+
+def _words(label: str) -> list[str]:
+    return [word.strip().lower() for word in label.split(",")]
 
 
 def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]) -> list[Cell]:
@@ -153,10 +157,12 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
 
 def result_of(run: Run) -> Mapping[str, Any]:
     """The run's result; with what was found after the last round, also where the run is read from its folder."""
-    if "reported" in run.result or run.path is None or run.experiment.policy is None:
+    file = None if run.path is None else run.path / "result.json"
+    if "reported" in run.result or run.experiment.policy is None or file is None or not file.exists():
         return run.result
-    there: dict[str, Any] = json.loads((run.path / "result.json").read_text())
-    return there | run.result
+    there: dict[str, Any] = json.loads(file.read_text())
+    # an older file may tell of fewer rounds
+    return there | run.result if there["rounds"] == run.result["rounds"] else run.result
 
 
 def percent(share: float | None) -> float | None:

@@ -15,8 +15,8 @@ import torch
 
 from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
-from fedkeel.engines.measure import Job
-from fedkeel.environment import environment
+from fedkeel.engines.measure import Job, Left
+from fedkeel.environment import engines_before, environment
 from fedkeel.errors import FolderError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
@@ -98,17 +98,21 @@ def start(
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
     closing.callback(loop.store.close)
     loop.restore()
-    made, choice = choose(on.engine, Job(task, method, training, maker, on.workers, loop.left()))
+    engines = [] if folder is None else engines_before(folder.path, loop.done)
+    job = Job(task, method, training, maker, on.workers, loop.left())
+    made, choice = choose(on.engine, job, before=engines[-1]["engine"] if engines else None)
     closing.callback(made.close)
     loop.seconds.add("setup", time.perf_counter() - began)
     if folder is not None:
-        folder.write_json("environment.json", environment(on.device, on.dtype, made.name, on.command))
+        engines.append(choice.record(loop.done))
+        folder.write_json("environment.json", environment(on.device, on.dtype, made.name, on.command, engines))
     if progress is not None:
         progress.started(experiment, loop.done, made.name)
 
     def tuner() -> Engine:
-        tuning = method_of(experiment, task).tuning
-        engine_there, _ = choose(on.engine, Job(maker(task.problem), tuning, training, maker, on.workers))
+        everyone = Left(1, [int(client) for client in np.flatnonzero(task.clients.sizes > 0)])
+        tuning = Job(maker(task.problem), method_of(experiment, task).tuning, training, maker, on.workers, everyone)
+        engine_there, _ = choose(on.engine, tuning, before=made.name)
         closing.callback(engine_there.close)
         return engine_there
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
-from fedkeel.sweep import Execute, Setting, Sweep, Tuned, describe, validation_score
+from fedkeel.sweep import Execute, Setting, Sweep, Tuned, attempt
 
 
 def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
@@ -25,9 +25,7 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
         trial = study.ask()
         setting: Setting = tuple((word, _value(trial, word, values)) for word, values in sweep.grids[method].items())
         if setting not in tuned.scores:
-            label = f"{method} {describe(setting)}".strip()
-            (run,) = execute([(label, sweep.experiment(method, setting, sweep.seeds[0]))])
-            tuned.scores[setting] = None if run is None else validation_score(run)
+            attempt(sweep, tuned, [setting], execute)
         score = tuned.scores[setting]
         if score is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -60,6 +60,8 @@ def problem_of(experiment: Experiment) -> Problem:
     pooled = policy is not None and policy.pool and policy.share > 0 and data.groups is None
     labels = np.asarray(data.train_labels)
     if pooled:
+        if isinstance(load_partition(experiment.partition), FeatureShift):
+            raise ExperimentError("a feature shift is not made of pooled data.", "evaluation.pool = false")
         labels = np.concatenate([labels, np.asarray(data.test_labels)])
     partition = divide(experiment, data, labels)
     images = Joined(data.train_images, data.test_images) if pooled else train_images(experiment, data, partition)

@@ -28,15 +28,17 @@ class Damaged(Exception):
 
 
 # ---- whole files ---------------------------------------------------------------------------------------------------
-def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
+def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True) -> None:
     """Call fill(temporary path), sync it and rename it: readers see the old file or the new one, never half."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fill(temporary)
-        _sync(temporary)
+        if synced:
+            sync(temporary)
         os.replace(temporary, path)
-        _sync(path.parent)
+        if synced:
+            sync(path.parent)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -46,7 +48,8 @@ def write_whole(path: Path, fill: Callable[[Path], Any]) -> None:
         ) from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, reach the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -54,21 +57,21 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-    """Arrays and facts in one file, with a checksum of both."""
+def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool = True) -> None:
+    """Arrays and facts in one file, with a checksum of the arrays."""
     # one entry: safetensors writes several in an order that changes from process to process
     text = json.dumps(dict(facts) | {"checksum": checksum(arrays)}, sort_keys=True)
-    write_whole(path, lambda temporary: save_file(arrays, temporary, {"fedkeel": text}))
+    write_whole(path, lambda temporary: save_file(arrays, temporary, {"fedkeel": text}), synced=synced)
 
 
 def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
-    """What `write` wrote; the arrays under a prefix only, or none. A whole reading is checked."""
+    """What `write` wrote; the arrays under a prefix only, or none. All of them together are checked."""
     try:
         with safe_open(path, framework="np") as file:
             facts = json.loads((file.metadata() or {})["fedkeel"])
-            wanted = [name for name in file.keys() if name.startswith(prefix)] if arrays else []
-            found = {name: file.get_tensor(name) for name in wanted}
-        if arrays and not prefix and checksum(found) != facts["checksum"]:
+            names = list(file.keys())
+            found = {name: file.get_tensor(name) for name in names if arrays and name.startswith(prefix)}
+        if arrays and len(found) == len(names) and checksum(found) != facts["checksum"]:
             raise Damaged(f"{path.name} does not match its checksum")
         return found, facts
     except (OSError, SafetensorError, KeyError, ValueError) as error:

@@ -13,7 +13,8 @@
     "method.mu" = [0.001, 0.01, 0.1]
 
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
-When the best setting lies on the edge of a grid, the grid grows there by one value, as long as the budget lasts.
+When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts. Then
+methods with smaller grids try values between those around their best one, until all have tried equally many.
 """
 
 from __future__ import annotations
@@ -99,11 +100,14 @@ def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
 
 @dataclass
 class Tuned:
-    """How a method was tuned: each setting's score on validation data, and the best one."""
+    """How a method was tuned: each setting's score on validation data, and the best one. `edge` names a key at whose
+    edge the best value still lay when the budget was spent."""
 
     method: str
     scores: dict[Setting, float | None] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
+    refined: int = 0
+    edge: str = ""
 
     @property
     def best(self) -> Setting | None:
@@ -112,34 +116,73 @@ class Tuned:
 
 
 def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
-    """Try the grid with the first seed; grow it where the optimum lies on its edge, within the budget."""
+    """Try the grid with the first seed; go beyond the edge on which the optimum lies, within the budget."""
     grid = {word: list(values) for word, values in sweep.grids[method].items()}
     tuned = Tuned(method)
-    while True:
-        fresh = [setting for setting in settings_of(grid) if setting not in tuned.scores]
-        fresh = fresh[: sweep.budget - len(tuned.scores)]
-        if fresh:
-            asked = [(f"{method} {describe(s)}".strip(), sweep.experiment(method, s, sweep.seeds[0])) for s in fresh]
-            for setting, run in zip(fresh, execute(asked), strict=True):
-                tuned.scores[setting] = None if run is None else validation_score(run)
-        if tuned.best is None or len(tuned.scores) >= sweep.budget or not _widen(grid, tuned):
+    attempt(sweep, tuned, settings_of(grid)[: sweep.budget], execute)
+    while tuned.best is not None and (further := _beyond(grid, tuned.best)) is not None:
+        tuned.edge, value = further
+        if len(tuned.scores) >= sweep.budget:
             return tuned
+        grid[tuned.edge].append(value)
+        tuned.widened.append(f"{tuned.edge} = {value:g}")
+        beside = tuple((word, value if word == tuned.edge else old) for word, old in tuned.best)
+        attempt(sweep, tuned, [beside], execute)
+    tuned.edge = ""
+    return tuned
 
 
-def _widen(grid: dict[str, list[Any]], tuned: Tuned) -> bool:
-    """Add a value beyond the edge on which the best setting lies. Only ordered positive numbers have edges."""
-    assert tuned.best is not None
-    for word, value in tuned.best:
+def attempt(sweep: Sweep, tuned: Tuned, settings: Sequence[Setting], execute: Execute) -> None:
+    """Run settings with the first seed, and keep their scores."""
+    named = [f"{tuned.method} {describe(setting)}".strip() for setting in settings]
+    asked = [sweep.experiment(tuned.method, setting, sweep.seeds[0]) for setting in settings]
+    for setting, run in zip(settings, execute(list(zip(named, asked, strict=True))), strict=True):
+        tuned.scores[setting] = None if run is None else validation_score(run)
+
+
+def _beyond(grid: Mapping[str, Sequence[Any]], best: Setting) -> tuple[str, float] | None:
+    """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges."""
+    for word, value in best:
         values = sorted(v for v in grid[word] if isinstance(v, int | float) and not isinstance(v, bool) and v > 0)
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        beyond = float(f"{value * value / inner:.6g}")
-        if beyond not in grid[word]:
-            grid[word].append(beyond)
-            tuned.widened.append(f"{word} = {beyond:g}")
-            return True
-    return False
+        return word, float(f"{value * value / inner:.6g}")
+    return None
+
+
+def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute], Tuned] = tune) -> list[Tuned]:
+    """Tune every method, then give those that tried fewer settings as many tries as the others had."""
+    tuned = [find(sweep, method, execute) for method in sweep.grids]
+    most = max(len(one.scores) for one in tuned)
+    for one in tuned:
+        refine(sweep, one, most, execute)
+    return tuned
+
+
+def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
+    """Try geometric means of the best setting's numbers and their neighbours, until there were so many tries."""
+    while tuned.best is not None and len(tuned.scores) < tries:
+        near = [s for word, value in tuned.best for s in _between(tuned, word, value) if s not in tuned.scores]
+        fresh = list(dict.fromkeys(near))[: tries - len(tuned.scores)]
+        if not fresh:
+            return  # nothing about this method is a number
+        attempt(sweep, tuned, fresh, execute)
+        tuned.refined += len(fresh)
+
+
+def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
+    """The best setting with one number replaced by what lies halfway to the next one that was tried."""
+    assert tuned.best is not None
+    tried = {other for setting in tuned.scores for key, other in setting if key == word}
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in tried):
+        return []
+    neighbours = [
+        max((v for v in tried if v < value), default=None),
+        min((v for v in tried if v > value), default=None),
+    ]
+    values = [float(f"{math.sqrt(value * other):.4g}") for other in neighbours if other is not None]
+    return [tuple((key, new if key == word else old) for key, old in tuned.best) for new in values if new != value]
 
 
 def validation_score(run: Run) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedkeel.errors import FedkeelError, RequestError, RunError
 from fedkeel.experiment import Experiment
@@ -25,6 +28,7 @@ class RunRequest:
     out: str
     engine: str = "auto"
     device: str = "auto"
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,10 @@ def runs_on_ray(
     device: str = "auto",
     cluster: Cluster = Cluster(),  # noqa: B008 - frozen
     tell: Callable[[Finished], None] = lambda done: None,
+    precision: str = "float32",
 ) -> list[Run | None]:
     """What a sweep asks for: labelled experiments in, runs out, None for one that failed."""
-    requests = [RunRequest(exp.save(), str(folder_of(exp).absolute()), engine, device) for _, exp in asked]
+    requests = [RunRequest(exp.save(), str(folder_of(exp).absolute()), engine, device, precision) for _, exp in asked]
     found: list[Run | None] = []
     for (label, _), end in zip(asked, execute(requests, cluster, tell), strict=True):
         if end.result is None:
@@ -106,11 +111,7 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
 
 def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
     """Hand requests to the cluster; those whose worker dies are handed out again."""
-    ray = imported()
-    mine = not ray.is_initialized()
-    if mine:
-        ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
+    with connected(cluster) as ray:
         remote = ray.remote(max_retries=0)(make)  # a crash is counted here, not there
 
         def begin(number: int) -> Any:
@@ -133,6 +134,17 @@ def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tup
                     continue
                 result, problem = None, f"its worker died {attempts[number]} times: {type(error).__name__}"
             yield number, Finished(requests[number], result, problem)
+
+
+@contextlib.contextmanager
+def connected(cluster: Cluster = Cluster()) -> Iterator[Any]:  # noqa: B008 - frozen
+    """Ray, connected; left as it was found. Around several calls it is started once for all of them."""
+    ray = imported()
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield ray
     finally:
         if mine:
             ray.shutdown()
@@ -144,7 +156,8 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
 
     try:
         experiment = Experiment.load(request.experiment)
-        return run(experiment, out=request.out, engine=request.engine, device=request.device).result, ""
+        dtype = getattr(torch, request.precision)
+        return run(experiment, out=request.out, engine=request.engine, device=request.device, dtype=dtype).result, ""
     except FedkeelError as error:
         return None, error.message
     except Exception as error:  # of the user's own code

@@ -238,7 +238,33 @@ def cosine(a: Tree, b: Tree) -> Tensor:
 
 def stack(states: list[Any]) -> Any:
     """Join client states slot by slot on a new leading client axis."""
-    return _pytree.tree_map(lambda *leaves: torch.stack(leaves), *states)
+    return _pytree.tree_map(lambda *leaves: _joined(leaves), *states)
+
+
+def _joined(leaves: tuple[Tensor, ...]) -> Tensor:
+    """What `Stacking` has stacked already is not copied."""
+    whole = leaves[0]._base
+    if whole is not None and whole.shape == (len(leaves), *leaves[0].shape):
+        pairs = zip(leaves, whole.unbind(), strict=True)
+        if all(leaf._base is whole and leaf.data_ptr() == row.data_ptr() for leaf, row in pairs):
+            return whole
+    return torch.stack(leaves)
+
+
+class Stacking:
+    """States stacked as they come: each is copied into its row at once, so that what came can be freed.
+
+    `stack` of all the rows takes no further memory.
+    """
+
+    def __init__(self, clients: int):
+        self.clients, self.slots = clients, cast(Any, None)
+
+    def put(self, i: int, state: Any) -> Any:
+        """The same state, as row i."""
+        if self.slots is None:
+            self.slots = _pytree.tree_map(lambda leaf: leaf.new_empty((self.clients, *leaf.shape)), state)
+        return _pytree.tree_map(lambda slot, leaf: slot[i].copy_(leaf), self.slots, state)
 
 
 def unstack(state: Any, i: int) -> Any:

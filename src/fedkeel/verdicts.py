@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedkeel.ledger import Entry, longest
 from fedkeel.papers import Cell, Table
@@ -72,6 +73,8 @@ class Judgement:
         """The mean over seeds had the runs stopped at a round; None where the ledger does not tell."""
         if round == self.rounds or self.cell.kind != "accuracy":
             return self.mean
+        if round > self.rounds:
+            return None
         last = self.cell.evaluation == "last"
         values = [entry.at_round(round) if last else entry.best_by(round) for entry in self.entries]
         known = [value for value in values if value is not None]
@@ -86,7 +89,10 @@ def judge(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Judgement]:
 
 
 def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
-    found = longest(runs_of(cell, entries))
+    known = runs_of(cell, entries)
+    if cell.target is not None and cell.kind != "seconds per round":
+        known = [entry for entry in known if entry.bests]  # other lines do not tell when a target was reached
+    found = longest(known)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
     values = [value for entry in found if (value := measured(cell, entry, own)) is not None]
     if not values or len(values) < len(found):
@@ -145,7 +151,10 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one row is ahead of another in a column: as reported, and as measured at a round both have reached."""
+    """How far one row is ahead of another in a column: as reported, and as measured at a round both have reached.
+
+    `runs` are the identities of a run of each.
+    """
 
     row: str
     over: str
@@ -154,6 +163,7 @@ class Lead:
     reported: float | None
     measured: float
     seeds: int
+    runs: tuple[tuple[Any, ...], ...]
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
@@ -171,7 +181,8 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
                 continue
             a, b = mine.cell.reported, other.cell.reported
             told = None if a is None or b is None else a - b
-            found.append(Lead(row, over, column, common, told, here - there, len(mine.entries)))
+            runs = tuple(one.entries[0].identity for one in (mine, other))
+            found.append(Lead(row, over, column, common, told, here - there, len(mine.entries), runs))
     return found
 
 

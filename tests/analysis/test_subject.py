@@ -8,7 +8,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.analysis.diagnose import DIAGNOSTICS, Extent, analyse, by, read_diagnostics
+from fedkeel.analysis.diagnose import DIAGNOSTICS, Extent, analyse, by, features_by_class, read_diagnostics
 from fedkeel.analysis.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
@@ -60,6 +60,53 @@ def test_the_perturbations_are_the_methods_own(folder):
     assert torch.allclose(subject.perturbations.buffer, by(fk.HighPass(0.01))(expected).buffer, atol=1e-7)
 
 
+ONE_STEP = {"epochs": 1, "batch_size": 1, "participation": 1.0, "lr": 0.2, "weight_decay": 0.0, "clip": None}
+UNIT = 2e-7  # `unit` divides by ‖v‖ + 1e-7
+
+
+def test_the_perturbation_of_fedwmsam_points_along_the_clients_momentum(toy):
+    """There is none in a first step. In memory clients have forgotten c_i: m_i = m + α / (1 − α) c, both along ḡ."""
+    method = {"name": "fedwmsam", "alpha": 0.5, "rho": 0.3}
+    run = fk.run(fk.Experiment(problem=toy, method=method, rounds=1, **ONE_STEP), dtype=torch.float64)
+    subject = Subject(run)
+    gradients = torch.stack([curvature[0] * (1 - centre[0]) for curvature, centre in toy.clients])  # at w = (1, 1)
+    expected = 0.3 * gradients.mean(0) / gradients.mean(0).norm()
+    assert torch.allclose(subject.perturbations.buffer, expected.expand(3, -1), rtol=UNIT)
+
+
+def test_the_perturbation_of_fedscam_has_the_radius_it_trains_with(toy, tmp_path):
+    """Not that of the pilot step, which is half as long."""
+    method = {"name": "fedscam", "rho_max": 0.1, "alpha_rho": 0.5, "kappa": 0.0}
+    exp = fk.Experiment(problem=toy, method=method, rounds=1, **ONE_STEP)
+    run = fk.run(exp, out=tmp_path / "run", dtype=torch.float64, engine="serial")
+    lengths = Subject(run).perturbations.norm()
+    # what clients remember: ‖g_i(1, 1)‖ = 2, 2, √8
+    assert lengths.tolist() == pytest.approx([0.1 / 2, 0.1 / 2, 0.1 / (1 + 2**0.5)], rel=UNIT)
+
+
+def test_features_are_means_of_a_class_before_the_last_layer(small):
+    run = fk.run(fk.Experiment(problem=small, rounds=1, epochs=1, batch_size=8, lr=0.1), engine="serial")
+    subject = Subject(run, clients=2)
+    points = features_by_class(subject, SMALL)
+    x, y = small.test
+    hidden = subject.model(subject.params)[0](x).detach()
+    classes = sorted(set(y.tolist()))
+    assert points.classes == classes * 3  # two clients and the server
+    assert points.names[-1] == f"server, class {classes[-1]}"
+    for row, c in zip(points.rows[-len(classes) :], classes, strict=True):
+        assert torch.allclose(row, hidden[y == c].mean(0), atol=1e-6)
+
+
+def test_parameters_in_a_plane_lie_as_far_apart_as_the_clients_models(small):
+    """Two principal components of three clients keep every distance."""
+    run = fk.run(fk.Experiment(problem=small, rounds=1, epochs=1, batch_size=8, lr=0.1), engine="serial")
+    found = analyse(run, ["embedding"], Extent(clients=3, samples=40))["embedding"]["kinds"]["parameter"]
+    updates = Subject(run, clients=3).updates.buffer.to(torch.float64)
+    points = torch.tensor(found["pca"], dtype=torch.float64)
+    assert torch.allclose(torch.cdist(points, points), torch.cdist(updates, updates), atol=1e-6)
+    assert sum(found["explained"]) == pytest.approx(1)
+
+
 def test_every_diagnostic_is_written_and_read_back(folder):
     run = fk.load_run(folder)
     found = analyse(run, extent=SMALL)
@@ -69,6 +116,7 @@ def test_every_diagnostic_is_written_and_read_back(folder):
     assert all(data["round"] == 2 for data in back.values())
     assert set(back["spectrum"]["kinds"]) == {"gradient", "perturbation", "update"}
     assert back["spectrum"]["ratio"] == 0.01  # the method's own filter
+    assert set(back["embedding"]["kinds"]) == {"parameter", "perturbation", "feature"}
     assert np.shape(back["landscape"]["plane"]["values"]) == (3, 3)
     middle = back["landscape"]["plane"]["values"][1][1]
     subject = Subject(run, samples=SMALL.samples)

@@ -2,10 +2,13 @@
 
 import io
 import logging
+from types import SimpleNamespace
 
+import pytest
+import torch
 from rich.console import Console
 
-from fedkeel.cli.progress import Bars, Lines, Silence, display, told
+from fedkeel.cli.progress import Bars, Lines, Silence, display, gpu_memory, told
 from fedkeel.experiment import Experiment
 from fedkeel.record import RoundRecord
 
@@ -59,6 +62,29 @@ def test_warnings_are_told_above_everything():
 
 def test_measures_that_a_round_lacks_are_left_out():
     assert told(record(1, accuracy=None, drift=None)) == "loss 0.5    "
+
+
+@pytest.mark.parametrize(
+    "make", [lambda console, memory: Bars(console, 1, 6, memory), lambda console, memory: Lines(console, 6, memory)]
+)
+def test_the_memory_of_a_gpu_is_told_where_there_is_one(make):
+    for held, expected in (((12_340_000_000, 150_000_000_000), True), (None, False)):
+        console = Console(file=io.StringIO(), force_terminal=True, width=140, highlight=False)
+        follow(make(console, lambda held=held: held), ["fedavg"])
+        assert ("GPU 12.3 GB of 150 GB" in console.file.getvalue()) == expected
+        assert ("GPU" in console.file.getvalue()) == expected
+
+
+def test_memory_is_what_torch_holds_and_nothing_on_a_cpu(monkeypatch):
+    assert gpu_memory() is None  # tests run without a GPU, or before one is used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    assert gpu_memory() is None  # a GPU that the run is not on
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    sizes = [7, 80]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=sizes[i]))
+    assert gpu_memory() == (5, 80)
 
 
 def test_a_file_gets_lines_and_silence_gets_none():

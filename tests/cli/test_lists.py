@@ -127,7 +127,7 @@ def test_memory_counts_the_slots_of_server_and_clients():
     assert (plain.server, plain.client) == (model, 0)
     assert (variates.server, variates.client) == (2 * model, model)
     states = 2 * model + model * (variates.likely + variates.selected)
-    assert variates.total - plain.total == pytest.approx(states + 2 * variates.selected * model, abs=2)
+    assert variates.total - plain.total == pytest.approx(states + variates.selected * model, abs=2)
     assert variates.clients == 20
     assert variates.likely == pytest.approx(20, abs=0.1)
 

@@ -9,13 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from fedkeel.randomness import bits, choice, key, keyed_normals, keyed_uniforms, permutation, uniforms
+from fedkeel.randomness import bits, choice, key, keyed_normals, keyed_uniforms, keys_below, permutation, uniforms
 
 
 def test_keys_do_not_change_from_process_to_process():
     code = "from fedkeel.randomness import key; print(key(3, 'batches', 4, 5))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(told) == key(3, "batches", 4, 5)
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), max_size=2))
+def test_many_keys_at_once_are_the_keys_one_by_one(seed, numbers):
+    assert keys_below(9, seed, "sample", *numbers).tolist() == [key(seed, "sample", *numbers, n) for n in range(9)]
 
 
 def test_every_part_of_a_key_matters():

@@ -10,6 +10,7 @@ import pytest
 from fedkeel.data.dirichlet import FORMS, Dirichlet
 from fedkeel.data.heterogeneity import score
 from fedkeel.data.partition import Partition
+from fedkeel.data.partitions import as_text, load_partition, parse, save_partition
 from fedkeel.data.pathological import Pathological
 from fedkeel.data.plain import Iid, LongTail, Natural, QuantitySkew
 from fedkeel.data.priors import _random_turns
@@ -248,3 +249,22 @@ def test_a_form_spelt_wrongly_is_answered_with_the_right_one() -> None:
     with pytest.raises(ExperimentError) as caught:
         Dirichlet(0.1, 10, form="classwise")
     assert caught.value.hint == "did you mean 'class-wise'?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "natural",
+        "dirichlet:alpha=0.1,clients=100",
+        "long-tail:imbalance=100,base=dirichlet:alpha=0.1,clients=100",
+        "feature-shift:severity=2,base=long-tail:imbalance=10.0,base=iid:clients=7",
+    ],
+)
+def test_text_is_read_as_it_is_written(text):
+    assert as_text(parse(text)) == text
+    assert load_partition(as_text(save_partition(load_partition(text)))) == load_partition(text)
+
+
+def test_a_long_tail_comes_before_a_feature_shift():
+    with pytest.raises(ExperimentError, match="long tail cannot be made of shifted features"):
+        load_partition("long-tail:imbalance=10,base=feature-shift:base=iid:clients=10")

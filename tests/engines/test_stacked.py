@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch.nn import functional
 import fedkeel as fk
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
+from fedkeel.engines.dropping import Dropping
 from fedkeel.engines.engine import Training
+from fedkeel.engines.graphs import Graph, GraphScan
 from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
 from fedkeel.engines.scoring import Scorer, merged
 from fedkeel.engines.serial import SerialEngine
@@ -247,6 +250,39 @@ def test_a_captured_number_of_clients_serves_fewer() -> None:
         found.append(train(engine, method, task, rounds))
     assert engine.captured == {4}  # type: ignore[union-attr]
     assert difference(found[1], found[0]) < 1e-12
+
+
+class Again(Graph):
+    """A graph whose replay takes its steps anew: how steps are fed to it needs no GPU."""
+
+    def warm_up(self) -> None:
+        pass
+
+    def captured(self, count: int) -> Any:
+        return SimpleNamespace(replay=lambda: self.advance(count))
+
+
+REPLAYED = ("fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr")
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None:
+    method, training = settled(name, Task(problem(model=model_for(name, network())))), Training(1, (1, 3), 2)
+    given, rounds = problem(model=model_for(name, network())), ([0, 1, 2, 3, 4], [1, 2, 4], [0, 2, 3])
+    one, other = (Task(given, dtype=torch.float64, asks=method.asks) for _ in range(2))
+    engine = StackedEngine(other, method, training)
+    graphs = GraphScan(engine.gradient.separable, Again)
+    widths: list[int] = []
+
+    def watched(phase: Any, body: Any, carry: Any, fixed: Any, steps: Any) -> Any:
+        widths.append(len(steps.clients))
+        return graphs(phase, body, carry, fixed, steps)
+
+    engine.scan = Dropping(watched)
+    serial = train(SerialEngine(one, method, training), method, one, rounds)
+    assert difference(train(engine, method, other, rounds), serial) < 1e-12
+    assert graphs.graphs
+    assert min(widths) < 3 < max(widths)
 
 
 class Exhausted(StackedEngine):

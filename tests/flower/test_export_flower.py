@@ -30,6 +30,16 @@ def test_the_app_holds_the_experiment_and_little_else(tmp_path):
         compile(text, "app", "exec")
 
 
+@pytest.mark.parametrize(("how", "nodes"), [({}, 20), ({"data": "folder", "clients": 4}, 4)])
+def test_the_readme_starts_as_many_nodes_as_there_are_clients(tmp_path, how, nodes):
+    """With fewer, the server would wait for the others."""
+    export(experiment(), tmp_path / "app", **how)
+    text = (tmp_path / "app" / "README.md").read_text()
+    assert f"make_keys.sh keys {nodes} " in text
+    assert text.count(f"in $(seq 0 {nodes - 1}); do") == 2
+    assert "{" not in text.replace("${FLWR_HOME:-$HOME/.flwr}", "")
+
+
 def test_tls_and_authentication_are_on(tmp_path):
     export(experiment(), tmp_path / "app")
     server, node = ((tmp_path / "app" / name).read_text() for name in ("superlink.sh", "supernode.sh"))
@@ -37,6 +47,7 @@ def test_tls_and_authentication_are_on(tmp_path):
     assert "--ssl-certfile" in server
     assert "--root-certificates" in node
     assert "--auth-supernode-private-key" in node
+    assert "server.key" not in node  # the server's key stays with the server
     for path in (tmp_path / "app").iterdir():
         assert "insecure" not in path.read_text()
         assert not stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH

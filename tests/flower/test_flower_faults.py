@@ -287,7 +287,7 @@ def test_a_damaged_file_beside_a_node_is_not_used(problem, tmp_path, caplog):
 
     def damage(round, client, reply):
         if round == 1 and client == 5:
-            file = tmp_path / "beside" / "client-000001.safetensors"
+            (file,) = (tmp_path / "beside").glob("client-000001-*.safetensors")
             file.write_bytes(file.read_bytes()[:-4] + b"oops")
         return restart(round, client, reply)
 

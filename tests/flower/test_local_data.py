@@ -12,7 +12,7 @@ from federations import InProcess, same
 import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.clients import Rows
-from fedkeel.errors import DataError, RunError
+from fedkeel.errors import DataError, FolderError, RunError
 from fedkeel.federation import node_of, serve
 from fedkeel.local_data import Elsewhere, from_folder, from_loader, server_problem
 from fedkeel.setup import divide
@@ -79,6 +79,39 @@ def test_a_resumed_server_remembers_how_much_data_each_client_has(folders):
     np.save(folders / "2" / "train_images.npy", np.load(folders / "2" / "train_images.npy")[:-1])
     with pytest.raises(RunError, match="1 of 3 clients have a node"):  # one is away, the other's data have changed
         serve(exp, grid, **settings)
+
+
+def test_a_run_on_own_data_is_a_run_like_others_but_not_one_on_a_partition(folders):
+    """Its folder can be read, and is not taken for one of the same experiment on the data set's own partition."""
+    settings = {"out": folders / "run", "wait": 0.0}
+    done = serve(experiment(), federation(experiment(), folders, "folder"), source="folder", clients=3, **settings)
+    same(done, fk.load_run(folders / "run"))
+    assert fk.load_run(folders / "run").model().state_dict().keys() == done.params.keys()
+    with pytest.raises(FolderError, match="a run on other data"):
+        serve(experiment(), federation(experiment(), folders, "partition"), **settings)
+    serve(experiment(), federation(experiment(), folders, "partition"), **settings | {"out": folders / "other"})
+    again = settings | {"out": folders / "other"}
+    with pytest.raises(FolderError, match="a run on other data"):
+        serve(experiment(), federation(experiment(), folders, "folder"), source="folder", clients=3, **again)
+
+
+def test_each_node_may_say_how_it_reads_its_own_data(folders, monkeypatch):
+    """A part of the data set, a folder, and a loader, side by side."""
+    (folders / "my_nodes.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(str(folders))
+    reads = [
+        {"data": "partition"},
+        {"data-dir": str(folders / "1")},
+        {"data": "my_nodes:mine", "where": str(folders / "2")},
+    ]
+    exp = experiment()
+    grid = InProcess(
+        exp, node_of=lambda context: node_of(exp, context), settings=lambda client: reads[client],
+        run_config={"data": "folder", "clients": 3},
+    )  # fmt: skip
+    done = serve(exp, grid, out=folders / "run", source="folder", clients=3, wait=0.0)
+    same(fk.run(exp, engine="serial"), done)
+    sys.modules.pop("my_nodes", None)
 
 
 def test_the_first_start_needs_every_client(folders):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedkeel.kernels.band import basis, high_pass, without_low_band
+from fedkeel.kernels.band import Onto, basis, high_pass, high_pass_onto, without_low_band
 from fedkeel.methods import build
 from fedkeel.rules.filters import HighPass, low_bins
 from fedkeel.trees import Tree
@@ -48,21 +48,34 @@ def test_a_whole_buffer_is_filtered_as_its_leaves_are(name: str) -> None:
         assert float((found - wanted).norm() / wanted.norm()) < 1e-8
 
 
-def check_triton(device: str) -> None:
+def test_what_is_left_can_be_scaled_and_added_in_the_same_pass() -> None:
+    draw = torch.Generator().manual_seed(0)
+    buffer, plus = torch.randn(2, 2, 3 * 147456 + 300, generator=draw, dtype=torch.float64)
+    scale = torch.tensor([[0.3], [-2.0]], dtype=torch.float64)
+    spans = [0, 3, 147456, 737, 442368, 1, 300, 0]
+    wanted = plus + scale * high_pass(buffer, spans)
+    assert float((high_pass_onto(buffer, scale, plus, spans) - wanted).abs().max()) < 1e-12
+
+
+def check_triton(device: str, *, onto: bool) -> None:
     n, bins = 110592, 552
     draw = torch.Generator().manual_seed(0)
-    buffer = torch.randn(2, 3 * n + 7, generator=draw).to(device)
+    buffer, plus = (torch.randn(2, 3 * n + 7, generator=draw).to(device) for _ in range(2))
+    scale = torch.tensor([[0.3], [-2.0]], device=device)
     rows = buffer[:, 7:].view(2, 3, n)
-    a, b, shapes, factors = basis(n, bins, torch.float32, torch.device(device)) or pytest.fail("no basis")
+    found = basis(n, bins, torch.float32, torch.device(device)) or pytest.fail("no basis")
     out = torch.full_like(buffer, torch.nan)
     remove = importlib.import_module("fedkeel.kernels.triton_band").remove
-    remove(rows.reshape(2, 3 * a, b), 3, a, shapes, factors, out[:, 7:].view(2, 3 * a, b))
+    remove(buffer[:, 7:], 3, found, out[:, 7:], Onto(plus[:, 7:], scale) if onto else None)
     spectrum = torch.fft.rfft(rows.double())
     spectrum[..., :bins] = 0
-    wanted = torch.fft.irfft(spectrum, n=n)
-    assert float((out[:, 7:].view(2, 3, n) - wanted).norm() / rows.norm()) < 1e-6
+    wanted = torch.fft.irfft(spectrum, n=n).flatten(1)
+    if onto:
+        wanted = plus[:, 7:] + scale * wanted
+    assert float((out[:, 7:] - wanted).norm() / rows.norm()) < 1e-6
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_triton_removes_the_same_band() -> None:
-    check_triton("cuda")
+@pytest.mark.parametrize("onto", [False, True])
+def test_triton_removes_the_same_band(onto: bool) -> None:
+    check_triton("cuda", onto=onto)

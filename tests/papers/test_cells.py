@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedkeel.errors import RequestError
-from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, choices, find, tables
+from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, checks, choices, find, tables
 from fedkeel.papers.cells import FACTS, STRUCTURE, Cell, cells, expand, merged, parse, read
 
 PAPER: dict[str, Any] = {
@@ -151,7 +151,7 @@ def test_names_are_unique_and_words_are_known(paper: str) -> None:
 def test_files_hold_nothing_that_no_cell_uses(paper: str) -> None:
     """A misspelt name would otherwise be a setting without effect."""
     data = read(paper)
-    assert data.keys() <= {"title", "cite", "choices", "defaults", "on", "rows", "columns", "table"}
+    assert data.keys() <= {"title", "cite", "choices", "leads", "checks", "defaults", "on", "rows", "columns", "table"}
     used_rows, used_columns = set(), set()
     for table in data["table"]:
         rows, columns = list(table.get("values", table.get("rows"))), table["columns"]
@@ -161,6 +161,19 @@ def test_files_hold_nothing_that_no_cell_uses(paper: str) -> None:
         assert all(cell["row"] in rows and cell["column"] in columns for cell in table.get("cell", ()))
         used_rows |= {table.get("row", {}).get(row, {}).get("like", row) for row in rows}
         used_columns |= {table.get("column", {}).get(column, {}).get("like", column) for column in columns}
+        assert all({one, other} <= set(rows) for one, other in table.get("leads", ()))
+    assert {tuple(pair) for pair in data.get("leads", ())} <= {pair for made in tables(paper) for pair in made.leads}
+    for check in checks(paper):
+        assert (
+            len(
+                [
+                    c
+                    for c in find(f"{paper}:{check.table}")
+                    if c.column == check.column and c.row in (check.row, check.over)
+                ]
+            )
+            == 2
+        )
     assert data.get("rows", {}).keys() <= used_rows
     assert data.get("columns", {}).keys() <= used_columns
     datasets = {cell.experiment["dataset"] for cell in find(paper)}

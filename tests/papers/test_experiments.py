@@ -110,6 +110,19 @@ def test_cells_that_cannot_be_built_yet() -> None:
         pytest.skip(f"{len(waiting)} of {len(everything)} cells need: {', '.join(names)}")
 
 
+def test_personal_numbers_are_judged_on_clients_own_data() -> None:
+    """FedFSA: 70 % of the pooled data to train, means of batches, all clients, the classifier tuned at last."""
+    for paper in PAPERS:
+        for cell in find(paper):
+            assert (cell.evaluation == "personal best") == ("evaluation" in cell.experiment), cell.label
+    (cell,) = (cell for cell in find("fedfsa:1") if cell.label == "FedFSA, cifar10, Pat 5")
+    policy = Experiment.load(cell.experiment).policy
+    assert policy is not None
+    assert (policy.model, policy.clients, policy.when, policy.weights) == ("local", "all", "after", "uniform")
+    assert (policy.accuracy, policy.batch, policy.report) == ("batch-mean", 128, "best")
+    assert (policy.share, policy.pool, policy.tune) == (0.3, True, True)
+
+
 # ---- the setting is the one the label names ------------------------------------------------------------------------
 
 SETTINGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {

@@ -36,7 +36,7 @@ def test_report_prints_what_it_wrote(call, tmp_path):
     assert done.stdout.split() == [str(file)]
     text = file.read_text()
     assert "<h1>Two methods</h1>" in text
-    assert "rounds to 20 %" in text
+    assert "rounds to 20\N{NO-BREAK SPACE}%" in text
 
 
 def test_report_draws_figures(call, tmp_path):

@@ -9,10 +9,12 @@ import pytest
 from invented import made_up
 
 import fedkeel as fk
+from fedkeel.analysis.diagnose import write_diagnostic
 from fedkeel.report.content import content, look
 from fedkeel.report.figures import write_figures
+from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
-from fedkeel.report.series import Spread, common_target, curve, spent_by, thinned
+from fedkeel.report.series import Spread, common_target, critical, curve, measures, spent_by, thinned
 from fedkeel.report.source import Source, groups_of
 
 
@@ -68,7 +70,7 @@ def test_the_target_is_reached_by_all(tmp_path):
     best = min(max(record.accuracy for record in group.runs[0].records) for group in groups)
     assert best - 0.01 < target <= best
     text = page(content(read(*(group.runs[0].path for group in groups))))
-    assert f"rounds to {100 * target:g} %" in text
+    assert f"rounds to {100 * target:g}\N{NO-BREAK SPACE}%" in text
     text = page(content(read(*(group.runs[0].path for group in groups)), target=0.99))
     assert "never" in text
 
@@ -145,16 +147,100 @@ def test_label_tables_are_those_of_the_partition(real_runs):
     assert sum(table.sizes) > 1000
 
 
-def test_figures_of_every_chart_in_every_format(real_runs, tmp_path):
+@pytest.mark.slow
+def test_figures_of_every_chart(real_runs, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     made = content(read(*(p.parent for p in sorted(real_runs.rglob("experiment.toml")))))
     files = write_figures(made, tmp_path / "figures", kinds=("svg",))
     names = {file.stem for file in files}
-    assert {"accuracy-by-round", "accuracy-by-byte", "drift-by-round", "spectrum", "labels", "landscape-line"} <= names
+    curves = {"accuracy-by-round", "accuracy-by-byte", "drift-by-round", "spectrum", "labels"}
+    spectra = {f"spectrum-{kind}{end}" for kind in ("gradient", "update", "perturbation") for end in ("", "-by-layer")}
+    points = {f"{kind}s-{way}" for kind in ("parameter", "feature", "perturbation") for way in ("pca", "tsne")}
+    landscapes = {"landscape-line", "landscape-surface", "landscape-above", "hessian"}
+    clients = {"update-cosines", "client-accuracy", "cka", "cka-by-layer", "divergence-by-layer"}
+    assert curves | spectra | points | landscapes | clients <= names
     assert all(file.stat().st_size > 2000 for file in files)
-    (few,) = [
-        f for f in write_figures(content(read(real_runs / "fedavg" / "0")), tmp_path, ("png",)) if f.stem == "labels"
-    ]
-    assert few.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_format(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    folder = made_up(tmp_path / "run", tracked=False, extra={"critical/fc1.weight": 0.5, "critical/fc2.weight": 1.0})
+    files = {file.name: file for file in write_figures(content(read(folder)), tmp_path / "figures")}
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for kind, start in starts.items():
+        assert files[f"critical-layers.{kind}"].read_bytes().startswith(start)
     with pytest.raises(fk.RequestError, match="image file"):
-        write_figures(made, tmp_path, kinds=("gif",))
+        write_figures(content(read(folder)), tmp_path, kinds=("gif",))
+
+
+# ---- diagnostics ---------------------------------------------------------------------------------------------------
+DRIFT = {"mean": 2.0, "cosine": 0.25, "cosines": [[1.0]], "clients": [0], "round": 20, "accuracies": [0.5, 1.0]}
+
+
+def analysed(folder, **found):
+    for name, data in found.items():
+        write_diagnostic(folder, name, data)
+    return folder
+
+
+def cells_of(html):
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr data-group.*?</tr>", html)]
+    heads = re.findall(r'<button type="button">(.*?)</button>', html)
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def test_numbers_of_diagnostics_are_means_over_the_seeds_that_were_analysed(tmp_path):
+    spread = {"mean": 0.75, "deviation": 0.25, "least": 0.5}
+    drifts = [DRIFT | {"cosine": cosine, "accuracy_spread": spread} for cosine in (0.2, 0.4)]
+    spectrum = {"kinds": {}, "heterogeneity": {"low": 3.0, "high": 1.0}, "ratio": 0.05}
+    hessian = {"eigenvalues": [8.0, 2.0], "trace": 11.5, "sharpness": 0.125, "rho": 0.05}
+    folders = [
+        analysed(made_up(tmp_path / "0"), drift=drifts[0]),
+        analysed(made_up(tmp_path / "1", seed=1), drift=drifts[1], spectrum=spectrum, hessian=hessian),
+        made_up(tmp_path / "2", seed=2),
+        made_up(tmp_path / "none", method="fedsam"),
+    ]
+    made = content(read(*folders))
+    (row,) = cells_of(numbers(0, made.settings[0]))  # fedsam was not analysed
+    assert row["cosine of updates"] == "0.3 ± 0.141"  # of a sample of two
+    assert row["worst client, %"] == "50.0 ± 0.0"
+    assert (row["share below, %"], row["disagreement below the cut, δ²"]) == ("75.0", "3")
+    assert (row["top eigenvalue"], row["trace"], row["sharpness"]) == ("8", "11.5", "0.125")
+    assert "CKA of the last layer" not in row
+    assert numbers(0, content(read(folders[3])).settings[0]) == ""
+    # charts show the first seed that has a diagnostic
+    group = made.data()["settings"][0]["groups"][0]
+    assert (group["diagnostics"]["drift"]["cosine"], group["diagnostics"]["hessian"]["trace"]) == (0.2, 11.5)
+
+
+def test_critical_layers_are_a_map_of_means_over_seeds(tmp_path):
+    shares = {0: {"critical/a": 0.5, "critical/b": 1.0}, 1: {"critical/a": 1.0, "critical/b": 0.0}}
+    group = groups_of(read(*(made_up(tmp_path / str(s), seed=s, rounds=3, extra=shares[s]) for s in (0, 1))))[0]
+    found = critical(group)
+    assert (found["layers"], found["rounds"]) == (["a", "b"], [1, 2, 3])
+    assert np.allclose(found["values"], [[0.75, 0.5]] * 3)
+    assert "critical/a" not in measures([group])
+    assert critical(groups_of(read(made_up(tmp_path / "plain")))[0]) is None
+
+
+def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path):
+    levels = [0.5 + 0.4 * math.sin(1.7 * n) ** 2 for n in range(40)]
+    made = content(read(*(made_up(tmp_path / str(n), lr=0.01 * (n + 1), rounds=2, level=levels[n]) for n in range(40))))
+    groups = made.data()["settings"][0]["groups"]
+    best = sorted(range(40), key=lambda n: -levels[n])
+    assert {i for i, group in enumerate(groups) if group["on"]} == set(best[:8])
+    assert len({(groups[i]["color"], groups[i]["dash"]) for i in best[:28]}) == 28
+    assert "1 method in 40 variants on digits" in page(made)
+    few = content([group.runs[0] for group in made.settings[0].groups[:14]]).data()["settings"][0]["groups"]
+    assert all(group["on"] for group in few)
+
+
+def test_tables_by_layer_are_left_out_of_a_page_that_would_be_too_large(tmp_path, data_of, monkeypatch):
+    layers = {f"layer{n}": [[1.0]] for n in range(3000)}
+    found = {"cka": {"layers": layers, "mean": {"layer0": 0.5}, "clients": [0], "round": 1}}
+    folder = analysed(made_up(tmp_path / "a", rounds=2), **found)
+    text = page(content(read(folder)))
+    assert len(data_of(text)["settings"][0]["groups"][0]["diagnostics"]["cka"]["layers"]) == 3000
+    monkeypatch.setattr("fedkeel.report.page.MOST_BYTES", len(text.encode()) - 1)
+    lighter = data_of(page(content(read(folder))))["settings"][0]["groups"][0]["diagnostics"]["cka"]
+    assert lighter == {"mean": {"layer0": 0.5}, "clients": [0], "round": 1}

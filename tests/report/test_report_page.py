@@ -110,13 +110,18 @@ def test_everything_is_drawn(opened, real_runs):
         "Loss surface: fedavg",
         "CKA of clients: fedavg",
         "Bands over rounds: fedfft",
+        "Bands by layer: fedfft",
+        "Loss surfaces in one frame",
+        "CKA of clients by layer",
+        "Accuracy on each client's own samples",
     ):
         assert title in titles
     assert page.shown("figure") == page.count("figure")
     assert page.count("figure .chart:empty") == 0
-    assert page.count("canvas") == 2
+    assert page.count("canvas") == 3  # a surface for each method, and one frame for both
     assert page.count("[d*=NaN], [x*=NaN], [y*=NaN], [cx*=NaN]") == 0
     assert len(page.texts("#summary tbody tr")) == 2
+    assert len(page.texts("#numbers tbody tr")) == 2
 
 
 def test_methods_can_be_switched_off_and_on(opened, real_runs):
@@ -127,7 +132,7 @@ def test_methods_can_be_switched_off_and_on(opened, real_runs):
     page.click(chip)
     assert page.path("Test accuracy", "fedavg") is None
     assert page.path("Test accuracy", "fedfft") is not None
-    assert page.count("tr.off") == 1
+    assert page.count("#summary tr.off") == 1
     assert page.shown(".small figure") == panels // 2
     page.click(chip)
     assert page.path("Test accuracy", "fedavg") == before
@@ -179,7 +184,7 @@ def test_no_width_scrolls_sideways(opened, real_runs, width):
 def test_one_plain_run_has_no_empty_parts(opened, tmp_path):
     page = opened([made_up(tmp_path / "only", tracked=False)])
     assert page.texts("h1") == ["fedavg on digits"]
-    assert page.shown("#spectrum, #landscape, #kept") == 0
+    assert page.shown("#spectrum, #landscape, #numbers, #kept") == 0
     assert page.shown("#curves, #drift, #clients, #methods, #reproduce") == 5
     assert page.shown("#bands") == 0
 
@@ -194,12 +199,51 @@ def test_settings_are_shown_one_at_a_time(opened, tmp_path):
     assert page.shown("figure[data-title='Test accuracy']") == 1
 
 
-def test_twenty_methods(opened, tmp_path):
-    rates = [0.01 * n for n in range(1, 21)]
-    page = opened([made_up(tmp_path / f"{rate}", lr=rate, tracked=False) for rate in rates], width=390)
-    assert page.count("#chips .chip") == 20
-    assert page.count("figure[data-title='Test accuracy'] .curve") == 20
+def test_sixty_methods(opened, tmp_path):
+    """More than can be told apart: the best are on, and all of them can be."""
+    rates = [0.01 * n for n in range(1, 61)]
+    page = opened(
+        [made_up(tmp_path / f"{rate}", lr=rate, level=0.2 + rate, tracked=False) for rate in rates], width=390
+    )
+    curves = "figure[data-title='Test accuracy'] .curve"
+    assert page.count("#chips .chip") == 60
+    assert page.count(curves) == 8
+    assert page.path("Test accuracy", "fedavg lr=0.6") is not None
     assert page.sideways() <= 0
+    best, every = "#chips .plain:nth-child(1)", "#chips .plain:nth-child(2)"
+    assert page.texts("#chips .plain") == ["best 8 of 60", "all", "none"]
+    page.click(every)
+    assert page.count(curves) == 60
+    page.click(best)
+    assert page.count(curves) == 8
+
+
+def test_what_methods_adapt_is_drawn_when_a_run_has_it(opened, tmp_path):
+    radius = {"radius/mean": 0.02, "radius/least": 0.01, "radius/most": 0.05}
+    marks = {"critical/conv1.weight": 1.0, "critical/a.very.long.name.of.a.layer.weight": 0.25}
+    page = opened(
+        [
+            made_up(tmp_path / "a", method="fedwmsam", extra={"alpha": 0.1}),
+            made_up(tmp_path / "b", method="fedscam", extra=radius),
+            made_up(tmp_path / "c", method="fedfsa", extra=marks),
+        ]
+    )
+    titles = page.texts("#kept figure h3")
+    assert titles == ["Weight α of the fresh gradient", "Radius ρ of the clients", "Critical layers: fedfsa"]
+    assert page.path("Weight α of the fresh gradient", "fedwmsam") is not None
+    radii = "figure[data-title='Radius ρ of the clients'] text"
+    assert "0.02" in page.texts(radii)
+    assert "0.05" not in page.texts(radii)
+    page.browser.execute_script(
+        "const s = document.querySelector(\"figure[data-title='Radius ρ of the clients'] select\");"
+        "s.value = 'largest'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "0.05" in page.texts(radii)
+    assert page.path("Radius ρ of the clients", "fedscam") is not None
+    labels = page.texts("figure[data-title='Critical layers: fedfsa'] text")
+    assert "conv1.weight" in labels
+    assert any(label.startswith("…") and label.endswith("layer.weight") for label in labels)
+    assert page.count("figure[data-title='Critical layers: fedfsa'] rect") == 2 * 20 + 1
 
 
 def test_it_prints(opened, real_runs):

@@ -1,5 +1,6 @@
-"""Reported against measured: which cells, what is measured, and what the verdict says."""
+"""Cells as runs: which ones, what the ledger keeps, what is done already, where a run stands."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,92 +8,162 @@ import pytest
 
 import fedkeel as fk
 from fedkeel import ledger
-from fedkeel.ledger import Entry
-from fedkeel.papers import Cell
-from fedkeel.reproduce import chosen, entry_of, experiment_of, judge, measured
+from fedkeel.cli.main import call
+from fedkeel.papers import Cell, find
+from fedkeel.papers.order import in_order, parts
+from fedkeel.reproduce import (
+    chosen,
+    done,
+    entry_of,
+    experiment_of,
+    folder_of,
+    gradient_evaluations,
+    runs_of,
+    seconds_like,
+    varied,
+)
 from fedkeel.results_page import page
 
 ROOT = Path(__file__).parents[2]
-TINY = {"dataset": "digits", "model": "logistic", "method": "fedavg", "rounds": 3, "epochs": 1, "lr": 0.1}
+TINY = {
+    "dataset": "digits", "model": "logistic", "method": {"name": "fedavg"}, "rounds": 6, "epochs": 1, "lr": 0.1,
+    "batch_size": 50, "participation": 0.1, "partition": {"kind": "iid", "clients": 20},
+}  # fmt: skip
 
 
-def cell(row, reported, **changes):
+def cell(row="A", reported=50.0, **changes):
     return replace(Cell("fedfft", "1", row, "cifar10, 0.1", dict(TINY), reported), **changes)
 
 
-def entry(row, value, seed=0, rounds=3, paper_rounds=3):
-    fixed = dict(
-        kind="accuracy", evaluation="best", reported=None, spread=None, best=value, last=value, mean_last=value
-    )
-    return Entry(
-        "fedfft", "1", row, "cifar10, 0.1", seed, **fixed, measured=value, rounds=rounds, rounds_paper=paper_rounds,
-        seconds=1.0, fingerprint="f", model_digest="d",
-    )  # fmt: skip
+def run_of(one, seed=0, rounds=None, **options):
+    return fk.run(experiment_of(one, seed, rounds), engine="serial", **options)
 
 
-def verdicts(cells, entries):
-    return [judged.verdict for judged in judge(cells, entries)]
-
-
+# ---- which cells ---------------------------------------------------------------------------------------------------
 def test_cells_are_chosen_by_their_words_in_any_order():
     found = chosen("fedfft:1", "0.1, cifar10, fedfft-d")
     assert [c.label for c in found] == ["FedFFT-D, cifar10, 0.1"]
     assert chosen("fedfft:1", "FedFFT-D, cifar10, 0.1") == found
     assert len(chosen("fedfft:1", "*cifar10*")) > 10
+    assert len(chosen("questions:step", "FedAvg, cifar10, 0.1")) == 1  # though its words are in other labels too
+    assert len(chosen("questions:step", "FedAvg")) > 3
     with pytest.raises(fk.RequestError, match="no cell"):
         chosen("fedfft:1", "FedFFT-Q")
     with pytest.raises(fk.RequestError, match="unknown paper"):
         chosen("fedfft2:1", None)
 
 
-def test_verdicts():
-    cells = [cell("A", 80.0), cell("B", 70.0), cell("C", 60.0)]
-    assert verdicts(cells, []) == ["not run"] * 3
-    assert verdicts(cells, [entry("A", 80.9), entry("B", 69.1)])[:2] == ["within seed noise"] * 2
-    assert verdicts(cells, [entry("A", 75.0), entry("B", 65.0), entry("C", 55.0)]) == ["ordering holds"] * 3
-    assert verdicts(cells, [entry("A", 65.0), entry("B", 75.0), entry("C", 55.0)]) == [
-        "differs",
-        "differs",
-        "ordering holds",
-    ]
-    assert verdicts(cells, [entry("A", 75.0)])[0] == "differs"
+def test_the_order_names_cells_that_exist_and_begins_as_it_should():
+    first = [c.row for c in in_order("a")]
+    assert first[:6] == ["FedAvg", "FedSAM", "FedFFT", "FedDyn", "FedSAM-D", "FedFFT-D"]
+    assert len(first) == len(set(first)) == 12
+    assert {c.column for c in in_order("a")} == {"cifar10, 0.1"}
+    assert len(in_order("b")) == 20
+    assert {c.paper for c in in_order("d")} == {"fedscam", "fedwmsam", "fedfsa"}
+    everything = in_order()
+    names = [(c.paper, c.table, c.label) for c in everything]
+    assert len(names) == len(set(names))
+    assert all(c.experiment["dataset"] in ("cifar10", "fashion-mnist") for c in everything)
+    assert chosen("order:c", "*0.6")[0].table == "3"
+    for part in parts():
+        assert in_order(part)
+    with pytest.raises(fk.RequestError, match="the order has no part: z"):
+        chosen("order:z", None)
 
 
-def test_seeds_widen_the_noise():
-    one = [cell("A", 80.0)]
-    assert verdicts(one, [entry("A", 77.0, seed=s) for s in range(3)]) == ["differs"]
-    assert verdicts(one, [entry("A", v, seed=i) for i, v in enumerate((74.0, 77.0, 80.0))]) == ["within seed noise"]
-    assert verdicts([cell("A", 80.0, spread=2.0)], [entry("A", 77.0)]) == ["within seed noise"]
+def test_a_cell_may_be_tried_with_other_settings():
+    base = cell(experiment=dict(TINY) | {"method": {"name": "fedsam", "rho": 0.1}})
+    (changed,) = varied([base], [(("lr",), 0.5), (("method", "rho"), 0.2), (("partition", "clients"), 5)])
+    assert changed.experiment["method"] == {"name": "fedsam", "rho": 0.2}
+    assert changed.experiment["partition"] == {"kind": "iid", "clients": 5}
+    assert changed.experiment["lr"] == 0.5
+    assert varied([base], []) == [base]
+    with pytest.raises(fk.RequestError, match="rounds is not a setting"):
+        varied([base], [(("rounds",), 3)])
 
 
-def test_a_shortened_run_is_never_within_noise():
-    cells = [cell("A", 80.0), cell("B", 70.0)]
-    short = [entry("A", 80.0, rounds=1), entry("B", 60.0, rounds=1)]
-    assert verdicts(cells, short) == ["ordering holds"] * 2
-    assert verdicts(cells, short[:1]) == ["shortened", "not run"]
-    assert verdicts(cells, [short[0], entry("B", 60.0)])[0] == "shortened"  # unequal lengths are not compared
-
-
-def test_damaged_numbers_are_not_judged():
-    assert verdicts([cell("A", 80.0, uncertain=True)], [entry("A", 80.0)]) == ["not judged"]
-
-
+# ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def test_a_cell_is_run_measured_and_kept(tmp_path):
-    one = cell("A", 50.0)
-    run = fk.run(experiment_of(one, seed=1, rounds=2), engine="serial")
-    assert run.experiment.seed == 1
-    assert run.experiment.rounds == 2
-    assert measured(one, run) == pytest.approx(100 * run.best)
-    assert measured(replace(one, evaluation="last"), run) == pytest.approx(100 * run.last)
-    target = 100 * run.curve("accuracy")[0]
-    assert measured(replace(one, kind="rounds", target=target), run) == 1
-    assert measured(replace(one, kind="rounds", target=101.0), run) is None
+    one = cell()
+    run = run_of(one, seed=1, rounds=4)
     kept = entry_of(one, run, {"device": "cpu"})
-    assert kept.shortened
+    curve = [100 * value for value in run.curve("accuracy")]
+    assert (kept.seed, kept.rounds, kept.rounds_paper, kept.shortened) == (1, 4, 6, True)
+    assert kept.measured == kept.best == pytest.approx(max(curve), abs=1e-4)
+    assert [kept.at_round(r) for r in (1, 2, 3, 4)] == pytest.approx(curve, abs=1e-4)  # below 20 rounds, each is kept
+    for r in (1, 2, 3, 4):
+        assert kept.best_by(r) == pytest.approx(max(curve[:r]), abs=1e-4)
+        reached = kept.rounds_to(curve[r - 1] - 1e-3)
+        assert reached == next(i for i, value in enumerate(curve, 1) if value >= curve[r - 1] - 1e-3)
+    assert kept.rounds_to(101.0) is None
+    assert kept.settings == {name: value for name, value in TINY.items() if name != "rounds"}
     path = tmp_path / "results" / "ledger.jsonl"
     ledger.append(kept, path)
     ledger.append(kept, path)
     assert ledger.read(path) == [kept]
+
+
+@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
+def test_bytes_are_told_in_units_of_fedavg(method, sent):
+    one = cell(experiment=dict(TINY) | {"method": {"name": method}})
+    assert entry_of(one, run_of(one, rounds=1), {}).sent == pytest.approx(sent, rel=1e-2)
+
+
+def test_personal_models_are_judged_after_their_tuning_even_when_read_again(tmp_path):
+    policy = {"share": 0.3, "tune": True, "accuracy": "batch-mean"}
+    one = cell(experiment=dict(TINY) | {"evaluation": policy}, evaluation="personal best")
+    run = run_of(one, rounds=1, out=tmp_path / "run")
+    tuned = run.result["tuned"]["client_accuracy"]
+    kept = entry_of(one, run, {})
+    assert kept.measured == pytest.approx(100 * max(tuned, run.best), abs=1e-4)
+    assert entry_of(one, fk.load_run(tmp_path / "run"), {}) == kept
+    run_of(one, rounds=2, out=tmp_path / "run")
+    old = tmp_path / "run" / "result.json"
+    old.write_text(json.dumps(run.result))  # of the shorter run
+    again = fk.load_run(tmp_path / "run")
+    assert entry_of(one, again, {}).measured == pytest.approx(100 * again.best, abs=1e-4)
+
+
+def test_a_run_serves_every_cell_that_is_the_same_experiment():
+    mine, again, other = cell(), cell("B"), cell("C", experiment=dict(TINY) | {"lr": 0.5})
+    kept = entry_of(mine, run_of(mine, rounds=2), {})
+    assert runs_of(again, [kept]) == [kept]
+    assert runs_of(other, [kept]) == []
+    old = replace(kept, settings={})  # lines of before settings were kept
+    assert runs_of(mine, [old]) == [old]
+    assert runs_of(again, [old]) == []
+
+
+def test_what_is_done_is_as_long_or_longer():
+    one = cell()
+    kept = [entry_of(one, run_of(one, rounds=3), {})]
+    assert done(one, 0, 2, kept)
+    assert done(one, 0, 3, kept)
+    assert not done(one, 0, 4, kept)
+    assert not done(one, 0, None, kept)
+    assert not done(one, 1, 3, kept)
+    assert done(one, 0, None, [replace(kept[0], rounds=6)])
+    assert done(one, 0, 999, [replace(kept[0], rounds=6)])  # a cell is never longer than the paper has it
+
+
+def test_a_longer_run_goes_on_where_a_shorter_one_ended(tmp_path):
+    short, long = experiment_of(cell(), 0, 2), experiment_of(cell(), 0)
+    fk.run(short, out=folder_of(short, tmp_path), engine="serial")
+    assert folder_of(long, tmp_path) == folder_of(short, tmp_path)
+    whole = fk.run(long, out=folder_of(long, tmp_path), engine="serial")
+    assert whole.result == fk.run(long, engine="serial").result
+    assert folder_of(short, tmp_path) != folder_of(long, tmp_path)
+
+
+def test_costs_follow_gradient_evaluations():
+    plain, sam = cell(), cell(experiment=dict(TINY) | {"method": {"name": "fedsam"}})
+    assert gradient_evaluations(sam) == 2 * gradient_evaluations(plain) == 4 * gradient_evaluations(sam, 3) / 2
+    known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
+    assert seconds_like(plain, known) == pytest.approx(60.0)
+    assert seconds_like(sam, known) == pytest.approx(120.0)
+    assert seconds_like(cell(experiment=dict(TINY) | {"model": "mlp"}), known) is None
+    personal = cell(experiment=dict(TINY) | {"evaluation": {"share": 0.5, "pool": False}})
+    assert gradient_evaluations(personal) <= gradient_evaluations(plain)
 
 
 def test_a_damaged_ledger_is_said(tmp_path):
@@ -102,7 +173,67 @@ def test_a_damaged_ledger_is_said(tmp_path):
         ledger.read(path)
 
 
+# ---- the command ---------------------------------------------------------------------------------------------------
+def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "runs"
+    small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "2", "--ledger", str(book)]
+    asked += ["--out", str(out), "--engine", "serial", "--no-progress", *small]
+    assert call([*asked, "--dry-run"]) == 0
+    assert "1 runs of 1 cells" in capsys.readouterr().out
+    assert not book.exists()
+    assert call(asked) == 0
+    assert "2 of 800" in capsys.readouterr().out
+    assert call(asked) == 0  # found finished: no second line
+    assert call([*asked, "--skip-done"]) == 0
+    assert len(book.read_text().splitlines()) == 1
+    capsys.readouterr()
+    assert call([*asked, "--skip-done", "--dry-run"]) == 0
+    assert "in the ledger" in capsys.readouterr().out
+    assert call([*asked, "--seeds", "0,1", "--skip-done"]) == 0
+    assert [entry.seed for entry in ledger.read(book)] == [0, 1]
+    assert call(["reproduce", "--ledger", str(book), "--page", str(tmp_path / "page.md")]) == 0
+    assert "`dataset = digits` (chosen: cifar10)" in (tmp_path / "page.md").read_text()
+
+
+def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
+    book = tmp_path / "ledger.jsonl"
+
+    def stopped_at(rounds):
+        def train(plans, machine, display):
+            for plan in plans:
+                fk.run(plan.experiment.with_(rounds=rounds), out=plan.folder, engine="serial")
+            raise KeyboardInterrupt
+
+        return train
+
+    small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked = ["reproduce", "fedscam:2", "--cell", "FedAvg, cifar10, 0.1", "--ledger", str(book), *small]
+    asked += ["--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress"]
+    for rounds, kept in ((1, []), (3, [3])):  # a tenth of 15 rounds is the least
+        monkeypatch.setattr("fedkeel.cli.training.train", stopped_at(rounds))
+        assert call(asked) == 130
+        assert [entry.rounds for entry in ledger.read(book)] == kept
+    monkeypatch.undo()
+    assert call(asked) == 0  # goes on with round 4
+    assert [entry.rounds for entry in ledger.read(book)] == [3, 15]
+
+
+def test_every_table_and_part_is_listed(capsys):
+    assert call(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in ("fedfft:13", "specgradfilter:VIII", "questions:step", "order:d"))
+
+
 def test_the_results_page_is_made_from_the_ledger():
     entries = ledger.read(ROOT / "results" / "ledger.jsonl")
-    written = ROOT / "docs" / "results.md"
-    assert not entries or written.read_text(encoding="utf-8") == page(entries)
+    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert written == page(entries)
+    assert page(entries) == page(list(entries))
+
+
+def test_every_entry_of_the_ledger_belongs_to_a_cell():
+    for entry in ledger.read(ROOT / "results" / "ledger.jsonl"):
+        assert any((c.row, c.column) == (entry.row, entry.column) for c in find(f"{entry.paper}:{entry.table}"))
+        assert entry.rounds <= entry.rounds_paper
+        assert entry.environment.keys() >= {"device", "engine", "precision", "torch"}

@@ -3,16 +3,16 @@
 import pytest
 
 import fedkeel as fk
-from fedkeel.comparison import cost_to, grouped, mean_and_std, paired, unfair
+from fedkeel.comparison import common_target, cost_to, document, grouped, mean_and_std, paired, unfair
 from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
 from problems import small_problem
 
 
-def made(method, seed, accuracies, **changes):
+def made(method, seed, accuracies, selected=(0,), **changes):
     exp = fk.Experiment(problem=small_problem(), method=method, seed=seed, rounds=len(accuracies), **changes)
     fixed = dict(loss=1.0, drift=1.0, backward_passes=10, bytes_down=6_000_000, bytes_up=4_000_000, seconds=2.0)
-    records = [RoundRecord(i, [0], **fixed, accuracy=a) for i, a in enumerate(accuracies, 1)]
+    records = [RoundRecord(i, list(selected), **fixed, accuracy=a) for i, a in enumerate(accuracies, 1)]
     return Run(exp, records, {"best": max(accuracies), "last": accuracies[-1]}, {}, None, None, None)
 
 
@@ -47,6 +47,26 @@ def test_what_else_differs_is_said():
     same = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
     assert unfair(same) == []  # each method may have its own learning rate
     assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == ["participation"]
+
+
+def test_runs_of_one_seed_have_one_split_and_one_sequence_of_clients():
+    base = made("fedavg", 0, [0.5, 0.6])
+    assert unfair(grouped([base, made("fedsam", 0, [0.5])])) == ["rounds"]  # the rounds both have are the same
+    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], selected=(1,))])) == ["selected clients"]
+    assert unfair(grouped([base, made("fedsam", 1, [0.5, 0.6], selected=(1,))])) == []  # another seed, other clients
+    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], partition_seed=7)])) == ["partition_seed"]
+
+
+def test_a_comparison_as_data():
+    groups = grouped([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
+    assert common_target(groups) == 0.5
+    found = document(groups, groups[0], 0.55)
+    plain, sam = found["methods"]
+    assert plain["cost"] is None
+    assert plain["difference"] is None
+    assert sam["best"] == {"mean": pytest.approx(0.6), "std": 0.0}
+    assert sam["difference"]["mean"] == pytest.approx(0.1)
+    assert sam["cost"]["gradients"] == 10
 
 
 def test_means():

@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 
 import pytest
 
 import fedkeel as fk
-from fedkeel import checkpoint
+from fedkeel import checkpoint, store
 from fedkeel.errors import FolderError
 from problems import small_problem
 
@@ -38,8 +39,11 @@ def rounds_without_clock(path):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_random_moments(tmp_path, seed):
+@pytest.mark.parametrize(("seed", "spilled"), [(0, False), (1, True)])
+def test_killed_at_random_moments(tmp_path, monkeypatch, seed, spilled):
+    if spilled:  # no state stays in memory, each has a file of its own
+        monkeypatch.setattr(sys.modules["fedkeel.loop"], "state_budget", lambda device: 0)
+        monkeypatch.setattr(store, "SHARED", 1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     began = time.perf_counter()
     train(whole)

@@ -1,25 +1,37 @@
 """Client states: kept in memory while they fit, in files beyond, and never for those who have not taken part."""
 
+import random
 import sys
 
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel import store as stores
 from fedkeel.checkpoint import Checkpoint, names
-from fedkeel.store import FILES, ClientStore
+from fedkeel.errors import RunError
+from fedkeel.store import ClientStore
 from fedkeel.trees import Tree
 from problems import small_problem
 
-
-def state(number, size=1000):
-    return {"h": Tree.of({"w": torch.full((size,), float(number))}), "seen": torch.tensor(number)}
+SIZE = 4008  # bytes of a state
 
 
-def test_states_come_back_from_files_as_they_were(tmp_path):
-    store = ClientStore(tmp_path, budget=3 * 4008)
+def state(number):
+    return {"h": Tree.of({"w": torch.full((1000,), float(number))}), "seen": torch.tensor(number)}
+
+
+@pytest.fixture(params=[1, 3])
+def together(request, monkeypatch):
+    """How many clients share a file."""
+    monkeypatch.setattr(stores, "SHARED", request.param * SIZE)
+    return request.param
+
+
+def test_states_come_back_from_files_as_they_were(tmp_path, together):
+    store = ClientStore(tmp_path, budget=3 * SIZE)
     for client in range(10):
-        store.put(client, state(client))
+        store.put(client, state(client), client + 1)
         store.trim()
         assert store.held <= store.budget
     assert len(store) == 10
@@ -32,42 +44,94 @@ def test_states_come_back_from_files_as_they_were(tmp_path):
     assert store.get(99) is None
 
 
-def test_a_state_that_was_changed_after_it_was_written_is_the_newer_one(tmp_path):
+def test_a_state_that_was_changed_after_it_was_written_is_the_newer_one(tmp_path, together):
     store = ClientStore(tmp_path, budget=0)
     for number in (1, 2):
-        store.put(5, state(number))
+        store.put(5, state(number), number)
         store.trim()
     assert not store.memory
     assert store.get(5)["seen"] == 2
 
 
-def test_a_whole_save_does_not_depend_on_what_was_written_before(tmp_path):
-    once, often = ClientStore(tmp_path / "a"), ClientStore(tmp_path / "b", budget=2 * 4008)
-    for client in (3, 1, 2):
-        once.put(client, state(client))
-        often.put(client, state(client))
-        often.trim()
-        often.save(client, whole=False)
-    assert once.save(7, whole=True) == often.save(7, whole=True)
-    name = once.places[1]
-    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+def test_reading_everyone_keeps_to_the_budget(tmp_path, together):
+    store = ClientStore(tmp_path, budget=2 * SIZE)
+    for client in range(10):
+        store.put(client, state(client), 1)
+    store.save()
+    store.trim()
+    store.put(3, state(33), 2)  # not in a file: it must not be lost
+    for client in range(10):
+        assert store.get(client)["seen"] == (33 if client == 3 else client)
+        assert store.held == SIZE * len(store.memory)
+        assert len(store.memory) <= 3
 
 
-def test_files_do_not_pile_up(tmp_path):
+def play(folder, seed, rounds=12):
+    """A history of 8 clients, the same for all seeds, with interruptions, checkpoints and budgets that are not."""
+    history, moods = random.Random(0), random.Random(seed)
+    store, checkpoint = ClientStore(folder, budget=moods.choice([None, 0, 2 * SIZE])), {}
+    for done in range(1, rounds + 1):
+        for client in history.sample(range(8), 3):
+            before = store.get(client)
+            store.put(client, state(10 * done + (0 if before is None else int(before["seen"]))), done)
+        if moods.random() < 0.5:
+            store.trim()
+        if done == rounds or moods.random() < 0.4:
+            checkpoint = store.save()
+            if moods.random() < 0.5:
+                store = ClientStore(folder, budget=moods.choice([None, 0, 2 * SIZE]))
+                store.restore(checkpoint)
+    return checkpoint, {name: (folder / name).read_bytes() for name in checkpoint.values()}
+
+
+def test_a_checkpoint_does_not_depend_on_what_was_written_before(tmp_path, together):
+    for seed in range(1, 9):
+        assert play(tmp_path / str(seed), seed) == play(tmp_path / "0", 0)
+
+
+def test_a_state_is_written_once(tmp_path, together, monkeypatch):
+    written = []
+    monkeypatch.setattr(stores, "write", lambda path, *rest, **more: written.append(path.name))
     store = ClientStore(tmp_path)
-    for client in range(3 * FILES):
-        store.put(client, state(client, size=10))
-        store.save(client, whole=False)
-        assert len(set(store.places.values())) <= FILES + 1
+    store.put(0, state(0), 1)
+    store.put(7, state(7), 1)
+    monkeypatch.setattr(stores, "sync", lambda path: None)
+    for _ in range(3):
+        store.save()
+    assert written == [f"clients-{client // together:06d}-00000001.safetensors" for client in (0, 7)]
+
+
+def test_files_that_no_checkpoint_names_do_not_pile_up(tmp_path, together):
+    store = ClientStore(tmp_path, budget=0)
+    named = set()
+    for round in range(1, 10):
+        store.put(0, state(round), round)
+        store.put(4, state(round), round)
+        store.trim()
+        if round in (3, 6):
+            named.update(store.save().values())
+        assert {path.name for path in tmp_path.iterdir()} == named.union(store.places.values())
 
 
 def test_a_store_without_a_folder_leaves_nothing_behind():
     store = ClientStore(None, budget=0)
-    store.put(0, state(0))
-    store.trim()
-    assert list(store.folder.iterdir())
+    for round in (1, 2, 3):
+        store.put(0, state(0), round)
+        store.trim()
+        assert len(list(store.folder.iterdir())) == 1  # no checkpoint needs the older ones
     store.close()
     assert not store.folder.exists()
+
+
+def test_a_file_that_was_damaged_meanwhile_is_said_in_one_line(tmp_path):
+    store = ClientStore(tmp_path, budget=0)
+    store.put(3, state(3), 1)
+    store.trim()
+    path = tmp_path / store.places[3]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunError, match=r"the state of client 3 cannot be read back: .* checksum") as caught:
+        store.get(3)
+    assert "fedkeel resume" in caught.value.hint
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -83,15 +147,3 @@ def test_a_run_with_a_tiny_budget_gives_the_same_result(tmp_path, monkeypatch, o
         kept = names(tmp_path / "checkpoint")
         used = {name for path in kept for name in Checkpoint.load(path).places.values()}
         assert used == {path.name for path in (tmp_path / "checkpoint").glob("clients-*")}
-
-
-def test_spilled_files_of_an_earlier_session_are_not_written_over(tmp_path):
-    first = ClientStore(tmp_path, budget=0)
-    first.put(0, state(1))
-    first.trim()
-    second = ClientStore(tmp_path, budget=0)
-    second.restore(first.places)
-    second.put(7, state(2))
-    second.trim()
-    assert second.get(0)["seen"] == 1
-    assert second.get(7)["seen"] == 2

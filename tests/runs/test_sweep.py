@@ -1,11 +1,15 @@
 """Every method is tuned alike: the same grid rules, the same budget, on validation data."""
 
+import json
+import math
+
 import pytest
 
 import fedkeel as fk
+from fedkeel.cli.main import call
 from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
-from fedkeel.sweep import Sweep, finals, tune, validation_score
+from fedkeel.sweep import Sweep, finals, tune, tune_all, validation_score
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
@@ -44,6 +48,29 @@ def test_an_optimum_on_the_edge_widens_the_grid():
     assert sorted(dict(s)["lr"] for s in tuned.scores) == [0.01, 0.1, 1.0, 10.0, 100.0]
 
 
+def test_a_grid_is_widened_beside_its_best_setting():
+    methods = {"fedprox": {"method": {"mu": [0.1, 0.2]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods})
+    execute, asked = landscape(lambda e: -abs(math.log(e.lr / 1.0)) - abs(e.composed.phases[0].gradient[0].mu - 0.15))
+    tuned = tune(sweep, "fedprox", execute)
+    assert dict(tuned.best)["lr"] == 1.0
+    assert tuned.edge == ""
+    assert [e.lr for e in asked[4:]] == [
+        1.0,
+        10.0,
+        1.0,
+    ]  # two rates with the best mu, then one more mu with the best rate
+    assert len(asked) == len(tuned.scores) == 7
+
+
+def test_an_edge_that_the_budget_did_not_reach_is_said():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}, "budget": 3})
+    execute, _ = landscape(lambda e: e.lr)
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 1.0}
+    assert tuned.edge == "lr"
+
+
 def test_no_method_gets_more_than_the_budget():
     methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.1, 0.2, 0.3]}}}
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 4})
@@ -51,6 +78,36 @@ def test_no_method_gets_more_than_the_budget():
         execute, asked = landscape(lambda e: e.lr)
         tune(sweep, method, execute)
         assert len(asked) <= 4
+
+
+def test_every_method_tries_equally_many_settings():
+    """FedAvg has no number of its own: it tries more learning rates instead, between those around its best."""
+    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": methods})
+
+    def near(experiment):
+        mu = (
+            getattr(experiment.composed.phases[0].gradient[0], "mu", 0.1)
+            if experiment.composed.name != "fedavg"
+            else 0.1
+        )
+        return -abs(math.log(experiment.lr / 0.06)) - abs(math.log(mu / 0.1))
+
+    execute, asked = landscape(near)
+    plain, prox = tune_all(sweep, execute)
+    assert len(plain.scores) == len(prox.scores) == 9
+    assert (plain.refined, prox.refined) == (6, 0)
+    assert len(asked) == 18
+    assert abs(math.log(dict(plain.best)["lr"] / 0.06)) < abs(math.log(0.1 / 0.06)) / 3  # it came nearer
+    assert all(0.01 <= dict(s)["lr"] <= 1.0 for s in plain.scores)
+
+
+def test_a_method_without_numbers_is_left_as_it_is():
+    sweep = Sweep.load(BASE | {"methods": {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}})
+    execute, _ = landscape(lambda e: 0.5 - abs(e.lr - 0.1))
+    plain, prox = tune_all(sweep, execute)
+    assert len(plain.scores) == 1
+    assert len(prox.scores) >= 3
 
 
 def test_failed_settings_are_passed_over():
@@ -115,3 +172,37 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
         assert abs(dict(tuned.best)["lr"] - 0.3) < 0.2
         found.append(tuned.scores)
     assert found[0] == found[1]
+
+
+def test_the_command_tunes_and_compares(tmp_path, capsys):
+    text = """
+    dataset = "digits"
+    model = "logistic"
+    partition = "iid:clients=4"
+    participation = 0.5
+    epochs = 1
+    rounds = 2
+    validation = 0.2
+    seeds = [0, 1]
+    grid.lr = [0.01, 0.1]
+    budget = 3
+    [methods.fedavg]
+    [methods.fedprox]
+    "method.mu" = [0.01]
+    """
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    asked = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress"]
+    assert call(asked) == 0
+    table = capsys.readouterr().out
+    assert "grid grew by" in table
+    assert "95 % interval" in table
+    assert call([*asked, "--json", "--baseline", "fedprox", "--target", "0.01"]) == 0  # all found finished
+    found = json.loads(capsys.readouterr().out)
+    assert (found["baseline"], found["target"]) == ("fedprox", 0.01)
+    plain, prox = found["methods"]
+    assert plain["seeds"] == prox["seeds"] == [0, 1]
+    assert plain["difference"]["seeds"] == 2
+    assert prox["difference"] is None
+    assert plain["cost"]["rounds"] == 1.0
+    assert call([*asked, "--on", "mars"]) == 2

@@ -9,9 +9,17 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, megabytes, say, stderr, stdout, table
+from fedkeel.cli.pages import option
+from fedkeel.cli.run import Json
 
 if TYPE_CHECKING:
     from fedkeel.comparison import Group
+
+
+Target = Annotated[
+    float | None, option(metavar="ACC", help="An accuracy such as 0.75; default: the lowest best of all.")
+]
+Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,58 +28,70 @@ def add_to(app: typer.Typer) -> None:
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
-    target: Annotated[
-        float | None, typer.Option(metavar="ACC", help="An accuracy; default: the lowest best of all.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="Differences are to this one; default: the first.")
-    ] = None,
+    target: Target = None,
+    baseline: Baseline = None,
+    json: Json = False,
 ) -> None:
     """Mean and spread over seeds, paired differences with confidence intervals, and the cost to a target.
 
     Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.comparison import grouped, unfair
-    from fedkeel.errors import RequestError, nearest
+    from fedkeel.comparison import grouped
     from fedkeel.runs import load_run
 
-    groups = grouped([load_run(path) for folder in folders for path in runs_in(folder)])
+    show(grouped([load_run(path) for folder in folders for path in runs_in(folder)]), target, baseline, json)
+
+
+def show(groups: list[Group], target: float | None, baseline: str | None, as_json: bool) -> None:
+    """The tables, or one JSON document; on stderr, what makes the comparison unfair."""
+    import json
+
+    from fedkeel.comparison import common_target, document, unfair
+    from fedkeel.errors import RequestError, nearest
+
     for key in unfair(groups):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
     names = [group.label for group in groups]
     if baseline is not None and baseline not in names:
         raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))
     base = groups[names.index(baseline)] if baseline is not None else groups[0]
+    for group in groups:
+        if not group.runs.keys() & base.runs.keys():
+            say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
+    aim = common_target(groups) if target is None else target
+    if as_json:
+        typer.echo(json.dumps(document(groups, base, aim), indent=2, ensure_ascii=False))
+        return
     show_accuracy(groups, base)
-    show_cost(groups, target)
+    show_cost(groups, aim)
 
 
 def show_accuracy(groups: list[Group], base: Group) -> None:
+    """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.comparison import mean_and_std, paired
 
+    judged = {run.result.get("judged_on", "accuracy") for group in groups for run in group.runs.values()}
+    scale, unit, digits = (100, " %", 2) if judged == {"accuracy"} else (1, "", 4)
     made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"to {base.label}>", "95 % interval>"])
     for group in groups:
         cells = []
         for name in ("best", "last", "mean_last"):
             mean, std = mean_and_std(list(group.values(name).values()))
-            spread = "" if std is None else f" ± {100 * std:.2f}"
-            cells.append("–" if mean is None else f"{100 * mean:.2f}{spread} %")
+            spread = "" if std is None else f" ± {scale * std:.{digits}f}"
+            cells.append("–" if mean is None else f"{scale * mean:.{digits}f}{spread}{unit}")
         told = None if group is base else paired(group, base)
-        difference = "" if told is None else f"{100 * told.mean:+.2f}"
+        difference = "" if told is None else f"{scale * told.mean:+.{digits}f}"
         interval = ""
         if told is not None and told.low is not None and told.high is not None:
-            interval = f"{100 * told.low:+.2f} … {100 * told.high:+.2f}"
+            interval = f"{scale * told.low:+.{digits}f} … {scale * told.high:+.{digits}f}"
         made.add_row(group.label, str(len(group.runs)), *cells, difference, interval)
     stdout().print(made)
 
 
-def show_cost(groups: list[Group], target: float | None) -> None:
+def show_cost(groups: list[Group], target: float) -> None:
     from fedkeel.comparison import cost_to
 
-    bests = [value for group in groups for value in group.values("best").values()]
-    if target is None:
-        target = min(bests, default=0.0)
     made = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {100 * target:.2f} % accuracy")
     for group in groups:
         cost = cost_to(group, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +86,7 @@ def shape(card: DatasetCard) -> str:
 def show_card(card: DatasetCard, console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import data_root
+    from fedkeel.data.dataset import Hub
     from fedkeel.data.loading import source_of
 
     console.print(Text(card.name, "bold") + Text(f"  {card.title}", "dim"))
@@ -99,9 +101,12 @@ def show_card(card: DatasetCard, console: Console) -> None:
         "sample": shape(card),
         "samples": f"{count(card.train)} train, {count(card.test)} test" if card.train else "",
         "clients": f"natural ones: {card.natural}" if card.natural else "",
-        "home": str(card.home),
+        "home": f"{card.home} on the Hugging Face hub" if isinstance(card.home, Hub) else str(card.home),
         "licence": card.licence,
         "here": here,
+        "pixels": f"divided by 255, less {numbers(card.mean)}, divided by {numbers(card.std)}" if card.mean else "",
+        "tokens": f"{count(card.vocabulary)} different ones" if card.vocabulary else "",
+        "checksums": "\n".join(f"{digest}  {file}" for file, digest in card.checksums.items()),
         "notes": card.notes,
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
@@ -110,12 +115,16 @@ def show_card(card: DatasetCard, console: Console) -> None:
     console.print(Text("\n" + card.citation))
 
 
+def numbers(values: Sequence[float]) -> str:
+    """One for each channel."""
+    return " ".join(f"{value:g}" for value in values)
+
+
 def str_of(value: Any) -> str:
     """A preset's value as the command line takes it."""
-    if not hasattr(value, "items"):
-        return str(value)
-    settings = ",".join(f"{name}={item}" for name, item in value.items() if name != "kind")
-    return f"{value['kind']}:{settings}" if settings else str(value["kind"])
+    from fedkeel.data.partitions import as_text
+
+    return as_text(value) if hasattr(value, "items") else str(value)
 
 
 def bring_in(name: str, source: Path, check: bool) -> None:
@@ -127,8 +136,10 @@ def bring_in(name: str, source: Path, check: bool) -> None:
 
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:
+    from fedkeel.data.feature_shift import FeatureShift
     from fedkeel.data.heatmap import draw_heatmap, text_heatmap
     from fedkeel.data.heterogeneity import summary
+    from fedkeel.data.partitions import load_partition
 
     partition, labels = divided(card, text, seed)
     found = summary(partition, labels, card.classes)
@@ -141,6 +152,8 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
         "duplicated samples": count(found.duplicated),
         "heterogeneity": f"{found.score:.2f} (0: as if drawn at random, 1: one class per client)",
     }
+    if isinstance(shift := load_partition(text), FeatureShift):
+        rows["corruptions"] = f"{shift.fewest} to {shift.most} a client at severity {shift.severity}, besides"
     console.print(Text(f"{card.name}  ", "bold") + Text(f"{text}, seed {seed}", "dim"))
     console.print(facts(rows.items()))
     for note in found.notes:

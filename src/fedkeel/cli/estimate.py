@@ -24,7 +24,7 @@ from fedkeel.setup import cross_entropy, method_of
 from fedkeel.task import Task
 from fedkeel.trees import tensors
 
-TREES = 7  # parameters, gradients and the values between them that live at once while one client trains
+TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """Of one process, besides what Python and PyTorch take; each worker process has a workspace more.
+        """What one process holds at once, besides Python and PyTorch; each worker process has a workspace more.
 
-        At the end of a round the old and the new state of the server and of the selected clients are there. Data are
-        mapped, not read as a whole.
+        A round is all or nothing: at its end the states of the server and of the selected clients are there as they
+        were and as they will be, and all reports until they are combined. Data are mapped, not read as a whole.
         """
         states = 2 * self.server + self.client * (self.likely + self.selected)
-        return round(states) + self.workspace + self.reports
+        return round(states) + self.reports + self.workspace
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -62,7 +62,7 @@ def estimate(experiment: Experiment) -> Estimate:
     method = method_of(experiment, task)
     everyone = clients_of(experiment)
     selected = max(1, int(share_of(experiment.participation or 1.0) * everyone + 1e-9))
-    tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
+    tree = task.initial.buffer.nbytes
     training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
     return Estimate(
         parameters=task.initial.layout.size,
@@ -71,8 +71,8 @@ def estimate(experiment: Experiment) -> Estimate:
         selected=selected,
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
-        workspace=TREES * tree + activation_bytes(task, method, training),
-        reports=2 * selected * size(expected(method, task).report),  # as they come, and stacked
+        workspace=TREES * tree + activation_bytes(task, method, training),  # the latter with the trained weights
+        reports=selected * size(expected(method, task).report),
         data=needed_bytes(SOURCES[experiment.dataset]),
     )
 

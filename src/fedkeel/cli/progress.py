@@ -58,34 +58,44 @@ def display(progress: bool, labels: list[str]) -> Display:
 class Silence:
     """No progress; warnings are still told."""
 
+    level = logging.WARNING
+
     def __init__(self, console: Console, memory: Memory = gpu_memory):
         self.console, self.memory = console, memory
-        self.warnings = Warnings(console)
+        self.log, self.handler = logging.getLogger("fedkeel"), Logged(console, self.level)
+        self.before = self.log.level
 
     def __enter__(self) -> Display:
-        logging.getLogger("fedkeel").addHandler(self.warnings)
+        self.log.addHandler(self.handler)
+        self.log.setLevel(self.level)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        logging.getLogger("fedkeel").removeHandler(self.warnings)
+        self.log.setLevel(self.before)
+        self.log.removeHandler(self.handler)
 
     def watch(self, label: str) -> Watcher | None:
         return None
 
 
-class Warnings(logging.Handler):
+class Logged(logging.Handler):
     """What the library logs, above the bars if there are any."""
 
-    def __init__(self, console: Console):
-        super().__init__(logging.WARNING)
+    def __init__(self, console: Console, level: int):
+        super().__init__(level)
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
+        if record.levelno >= logging.WARNING:
+            say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
+        else:
+            say(self.console, "note", "dim", record.getMessage())
 
 
 class Lines(Silence):
     """One line per round, for files and pipes."""
+
+    level = logging.INFO
 
     def __init__(self, console: Console, width: int, memory: Memory = gpu_memory):
         super().__init__(console, memory)
@@ -118,6 +128,8 @@ class Line:
 class Bars(Silence):
     """One bar per run. The oldest vanish when there are more than fit below each other."""
 
+    level = logging.INFO
+
     def __init__(self, console: Console, runs: int, width: int, memory: Memory = gpu_memory):
         super().__init__(console, memory)
         self.width = width
@@ -142,8 +154,8 @@ class Bars(Silence):
         self.bars.stop()
 
     def watch(self, label: str) -> Watcher | None:
-        for task in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
-            self.bars.update(task.id, visible=False)
+        for old in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
+            self.bars.update(old.id, visible=False)
         task = self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing")
         return Bar(self.bars, task, self.memory)
 

@@ -19,11 +19,14 @@ def add_to(app: typer.Typer) -> None:
         "fedkeel report runs/comparison",
         "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
         "fedkeel report runs/comparison --figures figures --target 0.8",
+        "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
     )
 
 
 def report(
-    runs: Annotated[list[Path], argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
+    runs: Annotated[
+        list[Path] | None, argument(metavar="RUN…", help="Run folders, or folders that hold several.")
+    ] = None,
     out: Annotated[
         Path, option("--out", "-o", metavar="FILE.html", help="Where the page goes; default: report.html.")
     ] = Path("report.html"),
@@ -34,6 +37,9 @@ def report(
         float | None, option(metavar="X", help="Compare costs at this accuracy; default: one that all reach.")
     ] = None,
     title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
+    ledger: Annotated[
+        Path | None, option(metavar="FILE", help="Draw published numbers against this ledger of `reproduce` instead.")
+    ] = None,
 ) -> None:
     """Write one self-contained page about runs: tables, curves, drift, spectra, methods, commands.
 
@@ -43,7 +49,13 @@ def report(
     from fedkeel.report.figures import write_figures
     from fedkeel.report.page import write_report
 
-    folders = list(dict.fromkeys(path for given in runs for path in runs_in(given)))
+    if ledger is not None:
+        from fedkeel.report.reproduction import write_reproduction
+
+        say(stderr(), "report", "bold green", f"{write_reproduction(ledger, out, title)} runs of the ledger")
+        typer.echo(out)
+        return
+    folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
     made = write_report(folders, out, target=target, title=title)
     say(stderr(), "report", "bold green", f"{len(folders)} runs, {byte_size(out.stat().st_size)}")
     typer.echo(out)

@@ -10,11 +10,13 @@ import typer
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, stdout, table
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
+from fedkeel.cli.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Machine
     from fedkeel.ledger import Entry
     from fedkeel.papers import Cell
+    from fedkeel.runs import Run
 
 
 def add_to(app: typer.Typer) -> None:
@@ -64,9 +66,9 @@ def reproduce(
 ) -> None:
     """Run cells of a published table; print what the paper reports, what was measured, and a verdict.
 
-    Every run stands in a folder of its own and is resumed, not repeated; a shortened one can be finished later. What is
-    measured is appended to the ledger, from which the results page is made. A run serves every cell that is the same
-    experiment.
+    Every run stands in a folder of its own and is resumed, not repeated; a shortened one can be finished later, and
+    what an interrupted one has reached is kept as a shortened one. What is measured is appended to the ledger, from
+    which the results page is made. A run serves every cell that is the same experiment.
     """
     from fedkeel.cli.settings import assignment, numbers
     from fedkeel.cli.tracking import Tracking
@@ -155,8 +157,7 @@ def carry_out(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Plan, titles, train
-    from fedkeel.ledger import append, read
-    from fedkeel.reproduce import done, entry_of, experiment_of, folder_of, runnable
+    from fedkeel.reproduce import done, experiment_of, folder_of, runnable
 
     planned: list[tuple[Cell, list[Plan]]] = []
     taken: set[Path] = set()
@@ -177,12 +178,39 @@ def carry_out(
     fetch(sorted({plan.experiment.dataset or "" for _, plans in planned for plan in plans}), progress)
     with display(progress, [title for _, plans in planned for title in titles(plans)]) as shown:
         for cell, plans in planned:
-            for outcome in train(plans, machine, shown):  # all seeds of a cell at once, where the engine stacks
-                if outcome.run is None:
-                    continue
-                entry = entry_of(cell, outcome.run, environment_of(outcome.plan.folder))
-                if not outcome.found or entry.identity not in {known.identity for known in read(ledger)}:
-                    append(entry, ledger)
+            try:
+                outcomes = train(plans, machine, shown)  # all seeds of a cell at once, where the engine stacks
+            except (KeyboardInterrupt, Stopped):
+                for plan in plans:
+                    keep_reached(cell, plan.folder, ledger)
+                raise
+            for outcome in outcomes:
+                if outcome.run is not None:
+                    keep(cell, outcome.run, ledger, again=not outcome.found)
+
+
+def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
+    """A line of the ledger for a run; `again` also where it has one."""
+    from fedkeel.ledger import append, read
+    from fedkeel.reproduce import entry_of
+
+    assert run.path is not None
+    entry = entry_of(cell, run, environment_of(run.path))
+    if again or entry.identity not in {known.identity for known in read(ledger)}:
+        append(entry, ledger)
+
+
+def keep_reached(cell: Cell, folder: Path, ledger: Path) -> None:
+    """What an interrupted run has reached is a shortened run, if it is a tenth of the paper's at least."""
+    from fedkeel.errors import FolderError
+    from fedkeel.runs import load_run
+
+    try:
+        run = load_run(folder)
+    except FolderError:  # it has not begun
+        return
+    if len(run.records) >= int(cell.experiment["rounds"]) / 10:
+        keep(cell, run, ledger, again=False)
 
 
 def environment_of(folder: Path) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli import pages
-from fedkeel.cli.console import stdout, table
-from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
+from fedkeel.cli.compare import Baseline, Target, show
+from fedkeel.cli.console import say, stderr, stdout, table
+from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Workers
 from fedkeel.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,21 +35,26 @@ def sweep(
         "runs/sweep"
     ),
     on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
+    target: Target = None,
+    baseline: Baseline = None,
+    json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
 
-    Settings are chosen on the validation share with the first seed; a grid grows where its optimum lies on the edge.
-    The chosen setting of each method is then run with every seed and scored on the test set.
+    Settings are chosen on the validation share with the first seed; a grid grows where its optimum lies on the edge,
+    and methods with smaller grids try values between, until all have tried equally many. The chosen setting of each
+    method is then run with every seed and scored on the test set. Where the engine stacks, runs that differ in seed or
+    learning rate train as one.
     """
-    from fedkeel.cli.compare import show_accuracy, show_cost
+    from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Plan, train
     from fedkeel.comparison import grouped
     from fedkeel.reproduce import place_of
     from fedkeel.sampling import propose, tuner
-    from fedkeel.sweep import Sweep, finals, tune
+    from fedkeel.sweep import Sweep, finals, tune, tune_all
 
     data = read(file)
     asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
@@ -60,28 +67,42 @@ def sweep(
         if on == "ray":
             from fedkeel.sweeps_ray import runs_on_ray
 
-            return runs_on_ray(requests, lambda experiment: out / place_of(experiment), engine, device)
+            return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
         plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
         with display(not no_progress, [plan.label for plan in plans]) as shown:
             return [outcome.run for outcome in train(plans, machine, shown)]
 
-    tuned = [find(asked, method, execute) for method in asked.grids]
-    show_tuning(tuned)
-    runs = [run for one in tuned for run in execute(finals(asked, one)) if run is not None]
+    fetch([str(asked.base.get("dataset"))], not no_progress)
+    with cluster(on):
+        tuned = tune_all(asked, execute, find)
+        if not json:
+            show_tuning(tuned)
+        for one in (one for one in tuned if one.edge):
+            edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent"
+            say(stderr(), "note", "bold yellow", f"{edge}: raise it, or shift the grid")
+        runs = [run for run in execute([request for one in tuned for request in finals(asked, one)]) if run is not None]
     if runs:
-        groups = grouped(runs)
-        show_accuracy(groups, groups[0])
-        show_cost(groups, None)
+        show(grouped(runs), target, baseline, json)
+
+
+def cluster(on: str) -> contextlib.AbstractContextManager[object]:
+    """Ray, started once for all that is asked of it; or nothing."""
+    if on == "here":
+        return contextlib.nullcontext()
+    from fedkeel.sweeps_ray import connected
+
+    return connected()
 
 
 def show_tuning(tuned: Sequence[Tuned]) -> None:
     from fedkeel.sweep import describe
 
-    made = table(["method!", "settings>", "chosen", "on validation>", "grid grew by"])
+    made = table(["method!", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
     for one in tuned:
         best = one.best
         score = None if best is None else one.scores[best]
-        shown = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+        came = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
         chosen = "all failed" if best is None else describe(best) or "as it is"
-        made.add_row(one.method, str(len(one.scores)), chosen, shown, ", ".join(one.widened))
+        grew = ", ".join(one.widened)
+        made.add_row(one.method, str(len(one.scores)), chosen, came, grew, str(one.refined) if one.refined else "")
     stdout().print(made)

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from fedkeel.loop import Progress
     from fedkeel.trackers import Several
 
-Track = Annotated[str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, alpha, radius, critical, state.")]
+Track = Annotated[
+    str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, alpha, radius, critical, state.")
+]
 ToTensorBoard = Annotated[bool, option("--tensorboard", help="Log to event files in each run's folder.")]
 ToMlflow = Annotated[bool, option("--mlflow", help="Log to MLflow, where MLFLOW_TRACKING_URI says.")]
 ToWandb = Annotated[bool, option("--wandb", help="Log to Weights & Biases.")]

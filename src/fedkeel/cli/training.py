@@ -122,8 +122,8 @@ def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Out
                 for plan in group
                 if (title := named[id(plan)])
             ]
-            made = run_group(group, machine, progress)
-        for plan, run_or_error in zip(group, made, strict=True):
+            ended = run_group(group, machine, progress)
+        for plan, run_or_error in zip(group, ended, strict=True):
             if isinstance(run_or_error, RunError):
                 complain(f"{named[id(plan)]}: {run_or_error.message}", run_or_error.hint)
             outcomes[id(plan)] = Outcome(plan, run_or_error if isinstance(run_or_error, Run) else None)

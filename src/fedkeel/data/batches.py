@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.randomness import FIRST, bits, key
+from fedkeel.randomness import FIRST, bits, key, keys_below
 
 ROW = np.uint64(FIRST)
 
@@ -25,8 +25,7 @@ def plan(of: int, size: int, batch_size: int, epochs: int, batches: int | None =
     """
     count = steps(size, batch_size, epochs, batches)
     passes = -(-count // max(-(-size // batch_size), 1))
-    keys = np.array([key(of, "epoch", epoch) for epoch in range(passes)], dtype=np.uint64)
-    orders = bits(keys, size).argsort(axis=-1, kind="stable")
+    orders = bits(keys_below(passes, of, "epoch"), size).argsort(axis=-1, kind="stable")
     return [order[start : start + batch_size] for order in orders for start in range(0, size, batch_size)][:count]
 
 
@@ -38,5 +37,4 @@ def sample_keys(of: int, step: int, rows: NDArray[np.int64]) -> NDArray[np.uint6
 
 def sample_keys_of_steps(of: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     """`sample_keys` of all steps at once: rows `[steps, batch]`."""
-    keys = np.array([key(of, "sample", step) for step in range(len(rows))], dtype=np.uint64)
-    return keys[:, None] + ROW * rows.astype(np.uint64)
+    return keys_below(len(rows), of, "sample")[:, None] + ROW * rows.astype(np.uint64)

@@ -66,6 +66,7 @@ def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
     image = below.pcolormesh(edges, np.arange(classes + 1) - 0.5, _shares(cells).T, cmap="cividis", vmin=0.0)
     below.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
     below.invert_yaxis()
+    below.xaxis.get_major_locator().set_params(integer=True)
     if classes <= 20:
         below.set_yticks(range(classes))
     figure.colorbar(image, ax=[above, below], label="share of the client's samples", pad=0.02)

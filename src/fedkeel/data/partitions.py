@@ -1,4 +1,7 @@
-"""Partitions by name, as plain data: `{kind = "dirichlet", alpha = 0.1, clients = 100}` or "dirichlet:alpha=0.1"."""
+"""Partitions by name, as plain data: `{kind = "dirichlet", alpha = 0.1, clients = 100}` or "dirichlet:alpha=0.1".
+
+In text the base of a partition comes last: "long-tail:imbalance=100,base=dirichlet:alpha=0.1,clients=100".
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def load_partition(given: Any) -> Partitioner:
             raise ExperimentError(f"partition {kind} has no field: {word}", nearest(word, known, "fields"))
     missing = [name for name, field in known.items() if name not in settings and field.default is MISSING]
     if missing:
-        raise ExperimentError(f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
+        example = f"; for example {kind}:…,base=iid:clients=100" if "base" in missing else ""
+        raise ExperimentError(
+            f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}{example}"
+        )
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])
     return PARTITIONS[kind](**settings)
@@ -53,6 +59,9 @@ def parse(text: str) -> dict[str, Any]:
     """`dirichlet:alpha=0.1,clients=100` as plain data."""
     kind, _, rest = text.partition(":")
     settings: dict[str, Any] = {"kind": kind.strip()}
+    rest, _, base = f",{rest}".partition(",base=")  # all that follows is the base's
+    if base:
+        settings["base"] = parse(base)
     for piece in filter(None, (piece.strip() for piece in rest.split(","))):
         name, equals, value = piece.partition("=")
         if not equals:
@@ -61,6 +70,13 @@ def parse(text: str) -> dict[str, Any]:
             )
         settings[name.strip()] = plain_value(value.strip())
     return settings
+
+
+def as_text(settings: Mapping[str, Any]) -> str:
+    """What `parse` reads."""
+    fields = [f"{name}={value}" for name, value in settings.items() if name not in ("kind", "base")]
+    fields += [f"base={as_text(settings['base'])}"] if "base" in settings else []
+    return f"{settings['kind']}:{','.join(fields)}" if fields else str(settings["kind"])
 
 
 def plain_value(text: str) -> Any:

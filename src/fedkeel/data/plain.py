@@ -103,6 +103,8 @@ class LongTail:
         check_positive("imbalance", self.imbalance)
         if self.imbalance < 1:
             raise ExperimentError(f"imbalance must be at least 1: {self.imbalance}")
+        if hasattr(self.base, "corrupt"):
+            raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
 
     @property
     def clients(self) -> int | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
-from fedkeel.engines.measure import Job, now, seconds_for, unnoticed
+from fedkeel.engines.measure import Job, seconds_for, seconds_of, unnoticed
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
@@ -38,9 +39,9 @@ class Choice:
 
     def told(self) -> str:
         """In one line."""
-        others = [f"{name} {value:.3g} s" for name, value in self.seconds.items() if name != self.engine]
+        others = [f"{name} {lasting(value)}" for name, value in self.seconds.items() if name != self.engine]
         others += [f"{name}: {why}" for name, why in self.left_out.items()]
-        return f"engine {self.engine}, {self.seconds[self.engine]:.3g} s by measurement ({'; '.join(others)})"
+        return f"engine {self.engine}, {lasting(self.seconds[self.engine])} by measurement ({'; '.join(others)})"
 
     def record(self, done: int) -> dict[str, Any]:
         """As plain data, beside the round after which it was made."""
@@ -110,11 +111,14 @@ class Contest:
         if each * total < WORTH_SECONDS:
             return None, Choice("serial")
         short = self.short_round(min(SHARE * total / (2 * len(self.names)), SECONDS / each))
+        trials = {"serial": self.serial, "stacked": self.stacked, "processes": self.processes}
         for name in self.names:
             try:
-                getattr(self, name)(short, total / max(1, short.passes_left))
+                trials[name](short, total / max(1, short.passes_left))
             except Exception as error:
                 self.left_out[name] = reason(error)
+        if "serial" not in self.seconds:
+            return None, Choice("serial")
         best = min(self.seconds, key=lambda n: self.seconds[n] * (PREFERENCE if n == "serial" else 1.0))
         for name, engine in self.ready.items():
             if name != best:
@@ -153,7 +157,7 @@ class Contest:
 
     def processes(self, short: Job, scale: float) -> None:
         """Started only where a perfect pool would win; then it waits for the run."""
-        job, at = self.job, self.job.task.device
+        job = self.job
         perfect = POOL_SECONDS + self.seconds["serial"] / min(self.workers, len(job.left.clients))
         if perfect >= min(self.seconds.values()):
             self.left_out["processes"] = "would not pay for its start"
@@ -162,13 +166,19 @@ class Contest:
             short.task, short.method, short.training, workers=self.workers, make_task=short.make_task
         )
         try:
-            seconds, began = scale * seconds_for(pool, short), now(at)
-            pool.prepare(job.task, job.method, job.training, job.make_task)
-            self.seconds["processes"] = seconds + now(at) - began
+            seconds = scale * seconds_for(pool, short)
+            ready = partial(pool.prepare, job.task, job.method, job.training, job.make_task)
+            self.seconds["processes"] = seconds + seconds_of(ready, job.task.device)
         except BaseException:
             pool.close()
             raise
         self.ready["processes"] = pool
+
+
+def lasting(seconds: float) -> str:
+    """About how long, in words."""
+    unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 2 * size), ("s", 1))
+    return f"{seconds / size:.3g} {unit}"
 
 
 def reason(error: Exception) -> str:

@@ -92,7 +92,16 @@ class Steps:
         histogram = None if self.histogram is None else self.histogram[:clients]
         index, sizes, seeds, draws, keys = map(cut, (self.index, self.sizes, self.seeds, self.draws, self.keys))
         return Steps(
-            self.store, self.clients[:clients], index, sizes, seeds, draws, keys, histogram, self.first + first, self.padded
+            self.store,
+            self.clients[:clients],
+            index,
+            sizes,
+            seeds,
+            draws,
+            keys,
+            histogram,
+            self.first + first,
+            self.padded,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,12 @@ class Inputs(NamedTuple):
         )
 
 
+class Replayed(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None: ...
+
+
 class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
@@ -54,8 +60,14 @@ class Graph:
         self.fixed: Fixed = copied(fixed)
         self.inputs: Inputs = roomier(inputs, steps.first)
         self.histogram = None if steps.histogram is None else steps.histogram.clone()
+        self.pool: Any = None
         self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
         self.losses = torch.zeros(self.inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
+        self.warm_up()
+        several = min(SEVERAL, len(inputs.rows))
+        self.graphs = [(count, self.captured(count)) for count in dict.fromkeys((several, 1))]  # longest first
+
+    def warm_up(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -63,13 +75,14 @@ class Graph:
                 self.step.zero_()
                 self.advance(1)
         torch.cuda.current_stream().wait_stream(side)
-        several = min(SEVERAL, len(inputs.rows))
-        self.graphs: list[tuple[int, torch.cuda.CUDAGraph]] = []  # longest first
-        for count in dict.fromkeys((several, 1)):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.graphs[0][1].pool() if self.graphs else None):
-                self.advance(count)
-            self.graphs.append((count, graph))
+
+    def captured(self, count: int) -> Replayed:
+        """So many steps, to be taken again and again; graphs of one phase share their memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.advance(count)
+        self.pool = graph.pool()
+        return graph
 
     def advance(self, count: int) -> None:
         """Some steps, chosen by the counter on the device; only after the last is what they carry put back in place."""
@@ -119,8 +132,8 @@ class Graph:
 class GraphScan:
     """The scan of the stacked engine on a GPU: one graph for each phase and each set of shapes."""
 
-    def __init__(self, separable: bool) -> None:
-        self.separable = separable  # whether filled-up batches may be used
+    def __init__(self, separable: bool, make: type[Graph] = Graph) -> None:
+        self.separable, self.make = separable, make  # separable: whether filled-up batches may be used
         self.possible = True
         self.graphs: dict[Any, Graph] = {}
 
@@ -137,7 +150,7 @@ class GraphScan:
         graph = self.graphs.get(of)
         if graph is None or len(graph.inputs.rows) < steps.first + len(inputs.rows):
             try:
-                self.graphs[of] = graph = Graph(body, carry, fixed, inputs, steps)
+                self.graphs[of] = graph = self.make(body, carry, fixed, inputs, steps)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:

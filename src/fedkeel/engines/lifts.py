@@ -68,19 +68,28 @@ def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
     plain = broadcasting(f, dims)
     if getattr(f, "__name__", "") not in HOT:
         return plain
-    torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
-    compiled: Callable[..., Any] | None = torch.compile(plain, dynamic=False)
+    compiled: Callable[..., Any] | None = None
+    refused = False
 
     def lifted(*args: Any) -> Any:
-        nonlocal compiled
-        if compiled is not None:
-            try:
-                return compiled(*args)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                log.warning("the rules are not compiled and run slower: %s", str(error).strip().splitlines()[0])
-                compiled = None
-        return plain(*args)
+        nonlocal compiled, refused
+        if refused:
+            return plain(*args)
+        try:
+            compiled = compiled or compile_rules(plain)  # not before: captured steps never come here again
+            return compiled(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("the rules are not compiled and run slower: %s", str(error).strip().splitlines()[0])
+            refused = True
+            return plain(*args)
 
     return lifted
+
+
+def compile_rules(f: Callable[..., Any]) -> Callable[..., Any]:
+    from fedkeel.kernels.absorb import Absorb  # importing the compiler takes a second
+
+    torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
+    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": Absorb()})

@@ -87,15 +87,22 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def seconds_for(engine: Engine, job: Job, times: int = 2) -> float:
-    """How long a round of the job takes; all but the last of `times` warm up."""
+def seconds_of(f: Callable[[], object], device: torch.device) -> float:
+    began = now(device)
+    f()
+    return now(device) - began
+
+
+def seconds_for(engine: Engine, job: Job) -> float:
+    """How long a round of the job takes, after one to warm up."""
     server = init_server(job.method, job.task.initial, job.task.buffers)
-    message, clients, seconds = broadcast(job.method, server), list(job.left.clients), 0.0
-    for _ in range(times):
-        began = now(job.task.device)
+    message, clients = broadcast(job.method, server), list(job.left.clients)
+
+    def one() -> None:
         engine.train(message, 0, LR, clients, [None] * len(clients))
-        seconds = now(job.task.device) - began
-    return seconds
+
+    one()
+    return seconds_of(one, job.task.device)
 
 
 @contextmanager

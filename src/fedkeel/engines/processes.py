@@ -22,7 +22,7 @@ from fedkeel.method import Method
 from fedkeel.problem import Problem
 from fedkeel.rule import State
 from fedkeel.task import Scores, Task
-from fedkeel.trees import Tree
+from fedkeel.trees import Stacking, Tree
 
 
 class Worker:
@@ -117,11 +117,13 @@ class ProcessesEngine:
             worker.ask_bytes(body)
         known = [None if state is None else pack(state) for state in states]
         answers = self.spread("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
-        for _, _, seconds in answers:
+        outcomes, reports = [], Stacking(len(clients))
+        for i, client in enumerate(clients):
+            report, state, seconds = answers[i]
+            answers[i] = None  # its report can be freed
             self.seconds.merge(seconds)
-        return [
-            Outcome(c, unpack(report), unpack(state)) for c, (report, state, _) in zip(clients, answers, strict=True)
-        ]
+            outcomes.append(Outcome(client, reports.put(i, unpack(report)), unpack(state)))
+        return outcomes
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
         parts = list(self.task.parts(split))

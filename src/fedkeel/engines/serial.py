@@ -19,7 +19,7 @@ from fedkeel.randomness import key
 from fedkeel.round import Gradient, Moment, Stretch, local_round
 from fedkeel.rule import State
 from fedkeel.task import Batch, Scores, Task
-from fedkeel.trees import Tree
+from fedkeel.trees import Stacking, Tree
 
 
 class SerialEngine:
@@ -39,7 +39,11 @@ class SerialEngine:
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[Outcome]:
-        return [self.train_one(message, round, lr, c, s) for c, s in zip(clients, states, strict=True)]
+        outcomes, reports = [], Stacking(len(clients))
+        for i, (client, state) in enumerate(zip(clients, states, strict=True)):
+            outcome = self.train_one(message, round, lr, client, state)
+            outcomes.append(outcome._replace(report=reports.put(i, outcome.report)))
+        return outcomes
 
     def train_one(self, message: State, round: int, lr: float, client: int, state: State | None) -> Outcome:
         rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ Sender = Callable[[Sequence[int], Task], tuple[State, Tensor, int | None]]
 """What the clients of a stack are sent, the learning rate, and the client axis of both (see `local_round`)."""
 
 
-class Shared(NamedTuple):
+@dataclass(frozen=True)
+class Shared:
     """One message for all."""
 
     message: State
@@ -81,9 +82,7 @@ class StackedEngine:
         given = [state_of(self.method, self.task, state) for state in states]
         return self.train_from(Shared(message, lr), round, clients, given)
 
-    def train_from(
-        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
-    ) -> list[Outcome]:
+    def train_from(self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]) -> list[Outcome]:
         known = dict(zip(clients, states, strict=True))
         # neighbours in a stack take about as many steps, so that few of them wait
         order = sorted(clients, key=lambda client: -self.steps(round, client))
@@ -127,9 +126,7 @@ class StackedEngine:
         self.graphs.clear()
         torch.cuda.empty_cache()
 
-    def train_stack(
-        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
-    ) -> list[Outcome]:
+    def train_stack(self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]) -> list[Outcome]:
         began = time.perf_counter()
         message, rate, sent = sender(clients, self.task)
         self.store.hold(clients)

@@ -65,39 +65,71 @@ def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
 
 
 # ---- a whole buffer ------------------------------------------------------------------------------------------------
+class Onto(NamedTuple):
+    """Where what is left of a buffer goes: plus + scale · left, with one number for each client."""
+
+    plus: Tensor  # [clients, D]
+    scale: Tensor  # [clients, 1]
+
+    def narrow(self, offset: int, length: int) -> Onto:
+        return Onto(self.plus.narrow(1, offset, length), self.scale)
+
+    def put(self, left: Tensor, target: Tensor) -> None:
+        torch.addcmul(self.plus, self.scale, left, out=target)
+
+
 def high_pass(buffer: Tensor, spans: list[int]) -> Tensor:
     """A stacked buffer `[clients, D]` without the low bands of its leaves.
 
     `spans` lists (offset, leaves, length, bins) of neighbouring stretches that cover the buffer; 0 bins leave it alone.
     """
+    return filtered(buffer, spans, None)
+
+
+def high_pass_onto(buffer: Tensor, scale: Tensor, plus: Tensor, spans: list[int]) -> Tensor:
+    """plus + scale · high_pass(buffer): the filter is linear, so its last pass can do the rest as well."""
+    return filtered(buffer, spans, Onto(plus.expand(buffer.shape), scale))
+
+
+def filtered(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor:
     stacked = buffer.reshape(-1, buffer.shape[-1])
     out = torch.empty_like(stacked, memory_format=torch.contiguous_format)
     for i in range(0, len(spans), 4):
         offset, leaves, length, bins = spans[i : i + 4]
         given, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
-        if bins == 0:
-            target.copy_(given)
-            continue
-        found = basis(length, bins, buffer.dtype, buffer.device) if length >= THIN_FROM else None
+        there = None if onto is None else onto.narrow(offset, leaves * length)
+        found = basis(length, bins, buffer.dtype, buffer.device) if bins and length >= THIN_FROM else None
         if found is not None and buffer.is_cuda:
             from fedkeel.kernels import triton_band
 
-            shape = (len(stacked), leaves * found.length, found.width)
-            triton_band.remove(given.view(shape), leaves, found.length, found.shapes, found.factors, target.view(shape))
+            triton_band.remove(given, leaves, found, target, there)
             continue
-        rows = given.unflatten(1, (leaves, length))
-        kept = without_low_band(rows, bins) if found is not None else None
-        if kept is None:
-            spectrum = torch.fft.rfft(rows)
-            spectrum[..., :bins] = 0
-            kept = torch.fft.irfft(spectrum, n=length)
-        target.copy_(kept.flatten(1))
+        left = without(given.unflatten(1, (leaves, length)), bins, found is not None).flatten(1) if bins else given
+        if there is None:
+            target.copy_(left)
+        else:
+            there.put(left, target)
     return out.view(buffer.shape)
+
+
+def without(rows: Tensor, bins: int, thin: bool) -> Tensor:
+    """Rows without their low band, the thin way where it serves."""
+    kept = without_low_band(rows, bins) if thin else None
+    if kept is not None:
+        return kept
+    spectrum = torch.fft.rfft(rows)
+    spectrum[..., :bins] = 0
+    return torch.fft.irfft(spectrum, n=rows.shape[-1])
+
+
+def _like(buffer: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(buffer, memory_format=torch.contiguous_format)
 
 
 LIBRARY = torch.library.Library("fedkeel", "DEF")
 LIBRARY.define("high_pass(Tensor buffer, int[] spans) -> Tensor")
 LIBRARY.impl("high_pass", high_pass, "CompositeExplicitAutograd")
-LIBRARY._register_fake(
-    "high_pass", lambda buffer, spans: torch.empty_like(buffer, memory_format=torch.contiguous_format)
-)
+LIBRARY._register_fake("high_pass", _like)
+LIBRARY.define("high_pass_onto(Tensor buffer, Tensor scale, Tensor plus, int[] spans) -> Tensor")
+LIBRARY.impl("high_pass_onto", high_pass_onto, "CompositeExplicitAutograd")
+LIBRARY._register_fake("high_pass_onto", _like)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedkeel.kernels.band import Basis, Onto
+
 ROWS, COUNT = 64, 16  # rows of a program; functions of the basis, filled up with zeros
 
 
@@ -56,36 +58,44 @@ def _project(z, factors, out, leaves, half, bins, M: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _subtract(x, low, shapes, out, rows, x_stride, out_stride, scale, WIDTH: tl.constexpr, M: tl.constexpr,
-              BR: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr):  # fmt: skip
-    """out[client, row, j] = x − scale Σ_m low[client, m, row] · shapes[j, m]."""
+def _subtract(x, low, shapes, out, plus, factor, rows, x_stride, out_stride, plus_stride, share, WIDTH: tl.constexpr,
+              M: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, ONTO: tl.constexpr):  # fmt: skip
+    """out[client, row, j] = x − share Σ_m low[client, m, row] · shapes[j, m]; ONTO: plus + factor[client] · that."""
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     j, m = tl.arange(0, BW), tl.arange(0, BM)
     there = (row < rows)[:, None] & (j < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + j[None, :]
+    v = tl.load(x + client * x_stride + at, mask=there, other=0.0)
     a = tl.load(
         low + (client * M + m[None, :]) * rows + row[:, None], mask=(row < rows)[:, None] & (m < M)[None, :], other=0.0
     )
     b = tl.load(shapes + j[None, :] * M + m[:, None], mask=(j < WIDTH)[None, :] & (m < M)[:, None], other=0.0)
-    v = tl.load(x + client * x_stride + row[:, None] * WIDTH + j[None, :], mask=there, other=0.0)
-    v -= scale * tl.dot(a, b, input_precision="tf32x3")
-    tl.store(out + client * out_stride + row[:, None] * WIDTH + j[None, :], v, mask=there)
+    v -= share * tl.dot(a, b, input_precision="tf32x3")
+    if ONTO:
+        v = tl.load(plus + client * plus_stride + at, mask=there, other=0.0) + v * tl.load(factor + client)
+    tl.store(out + client * out_stride + at, v, mask=there)
 
 
-def remove(x: Tensor, leaves: int, length: int, shapes: Tensor, factors: Tensor, out: Tensor) -> None:
-    """x `[clients, leaves · length, width]` without its low band, written to `out`, which is shaped alike."""
-    clients, rows, width = x.shape
-    m, bins = factors.shape
-    wide = triton.next_power_of_2(width)
-    sizes = {"WIDTH": width, "M": m, "BR": ROWS, "BW": wide, "BM": max(COUNT, triton.next_power_of_2(m))}
-    grid = (triton.cdiv(rows, ROWS), clients)
-    thin = torch.empty((clients, m, leaves, length), dtype=x.dtype, device=x.device)
-    _analyse[grid](x, shapes, thin, rows, x.stride(0), **sizes, num_warps=4)
+def remove(given: Tensor, leaves: int, basis: Basis, target: Tensor, onto: Onto | None) -> None:
+    """Rows `[clients, leaves · n]` without their low bands, written to `target`, or what `onto` makes of them."""
+    length, width, shapes, factors = basis
+    (m, bins), clients, rows = factors.shape, len(given), leaves * length
+    sizes = {"WIDTH": width, "M": m, "BW": triton.next_power_of_2(width), "BM": max(COUNT, triton.next_power_of_2(m))}
+    thin = torch.empty((clients, m, leaves, length), dtype=given.dtype, device=given.device)
+    _analyse[(triton.cdiv(rows, ROWS), clients)](
+        given, shapes, thin, rows, given.stride(0), **sizes, BR=ROWS, num_warps=4
+    )
     z = torch.fft.rfft(thin)
     half = length // 2 + 1
     low = torch.empty_like(z)
     _project[(triton.cdiv(half, 256), clients * leaves)](
         torch.view_as_real(z), torch.view_as_real(factors), torch.view_as_real(low), leaves, half, bins, M=m, BLOCK=256
     )
-    low = torch.fft.irfft(low, n=length)
-    _subtract[grid](x, low, shapes, out, rows, x.stride(0), out.stride(0), 1 / width, **sizes, num_warps=4)
+    low = torch.fft.irfft(low, n=length, norm="forward")  # not divided: the last pass does that
+    plus, scale = (given, given) if onto is None else (onto.plus, onto.scale.contiguous())
+    _subtract[(triton.cdiv(rows, ROWS), clients)](
+        given, low, shapes, target, plus, scale, rows, given.stride(0), target.stride(0), plus.stride(0),
+        1 / (width * length),
+        **sizes, BR=ROWS, ONTO=onto is not None, num_warps=4,
+    )  # fmt: skip

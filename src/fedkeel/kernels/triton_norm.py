@@ -11,103 +11,141 @@ from torch import Tensor
 
 
 @triton.jit
+def _groups(v, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+    """Sums over the channels of each group."""
+    return tl.sum(tl.reshape(v, (GROUPS, CHANNELS // GROUPS)), 1)
+
+
+@triton.jit
+def _channels(v, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+    """Each group's number for all its channels."""
+    return tl.reshape(tl.broadcast_to(v[:, None], (GROUPS, CHANNELS // GROUPS)), (CHANNELS,))
+
+
+@triton.jit
 def _normalise(
     x, gain, bias, shortcut, y, means, inverses, images, pixels, gain_stride, bias_stride, epsilon,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """One image. WHOLE: it fits into one block, is read once and stays in registers."""
     image = tl.program_id(0).to(tl.int64)
     client = image // images
-    WIDE: tl.constexpr = CHANNELS // GROUPS
-    channel = tl.arange(0, CHANNELS)
-    count = pixels * WIDE
-    row = tl.arange(0, BLOCK)
+    channel, row = tl.arange(0, CHANNELS), tl.arange(0, BLOCK)
+    count = pixels * (CHANNELS // GROUPS)
     start = image * pixels * CHANNELS
-    # sums by channel first, then by group: the blocks of an image may be many
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for first in range(0, pixels, BLOCK):
-        at = (first + row)[:, None] * CHANNELS + channel[None, :]
-        there = (first + row < pixels)[:, None]
-        total += tl.sum(tl.load(x + start + at, mask=there, other=0.0).to(tl.float32), 0)
-    mean = tl.sum(tl.reshape(total, (GROUPS, WIDE)), 1) / count
-    mean_of = tl.reshape(tl.broadcast_to(mean[:, None], (GROUPS, WIDE)), (CHANNELS,))
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for first in range(0, pixels, BLOCK):
-        at = (first + row)[:, None] * CHANNELS + channel[None, :]
-        there = (first + row < pixels)[:, None]
-        far = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) - mean_of[None, :]
-        total += tl.sum(tl.where(there, far * far, 0.0), 0)
-    inverse = tl.rsqrt(tl.sum(tl.reshape(total, (GROUPS, WIDE)), 1) / count + epsilon)
-    inverse_of = tl.reshape(tl.broadcast_to(inverse[:, None], (GROUPS, WIDE)), (CHANNELS,))
-    scale = tl.load(gain + client * gain_stride + channel) * inverse_of
-    shift = tl.load(bias + client * bias_stride + channel) - mean_of * scale
-    for first in range(0, pixels, BLOCK):
-        at = (first + row)[:, None] * CHANNELS + channel[None, :]
-        there = (first + row < pixels)[:, None]
-        z = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    at = row[:, None] * CHANNELS + channel[None, :]
+    there = (row < pixels)[:, None]
+    if WHOLE:
+        v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
+        total = tl.sum(v, 0)
+    else:
+        total = tl.zeros((CHANNELS,), dtype=tl.float32)
+        for first in range(0, pixels, BLOCK):
+            near = (first + row < pixels)[:, None]
+            total += tl.sum(tl.load(x + start + first * CHANNELS + at, mask=near, other=0.0).to(tl.float32), 0)
+    means_of = _groups(total, CHANNELS, GROUPS) / count
+    mean = _channels(means_of, CHANNELS, GROUPS)
+    if WHOLE:
+        far = tl.where(there, v - mean[None, :], 0.0)
+        total = tl.sum(far * far, 0)
+    else:
+        total = tl.zeros((CHANNELS,), dtype=tl.float32)
+        for first in range(0, pixels, BLOCK):
+            near = (first + row < pixels)[:, None]
+            off = tl.load(x + start + first * CHANNELS + at, mask=near, other=0.0).to(tl.float32) - mean[None, :]
+            total += tl.sum(tl.where(near, off * off, 0.0), 0)
+    inverses_of = tl.rsqrt(_groups(total, CHANNELS, GROUPS) / count + epsilon)
+    inverse = _channels(inverses_of, CHANNELS, GROUPS)
+    scale = tl.load(gain + client * gain_stride + channel) * inverse
+    shift = tl.load(bias + client * bias_stride + channel) - mean * scale
+    if WHOLE:
+        z = v * scale[None, :] + shift[None, :]
         if SHORTCUT:
             z += tl.load(shortcut + start + at, mask=there, other=0.0).to(tl.float32)
         if RELU:
             z = tl.maximum(z, 0.0)
         tl.store(y + start + at, z.to(y.dtype.element_ty), mask=there)
-    groups = tl.arange(0, GROUPS)
-    tl.store(means + image * GROUPS + groups, mean)
-    tl.store(inverses + image * GROUPS + groups, inverse)
+    else:
+        for first in range(0, pixels, BLOCK):
+            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
+            u = tl.load(x + here, mask=near, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+            if SHORTCUT:
+                u += tl.load(shortcut + here, mask=near, other=0.0).to(tl.float32)
+            if RELU:
+                u = tl.maximum(u, 0.0)
+            tl.store(y + here, u.to(y.dtype.element_ty), mask=near)
+    group = tl.arange(0, GROUPS)
+    tl.store(means + image * GROUPS + group, means_of)
+    tl.store(inverses + image * GROUPS + group, inverses_of)
 
 
 @triton.jit
 def _normalise_gradient(
     dy, y, x, means, inverses, gain, dx, dz_out, dgain, dbias, images, pixels, gain_stride,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """One image, as above."""
     image = tl.program_id(0).to(tl.int64)
     client = image // images
-    WIDE: tl.constexpr = CHANNELS // GROUPS
-    channel = tl.arange(0, CHANNELS)
-    group = channel // WIDE
-    row = tl.arange(0, BLOCK)
+    channel, row = tl.arange(0, CHANNELS), tl.arange(0, BLOCK)
+    count = pixels * (CHANNELS // GROUPS)
     start = image * pixels * CHANNELS
-    mean = tl.load(means + image * GROUPS + group)
-    inverse = tl.load(inverses + image * GROUPS + group)
+    at = row[:, None] * CHANNELS + channel[None, :]
+    there = (row < pixels)[:, None]
+    group = channel // (CHANNELS // GROUPS)
+    mean, inverse = tl.load(means + image * GROUPS + group), tl.load(inverses + image * GROUPS + group)
     scale = tl.load(gain + client * gain_stride + channel)
-    plain = tl.zeros((CHANNELS,), dtype=tl.float32)
-    product = tl.zeros((CHANNELS,), dtype=tl.float32)
-    for first in range(0, pixels, BLOCK):
-        at = (first + row)[:, None] * CHANNELS + channel[None, :]
-        there = (first + row < pixels)[:, None]
+    if WHOLE:
         dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
         if RELU:
             dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
         if SHORTCUT:
             tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
         unit = (tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        plain += tl.sum(dz, 0)
-        product += tl.sum(dz * unit, 0)
+        plain = tl.sum(dz, 0)
+        product = tl.sum(dz * unit, 0)
+    else:
+        plain = tl.zeros((CHANNELS,), dtype=tl.float32)
+        product = tl.zeros((CHANNELS,), dtype=tl.float32)
+        for first in range(0, pixels, BLOCK):
+            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
+            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+            if RELU:
+                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
+            if SHORTCUT:
+                tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
+            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+            plain += tl.sum(slope, 0)
+            product += tl.sum(slope * u, 0)
     tl.store(dgain + image * CHANNELS + channel, product)
     tl.store(dbias + image * CHANNELS + channel, plain)
-    count = pixels * WIDE
-    level = tl.sum(tl.reshape(plain * scale, (GROUPS, WIDE)), 1) / count
-    slope = tl.sum(tl.reshape(product * scale, (GROUPS, WIDE)), 1) / count
-    level_of = tl.reshape(tl.broadcast_to(level[:, None], (GROUPS, WIDE)), (CHANNELS,))
-    slope_of = tl.reshape(tl.broadcast_to(slope[:, None], (GROUPS, WIDE)), (CHANNELS,))
-    for first in range(0, pixels, BLOCK):
-        at = (first + row)[:, None] * CHANNELS + channel[None, :]
-        there = (first + row < pixels)[:, None]
-        dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
-        unit = (tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        slopes = (dz * scale[None, :] - level_of[None, :] - unit * slope_of[None, :]) * inverse[None, :]
+    level = _channels(_groups(plain * scale, CHANNELS, GROUPS), CHANNELS, GROUPS) / count
+    tilt = _channels(_groups(product * scale, CHANNELS, GROUPS), CHANNELS, GROUPS) / count
+    if WHOLE:
+        slopes = (dz * scale[None, :] - level[None, :] - unit * tilt[None, :]) * inverse[None, :]
         tl.store(dx + start + at, slopes.to(dx.dtype.element_ty), mask=there)
+    else:
+        for first in range(0, pixels, BLOCK):
+            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
+            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+            if RELU:
+                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
+            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+            slope = (slope * scale[None, :] - level[None, :] - u * tilt[None, :]) * inverse[None, :]
+            tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
 
 
 @triton.jit
 def _sum_images(
-    parts, gain, bias, images, clients, gain_stride, bias_stride, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
-):
+    parts, gain, bias, images, clients, gain_stride, bias_stride, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     which = tl.program_id(1)  # 0: gain, 1: bias
-    channel = tl.arange(0, CHANNELS)
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    total = tl.zeros((WIDE,), dtype=tl.float32)
     for first in range(0, images, BLOCK):
         image = first + tl.arange(0, BLOCK)
         at = ((which * clients + client) * images + image)[:, None] * CHANNELS + channel[None, :]
@@ -140,7 +178,7 @@ def normalise(
     _normalise[(clients * images,)](
         x, gain, bias, shortcut if shortcut is not None else x, y, mean, inverse, images, height * width,
         gain.stride(0), bias.stride(0), epsilon, CHANNELS=channels, GROUPS=groups, BLOCK=rows,
-        SHORTCUT=shortcut is not None, RELU=relu, num_warps=warps,
+        SHORTCUT=shortcut is not None, RELU=relu, WHOLE=rows >= height * width, num_warps=warps,
     )  # fmt: skip
     return y, mean, inverse
 
@@ -163,9 +201,10 @@ def normalise_gradient(
     _normalise_gradient[(clients * images,)](
         dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
         gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,
-        num_warps=warps,
+        WHOLE=rows >= height * width, num_warps=warps,
     )  # fmt: skip
-    _sum_images[(clients, 2)](
-        parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, BLOCK=64
+    wide = min(channels, 64)
+    _sum_images[(clients, 2, channels // wide)](
+        parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
     return dx, dz

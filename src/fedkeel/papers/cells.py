@@ -13,7 +13,8 @@ A paper's file gives settings in layers, and each cell is what they add up to, t
 Settings are the keys of an experiment and the facts of a cell (FACTS). A method that names itself, or a partition that
 names its kind, replaces what was there; otherwise the two are merged, so a column may say `partition.alpha = 0.6`.
 `evaluation` is the fact; how clients' own models are judged (an experiment's `evaluation`) is called `policy` here.
-`leads`, of the paper or of a table, lists pairs of rows whose difference is what the table is about.
+`leads`, of the paper or of a table, lists pairs of rows whose difference is what the table is about; `checks` lists
+such differences as others have measured them (Check).
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
 paper), "-" (the paper has none). A table without values is the sweep behind a figure: it lists its rows instead.
 """
@@ -103,6 +104,19 @@ class Table:
     leads: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class Check:
+    """By how much one row led another at a round when someone else ran them; `note`: in what their runs are unlike."""
+
+    table: str
+    row: str
+    over: str
+    column: str
+    round: int
+    lead: float
+    note: str = ""
+
+
 def find(spec: str) -> list[Cell]:
     """The cells of "fedfft" or "fedfft:1"."""
     paper, colon, table = spec.partition(":")
@@ -139,6 +153,12 @@ def choices(paper: str) -> tuple[str, ...]:
     """What a paper leaves open for all its tables, and what we chose."""
     tables(paper)  # an unknown paper is refused there
     return tuple(read(paper)["choices"])
+
+
+def checks(paper: str) -> tuple[Check, ...]:
+    """Differences between two rows that others have measured."""
+    tables(paper)
+    return tuple(Check(**found) for found in read(paper).get("checks", ()))
 
 
 def read(paper: str) -> dict[str, Any]:

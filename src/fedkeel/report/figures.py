@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedkeel.errors import FolderError, RequestError, nearest
-from fedkeel.report.content import Content, Setting, look
+from fedkeel.report.content import Content, Setting, looks
+from fedkeel.report.diagnostic_figures import diagnostic_figures
+from fedkeel.report.drawing import STYLES, finish, new_figure
 from fedkeel.report.series import curve, measures, spectra, spent_by
-from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("png", "svg", "pdf")
-STYLES: tuple[Any, ...] = ("-", (0, (5, 2.5)), (0, (1.2, 2)), (0, (6, 2, 1.2, 2)))
 NAMES = {
     "accuracy": "test accuracy (%)",
     "test_loss": "test loss",
     "loss": "training loss",
     "drift": "client drift ‖w_i − w_t‖",
     "update/cosine": "cosine between client updates",
+    "alpha": "weight α of the fresh gradient",
+    "radius/mean": "mean radius ρ",
+    "radius/least": "smallest radius ρ",
+    "radius/most": "largest radius ρ",
 }
 POINTS = 1000
 
@@ -37,22 +41,14 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
         folder.mkdir(parents=True, exist_ok=True)
         written = []
         for name, figure in figures(made):
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # its places are found once, not for every format
             for kind in kinds:
                 figure.savefig(folder / f"{name}.{kind}", dpi=200)
                 written.append(folder / f"{name}.{kind}")
         return written
     except OSError as error:
         raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
-
-
-def new_figure(width: float = 4.6, height: float = 3.1) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RequestError(
-            "drawing figures needs matplotlib, which is not installed.", "pip install 'fedkeel[figures]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def figures(made: Content) -> Iterator[tuple[str, Figure]]:
@@ -74,27 +70,7 @@ def setting_figures(setting: Setting) -> Iterator[tuple[str, Figure]]:
         yield "spectrum", bands(setting)
     for i, table in enumerate(setting.labels):
         yield f"labels-{i + 1}" if len(setting.labels) > 1 else "labels", label_map(table.shares, table.group)
-    if with_diagnostic(setting, "landscape"):
-        yield "landscape-line", landscape_lines(setting)
-        yield "landscape-surface", landscape_surfaces(setting)
-
-
-def with_diagnostic(setting: Setting, name: str) -> list[tuple[int, Group, Any]]:
-    found = [(i, group, group.runs[0].diagnostics.get(name)) for i, group in enumerate(setting.groups)]
-    return [(i, group, data) for i, group, data in found if data]
-
-
-def finish(figure: Figure, axes: Any, lines: int, **settings: Any) -> Figure:
-    axes.set(**settings)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.92")
-    axes.set_axisbelow(True)
-    if lines > 8:  # beside the chart, where a long list hides nothing
-        figure.set_size_inches(figure.get_figwidth() + 1.6, figure.get_figheight())
-        figure.legend(loc="outside right upper", frameon=False, fontsize=6)
-    elif lines > 1:
-        axes.legend(frameon=False, fontsize=8)
-    return figure
+    yield from diagnostic_figures(setting)
 
 
 def curves(setting: Setting, measure: str, against: str) -> Figure:
@@ -107,7 +83,7 @@ def curves(setting: Setting, measure: str, against: str) -> Figure:
         if found is None:
             continue
         lines += 1
-        colour, dash = look(i)
+        colour, dash = looks(setting)[i]
         x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
         x = x / 1e6 if against == "bytes" else x
         y, d = factor * np.asarray(found.mean), factor * np.asarray(found.deviation)
@@ -127,7 +103,7 @@ def bands(setting: Setting) -> Figure:
         for i, group in enumerate(setting.groups):
             found = spectra(group, kind)
             if found:
-                colour, dash = look(i)
+                colour, dash = looks(setting)[i]
                 mean = np.mean(found["values"], axis=0)
                 x = range(1, len(mean) + 1)
                 name = group.label if kind == "distance" else None
@@ -150,31 +126,4 @@ def label_map(shares: list[list[float]], group: int) -> Figure:
     if len(table) <= 20:
         axes.set_yticks(range(len(table)))
     figure.colorbar(image, ax=axes, label="share of its samples")
-    return figure
-
-
-def landscape_lines(setting: Setting) -> Figure:
-    """The loss along one direction, all methods in one frame."""
-    figure = new_figure()
-    axes, found = figure.subplots(), with_diagnostic(setting, "landscape")
-    for i, group, data in found:
-        colour, dash = look(i)
-        axes.plot(data["line"]["x"], data["line"]["values"], color=colour, linestyle=STYLES[dash], label=group.label)
-    return finish(figure, axes, len(found), xlabel=found[0][2]["line"]["along"], ylabel="training loss")
-
-
-def landscape_surfaces(setting: Setting) -> Figure:
-    """The loss over a plane, all methods in one frame.  (FedFFT fig. 7)"""
-    figure = new_figure(5.4, 4.4)
-    axes: Any = figure.add_subplot(projection="3d")
-    found = with_diagnostic(setting, "landscape")
-    every = np.concatenate([np.ravel(data["plane"]["values"]) for _, _, data in found])
-    top = float(np.quantile(every, 0.95))
-    for i, group, data in found:
-        x, y = np.meshgrid(data["plane"]["x"], data["plane"]["y"])
-        z = np.minimum(np.asarray(data["plane"]["values"]), top)
-        axes.plot_surface(x, y, z, color=look(i)[0], alpha=0.55, linewidth=0.2, edgecolor="0.4", label=group.label)
-    axes.set(zlabel="training loss", xlabel="first direction", ylabel="second direction")
-    axes.tick_params(labelsize=6)
-    axes.legend(frameon=False, fontsize=8)
     return figure

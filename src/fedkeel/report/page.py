@@ -13,8 +13,8 @@ from typing import Any
 
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.report.content import Content, content
-from fedkeel.report.source import Source
 from fedkeel.report.numbers import numbers
+from fedkeel.report.source import Source
 from fedkeel.report.tables import cards, commands, summary
 from fedkeel.states import write_whole
 
@@ -73,12 +73,15 @@ def filled(made: Content, title: str | None, points: int, layers: bool = True) -
 
 
 def heading(made: Content) -> str:
-    """`fedavg on digits`, `4 methods on digits`, `4 methods in 3 settings`."""
-    methods = list(dict.fromkeys(group.label for setting in made.settings for group in setting.groups))
-    place = f"on {made.settings[0].name.split(' · ')[0]}"
+    """`fedavg on digits`, `4 methods on digits`, `2 methods in 20 variants on digits`, `4 methods in 3 settings`."""
+    groups = [group for setting in made.settings for group in setting.groups]
+    methods, labels = ({*names} for names in ((g.runs[0].method for g in groups), (g.label for g in groups)))
+    what = groups[0].label if len(labels) == 1 else plural(len(methods), "method")
+    if len(labels) > len(methods):
+        what += f" in {len(labels)} variants"
     if len(made.settings) > 1:
-        place = f"in {len(made.settings)} settings"
-    return f"{methods[0] if len(methods) == 1 else plural(len(methods), 'method')} {place}"
+        return f"{what}, {len(made.settings)} settings"
+    return f"{what} on {made.settings[0].name.split(' · ')[0]}"
 
 
 def about(made: Content) -> str:

@@ -85,7 +85,9 @@ def measures(groups: Sequence[Group]) -> list[str]:
         for run in group.runs:
             for record in (*run.records[:6], *run.records[-6:]):
                 found |= dict.fromkeys(name for name in record.extra if not name.startswith(MAPS))
-    first = [name for name in ("accuracy", "test_loss", "loss", "drift") if any(curve(g, name, 2) for g in groups)]
+    records = [record for group in groups for run in group.runs for record in run.records]
+    common = ("accuracy", "test_loss", "loss", "drift")
+    first = [name for name in common if any(record.measure(name) is not None for record in records)]
     return [*first, *(name for name in sorted(found) if name not in first)]
 
 

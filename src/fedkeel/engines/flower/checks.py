@@ -42,8 +42,9 @@ class Terms:
 
 
 def reason_of(reply: Message) -> str:
-    """What an error says, in one line that cannot flood the log."""
-    return " ".join(str(reply.error.reason).split())[:300] or "no reason given"
+    """What an error says, in one line that cannot flood the log: of a long one, its ends."""
+    said = " ".join(str(reply.error.reason).split()) or "no reason given"
+    return said if len(said) <= 300 else f"{said[:100]} … {said[-200:]}"
 
 
 def said_by(reply: Message, **wanted: int | str) -> dict[str, object]:

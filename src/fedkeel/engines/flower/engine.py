@@ -15,9 +15,10 @@ from flwr.serverapp import Grid
 
 from fedkeel.accounting import all_finite
 from fedkeel.engines.engine import Outcome
-from fedkeel.engines.flower.checks import Terms, reason_of, said_by, too_long
+from fedkeel.engines.flower.checks import Terms, said_by, too_long
 from fedkeel.engines.flower.client import LOST, TRAINED
 from fedkeel.engines.flower.expected import expected
+from fedkeel.engines.flower.post import exchanged
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.roster import Roster
 from fedkeel.errors import RunError
@@ -57,6 +58,8 @@ class FlowerEngine:
         if final:  # slots of the other phases pass through
             self.expected = expected(method.tuning, task)._replace(state=self.expected.state)
         self.recent: deque[float] = deque(maxlen=RECENT)
+        # what an answer weighs, and some room for names
+        self.limit = 2 * sum(t.nbytes for t in tensors((self.expected.report, self.expected.state))) + (1 << 20)
 
     # ---- a round -------------------------------------------------------------------------------------------------
     def train(
@@ -128,19 +131,14 @@ class FlowerEngine:
             Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
             for node, client in nodes.items()
         ]
-        replies = list(self.grid.send_and_receive(messages, timeout=timeout)) if messages else []
-        answers = {nodes[r.metadata.src_node_id]: r for r in replies if r.metadata.src_node_id in nodes}
-        sent = {message.metadata.message_id: nodes[message.metadata.dst_node_id] for message in messages}
-        # the link answers in the place of a node that is gone, or whose upload never ended
-        reasons = {sent.get(r.metadata.reply_to_message_id): reason_of(r) for r in replies if r.has_error()}
+        answers = exchanged(self.grid, messages, timeout, self.limit)
         for client in contents:
             if client not in self.roster.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
-            elif client not in answers:
-                node, reason = self.roster.nodes[client], reasons.get(client)
-                how = "in time" if reason is None else f"in time: {reason}"
-                log.warning("round %d: node %d (client %d) did not answer %s", round + 1, node, client, how)
-        return list(answers.items())
+            elif not isinstance(said := answers.get(node := self.roster.nodes[client]), Message):
+                why = "" if said is None else f": {said}"
+                log.warning("round %d: node %d (client %d) did not answer in time%s", round + 1, node, client, why)
+        return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
     def held(self, client: int, state: State | None) -> int:

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedkeel.engines.flower.checks import said_by
+from fedkeel.engines.flower.post import exchanged
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import RunError
 
@@ -17,6 +18,7 @@ log = logging.getLogger("fedkeel")
 
 PATIENCE = 60.0  # seconds a node may take to say who it is
 PAUSE = 1.0
+INTRODUCTION = 1 << 20  # bytes
 
 
 class Taken(Exception):
@@ -43,8 +45,10 @@ class Roster:
             return
         content = RecordDict({"config": ConfigRecord()})
         asked = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in sorted(new)]
-        for reply in self.grid.send_and_receive(asked, timeout=self.patience):
-            node = reply.metadata.src_node_id
+        for node, reply in exchanged(self.grid, asked, self.patience, INTRODUCTION).items():
+            if isinstance(reply, str):
+                log.warning("node %d does not say who it is: %s", node, reply)
+                continue
             try:
                 self._enter(node, said_by(reply, identity=self.identity))
             except Refused as refused:

@@ -194,7 +194,7 @@ function heatMap(holder, spec) {
 }
 
 // ---- points ----------------------------------------------------------------------------------------------------
-// spec: {series: [{name, color, points: [[x, y]], names}], x: {label}, y: {label}}
+// spec: {series: [{name, color, points: [[x, y]], names, classes?}], x: {label}, y: {label}}; classes are written instead of dots
 function scatter(holder, spec) {
   const width = Math.max(260, Math.round(holder.clientWidth || 430)), height = Math.round(width * 0.68), pad = 22;
   const svg = node("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title});
@@ -205,8 +205,10 @@ function scatter(holder, spec) {
   node("text", {x: width / 2, y: height - 4, "text-anchor": "middle"}, svg, spec.x.label);
   node("text", {transform: `translate(10 ${height / 2}) rotate(-90)`, "text-anchor": "middle"}, svg, spec.y.label);
   spec.series.forEach((s) => s.points.forEach(([x, y], i) => {
-    const mark = node("circle", {cx: X(x).toFixed(1), cy: Y(y).toFixed(1), r: 4.5, fill: s.color, "fill-opacity": 0.75, stroke: "#fff"}, svg);
-    mark.addEventListener("pointermove", (event) => showTip(event, element("span", {}, `${s.name}: client ${s.names[i]}`)));
+    const mark = s.classes
+      ? node("text", {x: X(x).toFixed(1), y: (Y(y) + 4).toFixed(1), "text-anchor": "middle", style: `fill:${s.color}`, class: "point"}, svg, s.classes[i])
+      : node("circle", {cx: X(x).toFixed(1), cy: Y(y).toFixed(1), r: 4.5, fill: s.color, "fill-opacity": 0.75, stroke: "#fff"}, svg);
+    mark.addEventListener("pointermove", (event) => showTip(event, element("span", {}, `${s.name}: ${s.names[i]}`)));
     mark.addEventListener("pointerleave", () => { document.getElementById("tip").style.display = "none"; });
   }));
 }
@@ -234,29 +236,32 @@ function surface(holder, spec, turn, again) {
   return draw;
 }
 
+// one sheet is coloured by its height; several have a colour each, lighter where they are high
 function drawSurface(pen, width, height, spec, turn) {
-  const n = spec.rows.length, m = spec.rows[0].length;
-  const [sin, cos, tilt] = [Math.sin(turn.angle), Math.cos(turn.angle), turn.tilt], size = width * 0.34;
-  const share = (v) => (Math.min(v, spec.high) - spec.low) / (spec.high - spec.low || 1);
-  const place = (i, j) => {
-    const [x, y, z] = [(2 * j) / (m - 1) - 1, (2 * i) / (n - 1) - 1, share(spec.rows[i][j])];
-    const across = x * cos - y * sin, deep = x * sin + y * cos;
-    return [width / 2 + across * size, height * 0.72 + deep * size * Math.sin(tilt) - z * height * 0.5 * Math.cos(tilt), deep];
-  };
-  pen.clearRect(0, 0, width, height);
-  const faces = [];
-  for (let i = 0; i < n - 1; i++) for (let j = 0; j < m - 1; j++) {
-    const corners = [[i, j], [i, j + 1], [i + 1, j + 1], [i + 1, j]].map(([a, b]) => place(a, b));
-    const mean = [spec.rows[i][j], spec.rows[i][j + 1], spec.rows[i + 1][j + 1], spec.rows[i + 1][j]].reduce((a, b) => a + share(b), 0) / 4;
-    faces.push([corners.reduce((a, c) => a + c[2], 0), corners, mean]);
+  const [sin, cos, tilt] = [Math.sin(turn.angle), Math.cos(turn.angle), turn.tilt], size = width * 0.3, alone = spec.sheets.length === 1 && !spec.sheets[0].color;
+  const share = (v) => (Math.min(v ?? spec.high, spec.high) - spec.low) / (spec.high - spec.low || 1), faces = [];
+  for (const {rows, color} of spec.sheets) {
+    const n = rows.length, m = rows[0].length, base = alone ? null : hex(color);
+    const place = (i, j) => {
+      const [x, y, z] = [(2 * j) / (m - 1) - 1, (2 * i) / (n - 1) - 1, share(rows[i][j])];
+      const across = x * cos - y * sin, deep = x * sin + y * cos;
+      return [width / 2 + across * size, height * 0.66 + deep * size * Math.sin(tilt) - z * height * 0.4 * Math.cos(tilt), deep, z];
+    };
+    for (let i = 0; i < n - 1; i++) for (let j = 0; j < m - 1; j++) {
+      const corners = [[i, j], [i, j + 1], [i + 1, j + 1], [i + 1, j]].map(([a, b]) => place(a, b)), mean = corners.reduce((a, c) => a + c[3], 0) / 4;
+      const fill = alone ? colour(RAMP, mean) : `rgba(${base.map((c) => Math.round(c + (255 - c) * 0.45 * mean)).join(",")},.78)`;
+      faces.push([corners.reduce((a, c) => a + c[2], 0), mean, corners, fill]);
+    }
   }
-  faces.sort((a, b) => a[0] - b[0]);
+  faces.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  pen.clearRect(0, 0, width, height);
   pen.lineWidth = 0.5;
-  for (const [, corners, mean] of faces) {
+  pen.strokeStyle = "rgba(255,255,255,.35)";
+  for (const [, , corners, fill] of faces) {
     pen.beginPath();
     corners.forEach(([x, y], k) => (k ? pen.lineTo(x, y) : pen.moveTo(x, y)));
     pen.closePath();
-    pen.fillStyle = colour(RAMP, mean); pen.strokeStyle = "rgba(255,255,255,.35)";
+    pen.fillStyle = fill;
     pen.fill(); pen.stroke();
   }
 }

@@ -43,44 +43,56 @@ function figure(grid, title, note, draw, {log = false, choices = null, group = n
   if (side.childNodes.length) caption.append(side);
   if (note) caption.append(element("span", {class: "soft"}, note));
   if (group) made.querySelector("h3").prepend(swatch(group));
-  (group ? grid.parentNode.querySelector(".small") : grid).append(made);
+  (group ? panels(grid.parentNode, title.split(":")[0]) : grid).append(made);
   drawings.push(() => {
     made.hidden = group !== null && !state.on.has(group.id);
     if (!made.hidden) draw(holder, title);
   });
 }
 
+// panels of one kind stand together: a grid for each
+function panels(part, kind) {
+  const known = [...part.querySelectorAll(".small")].find((one) => one.dataset.kind === kind), made = known || element("div", {class: "grid small", "data-kind": kind});
+  if (!known) part.append(made);
+  return made;
+}
+
 function section(id, fill) {
-  const grids = [...$(id).querySelectorAll(".grid")];
-  grids.forEach((grid) => grid.replaceChildren());
-  fill(grids[0]);
-  $(id).hidden = !grids.some((grid) => grid.childNodes.length) && !$(id).querySelector(".static");
+  const grid = $(id).querySelector(".grid");
+  $(id).querySelectorAll(".small").forEach((one) => one.remove());
+  grid.replaceChildren();
+  fill(grid);
+  $(id).hidden = !$(id).querySelector("figure, .static");
 }
 
 // ---- curves ----------------------------------------------------------------------------------------------------
 const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", loss: "Training loss", drift: "Client drift ‖wᵢ − wₜ‖",
   "update/cosine": "Cosine between client updates", "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "update/spread": "Spread of client updates",
-  "update/least": "Smallest client update", "update/most": "Largest client update", alpha: "Weight α of the fresh gradient",
-  "radius/mean": "Mean radius ρ", "radius/least": "Smallest radius ρ of a client", "radius/most": "Largest radius ρ of a client"};
+  "update/least": "Smallest client update", "update/most": "Largest client update", alpha: "Weight α of the fresh gradient"};
 const NOTES = {"update/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round",
-  alpha: "in the mix with the momentum (FedWMSAM)", "radius/mean": "over the clients of a round (FedSCAM)"};
+  alpha: "in the mix with the momentum (FedWMSAM)", "radius/mean": "of a round (FedSCAM)"};
 
-function curveFigure(grid, measure) {
-  figure(grid, NAMES[measure] || measure, NOTES[measure], (holder, title) => {
-    const [label, unit] = X_AXES[state.x];
-    const series = shown().filter((g) => g.curves[measure]).map((g) => {
-      const c = g.curves[measure];
+// `choices`: name → measure, when one chart can show several
+function curveFigure(grid, measure, name = NAMES[measure] || measure, choices = null) {
+  figure(grid, name, NOTES[measure], (holder, title) => {
+    const [label, unit] = X_AXES[state.x], what = choices ? choices[state.kind[title]] : measure;
+    const series = shown().filter((g) => g.curves[what]).map((g) => {
+      const c = g.curves[what];
       return {...line(g), x: state.x === "rounds" ? c.r : c.r.map((r) => used(g, state.x, r)), y: c.m, deviation: c.d};
     });
-    const share = /accuracy/.test(measure) ? "share" : "";
+    const share = /accuracy/.test(what) ? "share" : "";
     lineChart(holder, {x: {label, unit}, y: {label: title, unit: share, log: state.log.has(title)}, series, bands: state.bands});
-  }, {log: !/cosine|agreement/.test(measure)});
+  }, {log: !/cosine|agreement/.test(measure), choices: choices && Object.keys(choices)});
 }
 
 function fillCurves() {
-  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^((state|report|radius)\/|alpha$)/.test(m));
-  section("curves", (grid) => all.filter((m) => !drift.includes(m) && !kept.includes(m)).forEach((m) => curveFigure(grid, m)));
-  section("kept", (grid) => { kept.forEach((m) => curveFigure(grid, m)); criticalFigures(grid); });
+  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^((state|report)\/|alpha$)/.test(m)), radii = all.filter((m) => /^radius\//.test(m));
+  section("curves", (grid) => all.filter((m) => ![drift, kept, radii].some((own) => own.includes(m))).forEach((m) => curveFigure(grid, m)));
+  section("kept", (grid) => {
+    kept.forEach((m) => curveFigure(grid, m));
+    if (radii.length) curveFigure(grid, "radius/mean", "Radius ρ of the clients", {mean: "radius/mean", smallest: "radius/least", largest: "radius/most"});
+    criticalFigures(grid);
+  });
   section("drift", (grid) => {
     drift.forEach((m) => curveFigure(grid, m));
     cosineFigures(grid);
@@ -112,11 +124,15 @@ function fillChips() {
     chip.addEventListener("dblclick", change(() => { groups.forEach((g) => state.on.delete(g.id)); state.on.add(group.id); }));
     return chip;
   }));
-  if (groups.length > 2) for (const [text, f] of [["all", (g) => state.on.add(g.id)], ["none", (g) => state.on.delete(g.id)]]) {
+  if (groups.length <= 2) return;
+  const only = (wanted) => change(() => groups.forEach((g) => (wanted(g) ? state.on.add(g.id) : state.on.delete(g.id))));
+  const best = groups.filter((g) => g.on), some = best.length < groups.length ? [[`best ${best.length} of ${groups.length}`, (g) => g.on]] : [];
+  const buttons = [...some, ["all", () => true], ["none", () => false]].map(([text, wanted]) => {
     const button = element("button", {class: "plain", type: "button"}, text);
-    button.addEventListener("click", change(() => groups.forEach(f)));
-    chips.append(button);
-  }
+    button.addEventListener("click", only(wanted));
+    return button;
+  });
+  some.length ? chips.prepend(...buttons) : chips.append(...buttons);
 }
 
 function show(index) {

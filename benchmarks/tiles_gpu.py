@@ -1,0 +1,109 @@
+"""Which tiles are fastest for the convolutions of ResNet-20 and ResNet-18 with ten clients, on one GPU.
+
+    python benchmarks/tiles_gpu.py [--tries 20] [--processes 14]
+
+Prints for each shape and kernel the time of the tile that `kernels/tiles.py` chooses, and of the best ones found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.tiles import Tile, power
+
+CLIENTS, IMAGES = 10, 50
+# height, in, out, kernel, stride, padding, and how often the network has it
+SHAPES = [
+    (32, 3, 16, 3, 1, 1, 1), (32, 16, 16, 3, 1, 1, 6), (32, 16, 32, 3, 2, 1, 1), (16, 32, 32, 3, 1, 1, 5),
+    (16, 32, 64, 3, 2, 1, 1), (8, 64, 64, 3, 1, 1, 5),
+    (32, 3, 64, 7, 2, 3, 1), (8, 64, 128, 3, 2, 1, 1), (4, 128, 128, 3, 1, 1, 3), (4, 128, 256, 3, 2, 1, 1),
+    (2, 256, 256, 3, 1, 1, 3), (2, 256, 512, 3, 2, 1, 1), (1, 512, 512, 3, 1, 1, 3),
+]  # fmt: skip
+KERNELS = ("forward", "input", "weight")
+
+
+@cache
+def operands(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    height, inner, outer, kernel, stride, padding, _ = shape
+    where = Geometry.of(height, height, (kernel, kernel), stride, padding)
+    x = torch.randn(CLIENTS, IMAGES, height, height, inner, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(CLIENTS, outer, inner, kernel, kernel, device="cuda")
+    dy = torch.randn(CLIENTS, IMAGES, where.out_height, where.out_width, outer, device="cuda", dtype=torch.bfloat16)
+    return where, x, weight, dy
+
+
+def job(kernel: str, shape: tuple[int, ...], tile: Tile | None) -> Callable[[], Any]:
+    from fedkeel.kernels import triton_convolution as ops
+
+    where, x, weight, dy = operands(shape)
+    packed, into = ops.pack(weight, where, torch.bfloat16), torch.empty_like(weight)
+    if kernel == "forward":
+        return lambda: ops.convolve(x, packed, where, tile)
+    if kernel == "input":
+        return lambda: ops.convolve_input_gradient(dy, packed, where, tile)
+    return lambda: ops.convolve_weight_gradient(x, dy, where, into, tile)
+
+
+def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
+    height, inner, outer, size, stride, padding, _ = shape
+    where = Geometry.of(height, height, (size, size), stride, padding)
+    channels = outer if kernel == "input" else inner
+    columns = {"forward": outer, "input": inner, "weight": outer}[kernel]
+    row = power(channels * where.taps[1], 16, 128)
+    depths = {d for d in (16, 32, 64, 128) if channels % d == 0} | ({row} if channels < 32 and stride == 1 else set())
+    depths |= {row} if channels < 32 and kernel != "input" else set()
+    made = [
+        Tile(*t)
+        for t in itertools.product(
+            (32, 64, 128, 256), {power(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
+        )
+        if t[0] * t[1] <= 128 * 128 and t[0] * t[1] >= 16 * 32 * t[3]
+    ]
+    return random.Random(0).sample(made, min(tries, len(made)))
+
+
+def compiled(work: tuple[str, tuple[int, ...], Tile]) -> bool:
+    """Fill Triton's cache; False for a tile that does not fit."""
+    try:
+        job(*work)()
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def main() -> None:
+    from triton.testing import do_bench_cudagraph
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=14)
+    given = parser.parse_args()
+    wanted = [(kernel, shape) for shape in SHAPES for kernel in KERNELS if shape[1] > 3 or kernel != "input"]
+    works = [(*one, tile) for one in wanted for tile in candidates(*one, given.tries)]
+    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+        fine = pool.map(compiled, works, chunksize=4)
+    print(f"{len(works)} tiles, {sum(fine)} of them fit")
+    print("kernel | shape | µs now | best tiles (rows, columns, depth, warps, stages)")
+    gained = {"resnet20": 0.0, "resnet18": 0.0}
+    for kernel, shape in wanted:
+        now = do_bench_cudagraph(job(kernel, shape, None), rep=5) * 1e3
+        some = [w[2] for w, fits in zip(works, fine, strict=True) if fits and w[:2] == (kernel, shape)]
+        found = sorted((do_bench_cudagraph(job(kernel, shape, tile), rep=5) * 1e3, tile) for tile in some)
+        best = "; ".join(f"{us:.1f} {tuple(tile)}" for us, tile in found[:4])
+        gained["resnet20" if shape in SHAPES[:6] else "resnet18"] += shape[-1] * max(0.0, now - found[0][0])
+        print(f"{kernel} | {shape} | {now:.1f} | {best}", flush=True)
+    print({name: f"{us:.0f} µs to gain in a pass" for name, us in gained.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Weights and their gradients: in a module's order outside, with channels last inside. Twins in `plain`."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.tiles import PROGRAMS, Tile, power, precision, weights
+
+SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
+
+
+@triton.jit
+def _pack(
+    weight, packed, pairs, inner, row_stride, first_row, first_column, kernel_columns,
+    FULL: tl.constexpr, TAPS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """weight [clients, out, in, FULL] -> packed [clients, out, TAPS, in]."""
+    client = tl.program_id(1).to(tl.int64)
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (out, in), flat
+    tap = tl.arange(0, PADDED)
+    source = (tap // COLUMNS + first_row) * kernel_columns + tap % COLUMNS + first_column
+    there = (pair < pairs)[:, None] & (tap < TAPS)[None, :]
+    value = tl.load(weight + client * row_stride + pair[:, None] * FULL + source[None, :], mask=there, other=0.0)
+    out = pair // inner
+    at = (out * (TAPS - 1) * inner + pair)[:, None] + tap[None, :] * inner
+    tl.store(packed + client * pairs * TAPS + at, value.to(packed.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _unpack(
+    parts, into, pairs, inner, row_stride, splits, split_stride, first_row, first_column, kernel_columns,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Σ_split parts [splits, clients, out, taps, in] -> into [clients, out, in, FULL], zero for dead taps."""
+    client = tl.program_id(1).to(tl.int64)
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tap = tl.arange(0, PADDED)
+    row = tap // kernel_columns - first_row
+    column = tap % kernel_columns - first_column
+    live = (row >= 0) & (row < ROWS) & (column >= 0) & (column < COLUMNS)
+    out = pair // inner
+    at = (out * (ROWS * COLUMNS - 1) * inner + pair)[:, None] + (row * COLUMNS + column)[None, :] * inner
+    there = (pair < pairs)[:, None] & live[None, :]
+    total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + split * split_stride + client * pairs * ROWS * COLUMNS + at, mask=there, other=0.0)
+    inside = (pair < pairs)[:, None] & (tap < FULL)[None, :]
+    tl.store(into + client * row_stride + pair[:, None] * FULL + tap[None, :], total, mask=inside)
+
+
+@triton.jit
+def _weight_gradient(
+    x, dy, parts, pixels, outer, share, clients,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ONE_TAP: tl.constexpr,
+    ONE_ROW: tl.constexpr,
+):  # fmt: skip
+    """parts[split, out, tap, in] = Σ_pixel dy[pixel, out] · x[pixel · stride + tap, in], over the split's pixels.
+
+    One program makes a piece of one tap, of one row of taps or, with very few channels, of all of them. Sizes are
+    constants: where each pixel lies is worked out in the loop, and division by a constant is cheap.
+    """
+    WIDE: tl.constexpr = COLUMNS * INNER if ONE_ROW else ROWS * COLUMNS * INNER
+    CHUNKS: tl.constexpr = (WIDE + BK - 1) // BK
+    PIECES: tl.constexpr = CHUNKS * ROWS if ONE_ROW else CHUNKS
+    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1)
+    tile = tl.program_id(0)
+    first, down = tile % CHUNKS * BK, tile % PIECES // CHUNKS  # down is 0 where a piece has all rows
+    n = tile // PIECES * BN + tl.arange(0, BN)  # out
+    q = first + tl.arange(0, BK)
+    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
+    slopes = dy + client * pixels * outer
+    used, inside = n < outer, q < WIDE
+    total = tl.zeros((BN, BK), dtype=tl.float32)
+    end = tl.minimum(split * share + share, pixels)
+    for start in range(split * share, end, BM):
+        m = start + tl.arange(0, BM)
+        exists = m < end
+        image, pixel = m // OUT, m % OUT
+        row, column = pixel // OUT_WIDTH * STRIDE - TOP + down, pixel % OUT_WIDTH * STRIDE - LEFT
+        base = ((image * HEIGHT + row) * WIDTH + column) * INNER
+        seen = exists & (row >= 0) & (row < HEIGHT)
+        if ONE_TAP:
+            right = column + first // INNER
+            b = tl.load(
+                source + base[:, None] + q[None, :], mask=(seen & (right >= 0) & (right < WIDTH))[:, None], other=0.0
+            )
+        elif ONE_ROW:
+            right = column[:, None] + (q // INNER)[None, :]
+            b = tl.load(
+                source + base[:, None] + q[None, :],
+                mask=seen[:, None] & inside[None, :] & (right >= 0) & (right < WIDTH), other=0.0,
+            )  # fmt: skip
+        else:
+            below, beside = q // (COLUMNS * INNER), q % (COLUMNS * INNER)
+            low, right = row[:, None] + below[None, :], column[:, None] + (beside // INNER)[None, :]
+            known = exists[:, None] & inside[None, :] & (low >= 0) & (low < HEIGHT)
+            b = tl.load(
+                source + base[:, None] + (below * (WIDTH * INNER) + beside)[None, :],
+                mask=known & (right >= 0) & (right < WIDTH), other=0.0,
+            )  # fmt: skip
+        a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+    DEPTH: tl.constexpr = ROWS * COLUMNS * INNER
+    at = (split * clients + client) * outer * DEPTH + n[:, None] * DEPTH + down * WIDE + q[None, :]
+    tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
+
+
+# ---- the twins of `plain` ------------------------------------------------------------------------------------------
+def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
+    clients, outer, inner = weight.shape[:3]
+    (down, right), full = where.taps, where.kernel[0] * where.kernel[1]
+    packed = torch.empty((clients, outer, down * right * inner), dtype=dtype, device=weight.device)
+    padded, pairs = power(down * right, 1, 64), outer * inner
+    block = max(16, 2048 // padded)
+    _pack[(triton.cdiv(pairs, block), clients)](
+        weight, packed, pairs, inner, weight.stride(0), where.rows[0], where.columns[0], where.kernel[1],
+        FULL=full, TAPS=down * right, COLUMNS=right, PADDED=padded, BLOCK=block,
+    )  # fmt: skip
+    return packed
+
+
+def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None) -> None:
+    clients, images, height, width, inner = x.shape
+    outer, (down, right) = dy.shape[4], where.taps
+    depth, pixels = down * right * inner, images * where.out_height * where.out_width
+    bm, bn, bk, warps, stages = tile or weights(pixels, outer, inner, right)
+    one_row = inner >= 16
+    pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
+    tiles = triton.cdiv(outer, bn) * pieces
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
+    share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
+    splits = triton.cdiv(pixels, share)
+    parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
+    _weight_gradient[(tiles, splits, clients)](
+        x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
+        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
+        COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk,
+        ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if splits > 4:  # summed in parallel; few are added while they are put in order
+        parts, splits = parts.sum(0, keepdim=True), 1
+    full, pairs = where.kernel[0] * where.kernel[1], outer * inner
+    padded = power(full, 1, 64)
+    block = max(16, 2048 // padded)
+    _unpack[(triton.cdiv(pairs, block), clients)](
+        parts, into, pairs, inner, into.stride(0), splits, parts.stride(0), where.rows[0], where.columns[0],
+        where.kernel[1], FULL=full, ROWS=down, COLUMNS=right, PADDED=padded, BLOCK=block,
+    )  # fmt: skip

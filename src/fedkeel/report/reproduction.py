@@ -1,0 +1,173 @@
+"""A self-contained page of reported against measured numbers, made from a ledger."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from fedkeel.contradictions import ABOUT, contradictions
+from fedkeel.ledger import Entry, read
+from fedkeel.papers import PAPERS, Table, tables
+from fedkeel.report.content import look
+from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
+from fedkeel.results_page import QUESTIONS, cells_of, meaning, plural, shown, unmeasured, worth
+from fedkeel.states import write_whole
+from fedkeel.verdicts import Judgement, judge, leads
+
+STYLE = """
+main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }
+.legend span { display: inline-flex; gap: .4rem; align-items: center; white-space: nowrap; }
+.chart .legend svg { width: 22px; flex: none; }
+figure { margin-bottom: .8rem; max-width: 900px; }
+td:last-child, th:last-child { text-align: left; } li { margin: .15rem 0; }
+"""
+
+NAMES = ("cell", "reported", "measured", "difference", "last round", "rounds", "seeds", "minutes", "verdict")
+
+
+def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
+    """Write the page; how many runs it is about."""
+    entries = read(ledger)
+    text = page(entries, title or "Reported against measured")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return len(entries)
+
+
+def page(entries: Sequence[Entry], title: str) -> str:
+    every = [(table, judge(table.cells, entries)) for paper in PAPERS for table in tables(paper)]
+    parts = [legend(), lead_section(every)]
+    for paper, name in PAPERS.items():
+        made = [
+            section(table, shown(judged))
+            for table, judged in every
+            if table.paper == paper and (worth(table, judged, entries) or (paper == QUESTIONS and shown(judged)))
+        ]
+        parts.append(f"<section><h2>{escape(name)}</h2>{''.join(made)}</section>" if made else "")
+    parts.append(contradiction_section([one for _, judged in every for one in judged], entries))
+    parts.append(unmeasured_section())
+    hours = sum(entry.seconds for entry in entries) / 3600
+    devices = ", ".join(sorted({str(entry.environment.get("device")) for entry in entries}))
+    about = f"{plural(len(entries), 'run')} · {hours:.1f} hours" + (f" · {devices}" if devices else "")
+    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{css}{STYLE}</style></head><body><header><h1>{escape(title)}</h1>"
+        f'<p class="soft">{escape(about)}</p></header><main>{"".join(parts)}</main>'
+        "<footer>Written by fedkeel from its ledger of runs. This page asks no network for anything.</footer>"
+        "</body></html>\n"
+    )
+
+
+def legend() -> str:
+    def mark(colour: str, words: str, fill: bool = True, dashed: bool = False) -> str:
+        inside = colour if fill else "#fff"
+        dash = ' stroke-dasharray="2.2 1.6"' if dashed else ""
+        return (
+            f'<span><svg width="14" height="14" aria-hidden="true"><circle cx="7" cy="7" r="4.5" fill="{inside}" '
+            f'stroke="{colour}" stroke-width="1.8"{dash}/></svg>{escape(words)}</span>'
+        )
+
+    marks = [mark(REPORTED, "reported", fill=False), *(mark(c, v) for v, c in COLOURS.items() if "so far" not in v)]
+    marks += [mark(OPEN, "not judged"), mark(OPEN, "dashed: a shortened run", fill=False, dashed=True)]
+    return f'<p class="soft legend">{"".join(marks)}</p>'
+
+
+def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
+    dots, seen = [], set()
+    for table, judged in every:
+        for lead in leads(table, judged):
+            if lead.runs in seen:
+                continue
+            seen.add(lead.runs)
+            same = lead.reported is not None and lead.reported * lead.measured > 0
+            verdict = "not judged" if lead.reported is None else "ordering holds" if same else "differs"
+            label = f"{lead.row} − {lead.over} · {lead.column}"
+            dots.append(Dot(label, lead.reported, None, lead.measured, None, verdict, f"round {lead.round}"))
+    if not dots:
+        return ""
+    about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
+    return f"<section><h2>Leads between methods</h2>{figure(about, dot_chart(dots, 'leads between methods'))}</section>"
+
+
+def section(table: Table, judged: Sequence[Judgement]) -> str:
+    charts = []
+    dots = [dot(one) for one in judged if one.mean is not None and one.cell.kind == "accuracy"]
+    if dots:
+        charts.append(
+            figure(meaning([one for one in judged if one.cell.kind == "accuracy"]), dot_chart(dots, table.title))
+        )
+    charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
+    head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
+    rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.verdict]))}</tr>" for one in judged)
+    numbers = f'<details><summary>numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+    notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
+    about = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
+    return (
+        f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{about}{''.join(charts)}"
+        f"{numbers}<tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
+    """The rows of a column against rounds, where the ledger tells of at least two."""
+    here = [one for one in judged if one.cell.column == column and one.cell.kind == "accuracy" and one.entries[0].bests]
+    if len(here) < 2:
+        return ""
+    curves = [Curve(one.cell.row, *look(i), one.entries[0].bests, one.rounds) for i, one in enumerate(here)]
+    names = "".join(
+        f'<span><svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" stroke-width="2.4" '
+        f"{curve.stroke}/></svg>{escape(curve.label)}</span>"
+        for curve in curves
+    )
+    drawn = curve_chart(curves, f"{table.title}, {column}: best accuracy so far by round")
+    return figure(f"{column}: best accuracy so far, by round, first seed", f'{drawn}<p class="legend">{names}</p>')
+
+
+def dot(judged: Judgement) -> Dot:
+    cell, mean = judged.cell, judged.mean
+    assert mean is not None
+    rounds = f"{judged.rounds} of {cell.experiment['rounds']}" if judged.shortened else f"{judged.rounds} rounds"
+    return Dot(
+        cell.label, cell.reported, cell.spread, mean, judged.std, judged.verdict, rounds, shortened=judged.shortened
+    )
+
+
+def cell(text: str) -> str:
+    """Markdown's bold is the only mark that cells have."""
+    bold = re.sub(r"[*]{2}(.+?)[*]{2}", r"<b>\1</b>", escape(text))
+    return f"<td>{bold}</td>"
+
+
+def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry]) -> str:
+    items = []
+    for one in contradictions(judged, entries):
+        lines = "".join(f"<li>{escape(line)}</li>" for line in one.cells)
+        tried = "".join(f"<li>{code(line)}</li>" for line in one.tried) or "<li>nothing yet</li>"
+        name = f"<b>{escape(one.name)}</b> ({escape(one.place)})"
+        items.append(f"<li>{name}<ul>{lines}<li>tried besides:<ul>{tried}</ul></li></ul></li>")
+    if not items:
+        return ""
+    return (
+        f"<section><h2>Contradictions, and what was tried</h2><p>{code(ABOUT)}</p><ul>{''.join(items)}</ul></section>"
+    )
+
+
+def unmeasured_section() -> str:
+    items = "".join(
+        f"<li>{escape(name)} ({plural(count, 'cell')}): {escape(why)}</li>" for name, why, count in unmeasured()
+    )
+    return f"<section><h2>Not measured, and why</h2><ul>{items}</ul></section>" if items else ""
+
+
+def code(text: str) -> str:
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", escape(text))
+
+
+def figure(about: str, drawn: str) -> str:
+    caption = f'<figcaption><span class="soft">{escape(about)}</span></figcaption>'
+    return f'<figure>{caption}<div class="chart">{drawn}</div></figure>'

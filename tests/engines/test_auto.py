@@ -1,0 +1,251 @@
+"""`auto` takes the engine that measures fastest, says so, and changes nothing else. Clocks here are the tests' own."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import fedkeel as fk
+from fedkeel.cli.progress import Lines, Silence
+from fedkeel.engines import choose, measure
+from fedkeel.engines.engine import Training
+from fedkeel.engines.measure import Abridged, Job, Left
+from fedkeel.engines.processes import ProcessesEngine
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked import StackedEngine
+from fedkeel.methods import build
+from fedkeel.task import Task
+from problems import small_problem
+
+
+class Pool(SerialEngine):
+    """A pool that starts no process."""
+
+    name = "processes"
+    opened: list[Pool] = []  # noqa: RUF012
+
+    def __init__(self, task, method, training, *, workers, make_task):
+        super().__init__(task, method, training)
+        self.closed = False
+        Pool.opened.append(self)
+
+    def prepare(self, task, method, training, make_task):
+        super().__init__(task, method, training)
+
+    def close(self):
+        self.closed = True
+
+
+class Pace:
+    """A clock that advances only when an engine trains: by so many seconds for each backward pass."""
+
+    def __init__(self):
+        self.time, self.seconds, self.steps = 0.0, {"serial": 1.0, "stacked": 1.0, "processes": 1.0}, 0.0
+
+    def now(self, device):
+        return self.time
+
+    def slowed(self, train):
+        def slow(engine, message, round, lr, clients, states):
+            outcomes = train(engine, message, round, lr, clients, states)
+            steps = float(sum(outcome.report["steps"] for outcome in outcomes))
+            self.time += self.seconds[engine.name] * steps
+            self.steps += steps
+            return outcomes
+
+        return slow
+
+
+@pytest.fixture
+def pace(monkeypatch):
+    """Two cores, a pool that costs nothing to start, and engines as fast as the test says."""
+    made = Pace()
+    monkeypatch.setattr(measure, "now", made.now)
+    for engine in (SerialEngine, StackedEngine):
+        monkeypatch.setattr(engine, "train", made.slowed(engine.train))
+    monkeypatch.setattr(choose, "ProcessesEngine", Pool)
+    monkeypatch.setattr(choose, "cores", lambda: 2)
+    monkeypatch.setattr(Pool, "opened", [])
+    return made
+
+
+def experiment(problem, **changes):
+    settings = {"method": "scaffold", "rounds": 4, "participation": 0.7, "epochs": 2, "batch_size": 4, "lr": 0.1}
+    return fk.Experiment(problem=problem, **settings | changes)
+
+
+def engines(folder):
+    return json.loads((folder / "environment.json").read_text())["engines"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest"),
+    [
+        ({"serial": 1.0, "stacked": 2.0, "processes": 3.0}, "serial"),
+        ({"serial": 3.0, "stacked": 1.0, "processes": 2.0}, "stacked"),
+        ({"serial": 3.0, "stacked": 2.0, "processes": 1.7}, "processes"),
+        ({"serial": 1.0, "stacked": 0.95, "processes": 0.95}, "serial"),
+    ],
+    ids=["serial", "stacked", "processes", "a tenth must be saved"],
+)
+def test_the_fastest_wins_and_gives_what_it_gives_when_asked_for(pace, tmp_path, seconds, fastest):
+    pace.seconds = seconds
+    exp = experiment(small_problem(), rounds=20)
+    run = fk.run(exp, out=tmp_path)
+    told = engines(tmp_path)
+    assert [one["engine"] for one in told] == [fastest]
+    assert told[0]["asked"] == "auto"
+    found = told[0]["expected_seconds"]
+    passes = sum(record.backward_passes for record in run.records)
+    for name in {"serial", fastest}:  # others may differ by what rounds to come will have
+        assert found[name] == pytest.approx(seconds[name] * passes, rel=0.3)
+    assert all(pool.closed for pool in Pool.opened)
+    expected = fk.run(exp, engine="serial" if fastest == "processes" else fastest)
+    assert run.result == expected.result
+    assert torch.equal(run.server["params"].buffer, expected.server["params"].buffer)
+
+
+def test_a_pool_that_could_not_win_is_not_started(pace, tmp_path):
+    pace.seconds |= {"stacked": 0.4}  # less than half of serial: two perfect workers lose
+    fk.run(experiment(small_problem(), rounds=20), out=tmp_path)
+    assert not Pool.opened
+    assert engines(tmp_path)[0]["left_out"] == {"processes": "would not pay for its start"}
+
+
+def test_little_work_is_not_measured(pace, monkeypatch, tmp_path):
+    pace.seconds = {"serial": 1e-3, "stacked": 1e-6, "processes": 1e-6}
+    monkeypatch.setattr(choose, "StackedEngine", None)
+    fk.run(experiment(small_problem()), out=tmp_path)
+    assert engines(tmp_path) == [{"after_round": 0, "asked": "auto", "engine": "serial"}]
+
+
+def test_a_model_that_cannot_be_stacked_is_left_out(pace, tmp_path):
+    class Moody(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x if x.sum() > 0 else -x)
+
+    problem = small_problem()
+    stubborn = fk.Problem(model=Moody(6, 3), loss=problem.loss, clients=problem.clients, test=problem.test)
+    pace.seconds |= {"stacked": 0.1, "processes": 0.8}
+    run = fk.run(experiment(stubborn, rounds=20), out=tmp_path)
+    assert run.result["rounds"] == 20
+    told = engines(tmp_path)[0]
+    assert told["engine"] == "processes"
+    assert "cannot be stacked" in told["left_out"]["stacked"]
+    assert "stacked" not in told["expected_seconds"]
+
+
+def test_dropout_is_never_stacked(pace, tmp_path):
+    problem = small_problem()
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    dropping = fk.Problem(model=module, loss=problem.loss, clients=problem.clients, test=problem.test)
+    pace.seconds |= {"stacked": 0.1}
+    fk.run(experiment(dropping, rounds=20), out=tmp_path)
+    assert "stacked" not in engines(tmp_path)[0]["expected_seconds"]
+
+
+@pytest.mark.parametrize("fastest", ["serial", "stacked"])
+def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
+    """A loss with noise of its own: one number more, drawn while engines are timed, would change every round."""
+    if fastest == "stacked":
+        pace.seconds |= {"stacked": 0.1}
+
+    def noisy(output, target):
+        noise = np.random.rand() + random.random() + (torch.rand(()).item() if fastest == "serial" else 0)
+        return torch.nn.functional.cross_entropy(output, target, reduction="none") * (1 + noise)
+
+    problem = small_problem()
+    exp = experiment(fk.Problem(model=problem.model, loss=noisy, clients=problem.clients), rounds=20)
+
+    def run(engine):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+        return fk.run(exp, engine=engine)
+
+    assert run("auto").result == run(fastest).result
+
+
+def test_measuring_is_a_small_part_of_the_work(pace):
+    exp = experiment(small_problem((8,) * 10), rounds=60, participation=1.0)
+    run = fk.run(exp)
+    work = sum(record.backward_passes for record in run.records)
+    assert work < pace.steps <= 1.05 * work + 4  # and one step alone, twice, to see how long it takes
+
+
+def test_a_resumed_run_goes_on_with_the_same_bits(pace, tmp_path):
+    problem = small_problem()
+    pace.seconds |= {"stacked": 0.1}
+    fk.run(experiment(problem, rounds=20), out=tmp_path / "a")
+    pace.seconds |= {"stacked": 9.0}  # now serial would be faster, but it rounds in another order
+    fk.run(experiment(problem, rounds=30), out=tmp_path / "a")
+    assert [(one["after_round"], one["engine"]) for one in engines(tmp_path / "a")] == [(0, "stacked"), (20, "stacked")]
+    fk.run(experiment(problem, rounds=20), out=tmp_path / "b")
+    pace.seconds |= {"processes": 0.7, "stacked": 0.1}
+    fk.run(experiment(problem, rounds=40), out=tmp_path / "b")
+    told = engines(tmp_path / "b")
+    assert [(one["after_round"], one["engine"]) for one in told] == [(0, "serial"), (20, "processes")]
+    assert set(told[1]["expected_seconds"]) == {"serial", "processes"}
+
+
+def test_a_loss_that_fails_fails_as_it_does_serially(pace):
+    def explode(output, target):
+        raise ZeroDivisionError("in the user's own loss")
+
+    problem = small_problem()
+    with pytest.raises(ZeroDivisionError, match="user's own"):
+        fk.run(experiment(fk.Problem(model=problem.model, loss=explode, clients=problem.clients), rounds=20))
+
+
+def test_the_command_line_tells_it_once(pace):
+    pace.seconds |= {"stacked": 0.25}
+    for make, times in ((lambda console: Lines(console, 1), 1), (Silence, 0)):
+        console = Console(file=io.StringIO(), width=200)
+        with make(console):
+            fk.run(experiment(small_problem(), rounds=20))
+        assert console.file.getvalue().count("note: engine stacked, ") == times
+        assert console.file.getvalue().count("processes: would not pay for its start") == times
+
+
+def test_long_times_are_told_in_minutes_and_hours():
+    assert [choose.lasting(s) for s in (0.5, 119, 120, 7199, 7200, 36_000)] == [
+        "0.5 s",
+        "119 s",
+        "2 min",
+        "120 min",
+        "2 h",
+        "10 h",
+    ]
+
+
+def test_shares_of_clients_are_whole_batches():
+    class Clients:
+        sizes = np.array([0, 3, 8, 100, 101])
+
+    assert Abridged(Clients(), 0.0, 8).sizes.tolist() == [0, 3, 8, 8, 8]
+    assert Abridged(Clients(), 0.25, 8).sizes.tolist() == [0, 3, 8, 32, 32]
+    assert Abridged(Clients(), 1.0, 8).sizes.tolist() == [0, 3, 8, 100, 101]
+
+
+def test_a_real_pool_can_be_prepared_again():
+    """As after measuring: what the workers were made for before leaves no trace."""
+    problem = small_problem()
+    method, training, task = build("fedavg"), Training(0, 2, 4), Task(problem)
+    short = Job(task, method, training, Task, 2, Left(3, [0, 1, 5])).shortened(0.0, [0, 1, 5])
+    pool = ProcessesEngine(short.task, method, short.training, workers=2, make_task=short.make_task)
+    try:
+        assert measure.seconds_for(pool, short) > 0
+        pool.prepare(task, method, training, Task)
+        message = {"params": task.initial}
+        found = pool.train(message, 0, 0.1, [0, 1, 5], [None] * 3)
+    finally:
+        pool.close()
+    expected = SerialEngine(Task(problem), method, training).train(message, 0, 0.1, [0, 1, 5], [None] * 3)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.report["delta"].buffer, other.report["delta"].buffer)

@@ -1,0 +1,165 @@
+"""What a run says about a published number, about the order of rows, and about leads."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedkeel.contradictions import contradictions
+from fedkeel.ledger import Entry
+from fedkeel.papers import Cell, Table, find
+from fedkeel.reproduce import settings_of
+from fedkeel.results_page import page
+from fedkeel.verdicts import judge, leads, measured
+
+SETTINGS = {
+    "dataset": "digits", "model": "logistic", "method": {"name": "fedavg"}, "lr": 0.1,
+    "partition": {"kind": "iid", "clients": 20},
+}  # fmt: skip
+
+
+def cell(row, reported, **changes):
+    made = Cell("fedfft", "1", row, "cifar10, 0.1", SETTINGS | {"rounds": 100, "augment": row}, reported)
+    return replace(made, **changes)
+
+
+def entry(row, value, seed=0, rounds=100, **changes):
+    """A run of the cell of that row; `bests` and `curve` say that it rose evenly."""
+    settings = SETTINGS | {"augment": row}
+    steps = [[r, value * r / rounds] for r in range(1, rounds + 1)]
+    made = Entry(
+        "fedfft", "1", row, "cifar10, 0.1", seed, "accuracy", "best", None, None, value, value, value, value, rounds,
+        100, 10.0 * rounds, "f", "d", settings=settings, bests=steps, curve={str(r): v for r, v in steps}, sent=1.0,
+        environment={"device": "cpu"},
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def verdicts(cells, entries):
+    return [judged.verdict for judged in judge(cells, entries)]
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+def test_every_kind_of_number_comes_from_the_same_line():
+    line = entry("A", 80.0, personal=81.0, last=70.0, sent=2.0)
+    of = cell("A", 1.0)
+    assert measured(of, line) == 80.0
+    assert measured(replace(of, evaluation="last"), line) == 70.0
+    assert measured(replace(of, evaluation="personal best"), line) == 81.0
+    assert measured(replace(of, kind="rounds", target=40.0), line) == 50
+    assert measured(replace(of, kind="rounds", target=90.0), line) is None
+    assert measured(replace(of, kind="seconds per round"), line) == pytest.approx(10.0)
+    assert measured(replace(of, kind="seconds", target=40.0), line) == pytest.approx(500.0)
+    assert measured(replace(of, kind="relative bytes", target=40.0), line) == pytest.approx(2 * 50 / 100)
+
+
+def test_extra_seconds_are_those_over_the_papers_own_method():
+    own = SETTINGS | {"method": {"name": "fedfft"}, "augment": "A"}
+    lines = [entry("A", 80.0), entry("own", 80.0, settings=own, seconds=400.0)]
+    (judged,) = judge([cell("A", 20.0, kind="extra seconds per round")], lines)
+    assert judged.mean == pytest.approx(6.0)
+    (alone,) = judge([cell("A", 20.0, kind="extra seconds per round")], lines[:1])
+    assert alone.mean is None
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+def test_verdicts():
+    cells = [cell("A", 80.0), cell("B", 70.0), cell("C", 60.0)]
+    assert verdicts(cells, []) == ["not run"] * 3
+    assert verdicts(cells, [entry("A", 80.9), entry("B", 69.1)])[:2] == ["within seed noise"] * 2
+    assert verdicts(cells, [entry("A", 75.0), entry("B", 65.0), entry("C", 55.0)]) == ["ordering holds"] * 3
+    turned = verdicts(cells, [entry("A", 65.0), entry("B", 75.0), entry("C", 55.0)])
+    assert turned == ["differs", "differs", "ordering holds"]
+    assert verdicts(cells, [entry("A", 75.0)])[0] == "differs"
+
+
+def test_seeds_widen_the_noise():
+    one = [cell("A", 80.0)]
+    assert verdicts(one, [entry("A", 77.0, seed=s) for s in range(3)]) == ["differs"]
+    assert verdicts(one, [entry("A", v, seed=i) for i, v in enumerate((74.0, 77.0, 80.0))]) == ["within seed noise"]
+    assert verdicts([cell("A", 80.0, spread=2.0)], [entry("A", 77.0)]) == ["within seed noise"]
+
+
+def test_a_run_made_again_counts_once():
+    (judged,) = judge([cell("A", 80.0)], [entry("A", 70.0), entry("A", 80.0)])
+    assert (judged.mean, len(judged.entries)) == (80.0, 1)
+
+
+def test_a_shortened_run_is_never_within_noise():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    short = [entry("A", 80.0, rounds=10), entry("B", 60.0, rounds=10)]
+    assert verdicts(cells, short) == ["ordering holds"] * 2
+    assert verdicts(cells, short[:1]) == ["shortened", "not run"]
+    turned = [entry("A", 60.0, rounds=10), entry("B", 70.0, rounds=10)]
+    assert verdicts(cells, turned) == ["differs so far"] * 2
+
+
+def test_runs_of_unequal_length_are_ordered_where_both_have_been():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    # at round 10, B (which ends at 75) has come to 7.5
+    assert verdicts(cells, [entry("A", 60.0, rounds=10), entry("B", 75.0)])[0] == "ordering holds"
+    assert verdicts(cells, [entry("A", 5.0, rounds=10), entry("B", 75.0)])[0] == "differs so far"
+    unknown = entry("B", 75.0, bests=[], curve={})
+    assert verdicts(cells, [entry("A", 60.0, rounds=10), unknown])[0] == "shortened"
+
+
+def test_rounds_have_a_noise_of_their_own_and_may_not_be_reached():
+    of = cell("A", 200, kind="rounds", target=40.0)
+    assert verdicts([replace(of, reported=52.0)], [entry("A", 80.0)]) == ["within seed noise"]
+    assert verdicts([replace(of, reported=60.0)], [entry("A", 80.0)]) == ["differs"]
+    assert verdicts([of], [entry("A", 30.0)]) == ["not reached"]
+    assert verdicts([of], [entry("A", 30.0, rounds=10)]) == ["not reached so far"]
+    assert verdicts([of], [entry("A", 80.0, bests=[])]) == ["not run"]  # that line does not tell
+
+
+def test_seconds_of_another_machine_are_only_ordered():
+    cells = [cell("A", 10.0, kind="seconds per round"), cell("B", 20.0, kind="seconds per round")]
+    assert verdicts(cells, [entry("A", 1.0)])[0] == "another machine"
+    assert verdicts(cells, [entry("A", 1.0, seconds=1.0), entry("B", 1.0, seconds=3.0)]) == ["ordering holds"] * 2
+    assert verdicts(cells, [entry("A", 1.0, seconds=4.0), entry("B", 1.0, seconds=3.0)]) == ["differs"] * 2
+
+
+def test_what_is_damaged_or_not_measured_is_not_judged():
+    assert verdicts([cell("A", 80.0, uncertain=True)], [entry("A", 80.0)]) == ["not judged"]
+    assert verdicts([cell("A", 80.0, unmeasured="because")], [entry("A", 80.0)]) == ["not measured"]
+
+
+# ---- leads ---------------------------------------------------------------------------------------------------------
+def test_a_lead_is_measured_at_a_round_and_over_seeds_that_both_have():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    lines = [entry("A", 8.0, rounds=10), entry("A", 9.0, seed=1, rounds=10), entry("B", 70.0, seed=1)]
+    (lead,) = leads(table, judge(cells, lines))
+    assert (lead.round, lead.seeds, lead.reported) == (10, 1, 10.0)
+    assert lead.measured == pytest.approx(9.0 - 7.0)
+    assert leads(table, judge(cells, lines[:2])) == []
+
+
+def test_leads_that_others_measured_stand_beside_ours_at_their_round():
+    found = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    lines = [
+        entry(row, value, paper="fedfft", settings=settings_of(found[row]))
+        for row, value in (("FedFFT", 80), ("FedSAM", 40))
+    ]
+    assert "| fedfft:1 | FedFFT − FedSAM (1-D tensors unfiltered there) | cifar10, 0.1 | +7.5 | – | 200 |" in page(
+        lines
+    )
+    longer = [replace(line, rounds=800, bests=[[200, line.best / 2], [800, line.best]]) for line in lines]
+    assert "| +7.5 | +20.00 | 200 |" in page(longer)
+
+
+# ---- contradictions ------------------------------------------------------------------------------------------------
+def test_contradictions_say_what_was_tried():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    tried = entry("A", 79.0, settings=SETTINGS | {"augment": "A", "lr": 0.5})
+    lines = [entry("A", 60.0), tried]
+    (found,) = contradictions(judge(cells, lines), lines)
+    assert found.cells == ["fedfft:1 A, cifar10, 0.1: reported 80.00, measured 60.00 (-20.00): differs"]
+    assert found.tried == ["`lr = 0.5` (chosen: 0.1): 79.00 after 100 rounds (1 seed)"]
+    assert contradictions(judge(cells, [entry("A", 80.0)]), [entry("A", 80.0)]) == []
+
+
+def test_a_page_without_runs_still_names_the_questions_and_what_is_not_measured():
+    text = page([])
+    assert text.count("\n### questions:") == 5
+    assert "## Not measured, and why" in text
+    assert "## Contradictions" not in text
