@@ -205,9 +205,7 @@ class StackedWorkspace:
                 tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram, noise
             )
             sent = aim.message if aim.sent is None else _pytree.tree_map(lambda slot: slot[members], aim.message)  # noqa: B023
-            found = self.together(
-                Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs
-            )
+            found = self.together(Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs)
             tree[members], loss[members] = found.tree.buffer, found.loss
             if after is not None and found.buffers is not None:
                 after[members] = found.buffers.buffer

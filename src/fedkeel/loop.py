@@ -188,9 +188,7 @@ class Loop:
             self.folder.write_json("timing.json", {"seconds": round(total, 3), "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(
-        self, engine: Engine, training: Training
-    ) -> Generator[Request, list[Outcome], RoundRecord]:
+    def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)

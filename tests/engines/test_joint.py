@@ -39,7 +39,7 @@ def moved(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def two_tasks(name: str) -> list[Task]:
+def two_tasks(name: str, device: str = "cpu") -> list[Task]:
     """Two runs of one method: other data, other sizes, other weights."""
     given = (
         problem(model=model_for(name, network())),
@@ -48,7 +48,7 @@ def two_tasks(name: str) -> list[Task]:
             clients=[samples(size, 10 + i) for i, size in enumerate((3, 8, 2, 6, 10))],
         ),
     )
-    return [Task(one, dtype=torch.float64, asks=build(name).asks) for one in given]
+    return [Task(one, device=device, dtype=torch.float64, asks=build(name).asks) for one in given]
 
 
 def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:

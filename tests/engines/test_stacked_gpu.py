@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_joint import trained, two_tasks
 from test_stacked import difference, network, problem, settled, train
 
 from fedkeel.engines.engine import Training
+from fedkeel.engines.joint import JointEngine
 from fedkeel.engines.lifts import broadcasting, fused, vmapped
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
@@ -38,3 +40,14 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound
     assert engine.graphs.possible or lift is vmapped
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedfft-d", "fedwmsam"])
+def test_two_runs_in_one_captured_stack_learn_what_they_learn_alone(name: str) -> None:
+    tasks = two_tasks(name, "cuda")
+    method, training = settled(name, tasks[0]), Training(seed=1, epochs=2, batch_size=3)
+    alone = [SerialEngine(task, method, training) for task in tasks]
+    expected = trained(name, lambda asked: {run: alone[run].train(*request) for run, request in asked.items()}, tasks)
+    joint = JointEngine([StackedEngine(task, method, training) for task in two_tasks(name, "cuda")])
+    assert difference(trained(name, joint.train, tasks), expected) < 1e-11
+    assert joint.stacked.graphs.possible

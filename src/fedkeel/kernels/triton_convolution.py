@@ -53,9 +53,7 @@ def _convolve(
             b = tl.load(weights[None, :] + (down * WIDE + q)[:, None], mask=used[None, :], other=0.0)
         else:
             right = column[:, None] + (q // INNER)[None, :]
-            a = tl.load(
-                source, mask=seen[:, None] & (q < WIDE)[None, :] & (right >= 0) & (right < WIDTH), other=0.0
-            )
+            a = tl.load(source, mask=seen[:, None] & (q < WIDE)[None, :] & (right >= 0) & (right < WIDTH), other=0.0)
             b = tl.load(
                 weights[None, :] + (down * WIDE + q)[:, None], mask=used[None, :] & (q < WIDE)[:, None], other=0.0
             )
@@ -127,9 +125,7 @@ def _input_gradient(
             )  # fmt: skip
             total = tl.dot(a, b, total, input_precision=PRECISION)
     at = client * images * (HEIGHT * WIDTH) + (image * HEIGHT + row) * WIDTH + column
-    tl.store(
-        dx + at[:, None] * inner + n[None, :], total.to(dx.dtype.element_ty), mask=exists[:, None] & used[None, :]
-    )
+    tl.store(dx + at[:, None] * inner + n[None, :], total.to(dx.dtype.element_ty), mask=exists[:, None] & used[None, :])
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
