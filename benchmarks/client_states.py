@@ -1,6 +1,7 @@
 """Many clients with large states: SCAFFOLD's control variates of a ResNet-18, 45 MB for each client that took part.
 
 python benchmarks/client_states.py [--clients 10000] [--rounds 62] [--selected 10] [--out FOLDER]
+python benchmarks/client_states.py --checkpoint cuda     how long a checkpoint of 100 such states takes
 
 Clients have one sample of 8×8 pixels, so that states, not training, are what the run consists of. The folder of the
 run needs 45 MB of free disk for each client that takes part, and is removed in the end.
@@ -13,7 +14,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,11 @@ from fedkeel.machine import free_memory
 from fedkeel.models import build
 from fedkeel.record import RoundRecord
 from fedkeel.setup import cross_entropy
+from fedkeel.store import ClientStore
+from fedkeel.trees import Tree
 
 SHAPE = (3, 8, 8)
+PARAMETERS = 11_181_642
 
 
 class Noise(Sequence[tuple[Tensor, Tensor]]):
@@ -77,34 +81,67 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def checkpoint(device: str, folder: Path, clients: int = 100) -> None:
+    """Seconds to write all states, to write a tenth of them again, and to read all back."""
+    store = ClientStore(folder, device)
+
+    def fill(clients: int, round: int) -> None:
+        for client in range(clients):
+            store.put(client, {"c_i": Tree.of({"w": torch.randn(PARAMETERS, device=device)})}, round)
+
+    def told(what: str, call: Callable[[], object]) -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        print(f"{what}: {time.perf_counter() - began:.2f} s", flush=True)
+
+    fill(clients, 1)
+    told(f"{store.held / 1e9:.2f} GB in {clients} states, all new", store.save)
+    fill(clients // 10, 2)
+    told(f"{clients // 10} of them new", store.save)
+    again = ClientStore(folder, device)
+    again.restore(store.places)
+    told("read back", lambda: [again.get(client) for client in range(clients)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=62)
     parser.add_argument("--selected", type=int, default=10)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--checkpoint", metavar="DEVICE")
     asked = parser.parse_args()
+    folder = asked.out or Path(tempfile.mkdtemp(prefix="client-states-"))
+    folder.mkdir(parents=True, exist_ok=asked.out is None)  # it is removed in the end, so it must be a new one
+    try:
+        if asked.checkpoint:
+            checkpoint(asked.checkpoint, folder)
+        else:
+            train(asked.clients, asked.rounds, asked.selected, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(clients: int, rounds: int, selected: int, folder: Path) -> None:
     problem = fk.Problem(
         model=build("resnet18-gn", shape=SHAPE, classes=10, seed=0),
         loss=cross_entropy,
-        clients=Noise(asked.clients),
+        clients=Noise(clients),
         classes=10,
     )
     experiment = fk.Experiment(
         problem=problem,
         method="scaffold",
-        rounds=asked.rounds,
-        participation=asked.selected / asked.clients,
+        rounds=rounds,
+        participation=selected / clients,
         epochs=1,
         batch_size=1,
         lr=0.01,
-        evaluate_every=asked.rounds,
+        evaluate_every=rounds,
     )
-    folder = asked.out or Path(tempfile.mkdtemp(prefix="client-states-"))
-    try:
-        fk.run(experiment, out=folder, engine="serial", progress=Watch(folder, peak(), max(1, asked.rounds // 12)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    fk.run(experiment, out=folder, engine="serial", progress=Watch(folder, peak(), max(1, rounds // 12)))
 
 
 if __name__ == "__main__":

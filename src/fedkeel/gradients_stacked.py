@@ -235,16 +235,30 @@ class KernelWorkspace(StackedWorkspace):
         reference = self.reference(batch, aim, buffers)
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
-        given = (batch.mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
-        judge = vmap(partial(self.judged, aim, module), in_dims=dims)
         with torch.set_grad_enabled(aim.kind.differentiable), stackable():
             output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
-            losses = judge(batch.tensors, output.to(self.task.dtype), aim.needed, *given)
+            losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
         if not aim.kind.differentiable:
             return Gradient(params.zeros(), losses)
         torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
         return Gradient(into, losses.detach())
+
+    def losses(
+        self, module: nn.Module, batch: StackedBatch, aim: Aim, output: Tensor, reference: Tensor | None
+    ) -> Tensor:
+        """One for each client. A loss that is known to judge samples one by one takes those of all clients at once."""
+        mask = batch.mask
+        if aim.kind.losses is None and hasattr(self.task.problem.loss, "batch_mean"):
+            tensors = tuple(part.flatten(0, 1) for part in batch.tensors)
+            each = self.task.losses(module, tensors, output.flatten(0, 1)).unflatten(0, output.shape[:2])
+            each = each.flatten(2).mean(2) if each.dim() > 2 else each
+            total = (each if mask is None else each * mask).sum(1)
+            return total if aim.kind.total else total / (each.shape[1] if mask is None else mask.sum(1))
+        given = (mask, reference, batch.histogram, batch.noise)
+        dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
+        judge = vmap(partial(self.judged, aim, module), in_dims=dims)
+        losses: Tensor = judge(batch.tensors, output, aim.needed, *given)
+        return losses
 
 
 def workspace_for(task: Task) -> StackedWorkspace:

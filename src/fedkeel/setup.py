@@ -34,6 +34,7 @@ from fedkeel.randomness import key
 from fedkeel.rule import Rule, Setting
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
+from fedkeel.rules.sharing import confined
 from fedkeel.task import CHUNK, Task
 
 
@@ -147,7 +148,7 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
     """
     most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    setting = Setting(task.initial.layout, head_of(task), most)
+    setting = Setting(task.initial.layout, head_of(task), most, float(task.clients.sizes.mean()))
     clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
     method, policy = experiment.composed, experiment.policy
@@ -156,6 +157,7 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     method = method.each_rule(lambda rule: rule.settled(setting))
     method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
+    method = confined(method, task.initial)
     if policy is not None and task.tests is None:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):

@@ -268,3 +268,13 @@ def test_text_is_read_as_it_is_written(text):
 def test_a_long_tail_comes_before_a_feature_shift():
     with pytest.raises(ExperimentError, match="long tail cannot be made of shifted features"):
         load_partition("long-tail:imbalance=10,base=feature-shift:base=iid:clients=10")
+
+
+def test_a_base_that_refills_evens_out_a_long_tail_and_says_so():
+    counts = {}
+    for form in ("client-prior-refill", "client-prior-exact"):
+        divided = LongTail(Dirichlet(100.0, 10, form), imbalance=50.0).divide(CIFAR, 1)
+        counts[form] = divided.histogram(CIFAR, 10).sum(0)
+        assert any("keeps the tail" in note for note in divided.notes) == (form == "client-prior-refill")
+    assert counts["client-prior-exact"].max() == 50 * counts["client-prior-exact"].min()
+    assert counts["client-prior-refill"].max() < 2 * counts["client-prior-refill"].min()

@@ -30,7 +30,7 @@ from fedkeel.models import build as build_model
 from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.setup import head_of
+from fedkeel.setup import cross_entropy, head_of
 from fedkeel.task import Task, add_up
 from fedkeel.trees import Tree, stack, tensors
 from problems import model_for
@@ -107,6 +107,14 @@ def both(
     one, other = (Task(problem, dtype=dtype, asks=method.asks) for _ in range(2))
     serial = train(SerialEngine(one, method, training), method, one)
     return train(StackedEngine(other, method, training, **options), method, other), serial
+
+
+@pytest.mark.parametrize("loss", [per_sample, cross_entropy])
+def test_losses_of_all_clients_at_once_are_those_of_each(loss: Any) -> None:
+    """One that is known to judge samples one by one is not taken apart by client."""
+    given = problem(loss=loss, model=network())
+    stacked, serial = both(given, build("fedsam"))
+    assert difference(stacked, serial) < 1e-12
 
 
 @pytest.mark.parametrize("name", METHODS)

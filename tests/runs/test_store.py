@@ -98,7 +98,7 @@ def test_a_state_is_written_once(tmp_path, together, monkeypatch):
     monkeypatch.setattr(stores, "sync", lambda path: None)
     for _ in range(3):
         store.save()
-    assert written == [f"clients-{client // together:06d}-00000001.safetensors" for client in (0, 7)]
+    assert sorted(written) == [f"clients-{client // together:06d}-00000001.safetensors" for client in (0, 7)]
 
 
 def test_files_that_no_checkpoint_names_do_not_pile_up(tmp_path, together):
@@ -147,3 +147,20 @@ def test_a_run_with_a_tiny_budget_gives_the_same_result(tmp_path, monkeypatch, o
         kept = names(tmp_path / "checkpoint")
         used = {name for path in kept for name in Checkpoint.load(path).places.values()}
         assert used == {path.name for path in (tmp_path / "checkpoint").glob("clients-*")}
+
+
+def test_memory_does_not_grow_with_the_clients_that_took_part(tmp_path):
+    """The law of benchmarks/client_states.py: beyond the budget, only the disk fills up."""
+    budget, most = 4 * SIZE, 0
+    store = ClientStore(tmp_path, budget=budget)
+    for round in range(60):
+        for client in range(3 * round, 3 * round + 3):
+            assert store.get(client) is None
+            store.put(client, state(client), round + 1)
+        most = max(most, store.held)
+        store.trim()
+        assert store.held == SIZE * len(store.memory) <= budget
+    assert most <= budget + 3 * SIZE
+    assert len(store) == 180
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 170 * SIZE
+    assert all(int(store.get(client)["seen"]) == client for client in range(180))

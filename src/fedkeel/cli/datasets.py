@@ -15,7 +15,7 @@ from fedkeel.cli.console import count, facts, stdout, table
 from fedkeel.cli.pages import argument, option
 
 if TYPE_CHECKING:
-    from fedkeel.data import DatasetCard
+    from fedkeel.data import Dataset, DatasetCard
     from fedkeel.data.partition import Partition
 
 
@@ -85,7 +85,7 @@ def shape(card: DatasetCard) -> str:
 
 def show_card(card: DatasetCard, console: Console) -> None:
     from fedkeel.cli.fetching import present
-    from fedkeel.data import data_root
+    from fedkeel.data import data_root, load
     from fedkeel.data.dataset import Hub
     from fedkeel.data.loading import source_of
 
@@ -106,8 +106,9 @@ def show_card(card: DatasetCard, console: Console) -> None:
         "here": here,
         "pixels": f"divided by 255, less {numbers(card.mean)}, divided by {numbers(card.std)}" if card.mean else "",
         "tokens": f"{count(card.vocabulary)} different ones" if card.vocabulary else "",
-        "checksums": "\n".join(f"{digest}  {file}" for file, digest in card.checksums.items()),
+        "checksums": "\n".join(f"{digest}  {file}" for file, digest in card.checksums.items()) or "none published",
         "notes": card.notes,
+        "left out": "\n".join(load(card.name).remarks) if present(card.name) else "",
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
     console.print(Text(f"\nfedkeel run --dataset {card.name} takes", "bold"))
@@ -141,7 +142,7 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
     from fedkeel.data.heterogeneity import summary
     from fedkeel.data.partitions import load_partition
 
-    partition, labels = divided(card, text, seed)
+    partition, data, labels = divided(card, text, seed)
     found = summary(partition, labels, card.classes)
     sizes = f"{count(found.smallest)} to {count(found.largest)} samples, median {found.median:g}"
     rows = {
@@ -156,7 +157,7 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
         rows["corruptions"] = f"{shift.fewest} to {shift.most} a client at severity {shift.severity}, besides"
     console.print(Text(f"{card.name}  ", "bold") + Text(f"{text}, seed {seed}", "dim"))
     console.print(facts(rows.items()))
-    for note in found.notes:
+    for note in (*found.notes, *data.remarks):
         console.print(Text(f"note: {note}"), soft_wrap=True)
     console.print()
     histogram = partition.histogram(labels, card.classes)
@@ -165,8 +166,8 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
         typer.echo(draw_heatmap(histogram, figure))
 
 
-def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
-    """The partition that an experiment with this seed would have, and the labels that it divides."""
+def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset, Any]:
+    """The partition that an experiment with this seed would have, the data set, and the labels that it divides."""
     import numpy as np
 
     from fedkeel.cli.fetching import present
@@ -182,4 +183,4 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Any]:
     data = load(card.name)
     labels = np.asarray(data.train_labels)
     experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)
-    return divide(experiment, data, labels), labels
+    return divide(experiment, data, labels), data, labels

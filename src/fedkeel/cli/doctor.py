@@ -153,7 +153,8 @@ def memory(experiment: object) -> Iterator[tuple[str, str]]:
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))
     yield "model", f"{count(need.parameters)} parameters"
     yield "server", byte_size(need.server)
-    yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state"
+    files = f"; beyond {byte_size(need.budget)} in files" if need.client * need.clients > need.budget else ""
+    yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state{files}"
     yield "a step", f"{byte_size(need.workspace)} for trees and activations, in each worker process"
     yield "reports", f"{byte_size(need.reports)} from {count(need.selected)} clients a round"
     yield "data", f"{byte_size(need.data)} on disk, read as needed"

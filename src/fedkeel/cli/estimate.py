@@ -15,6 +15,7 @@ from fedkeel.engines.flower.expected import expected
 from fedkeel.engines.memory import activation_bytes
 from fedkeel.errors import ExperimentError
 from fedkeel.experiment import Experiment
+from fedkeel.machine import state_budget
 from fedkeel.models import build
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem
@@ -29,7 +30,10 @@ TREES = 4  # the model as it was given, its initial weights, its gradient by lay
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes by part. `clients` may come to have state, `likely` will on average, and `selected` train in a round."""
+    """Bytes by part. `clients` may come to have state, `likely` will on average, and `selected` train in a round.
+
+    `budget` is for states in memory.
+    """
 
     parameters: int
     clients: int
@@ -37,6 +41,7 @@ class Estimate:
     selected: int
     server: int
     client: int
+    budget: int
     workspace: int
     reports: int
     data: int
@@ -46,10 +51,11 @@ class Estimate:
         """What one process holds at once, besides Python and PyTorch; each worker process has a workspace more.
 
         A round is all or nothing: at its end the states of the server and of the selected clients are there as they
-        were and as they will be, and all reports until they are combined. Data are mapped, not read as a whole.
+        were and as they will be, and all reports until they are combined. States beyond the budget are in files, and
+        data are mapped, not read as a whole.
         """
-        states = 2 * self.server + self.client * (self.likely + self.selected)
-        return round(states) + self.reports + self.workspace
+        states = min(round(self.client * self.likely), self.budget) + self.client * self.selected
+        return 2 * self.server + states + self.reports + self.workspace
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -71,6 +77,7 @@ def estimate(experiment: Experiment) -> Estimate:
         selected=selected,
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
+        budget=state_budget(task.device),
         workspace=TREES * tree + activation_bytes(task, method, training),  # the latter with the trained weights
         reports=selected * size(expected(method, task).report),
         data=needed_bytes(SOURCES[experiment.dataset]),

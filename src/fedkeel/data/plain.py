@@ -114,7 +114,8 @@ class LongTail:
         check_labels(labels)
         kept = self._kept(labels, randomness.key(key, "long tail"))
         part = self.base.divide(labels[kept], key, groups=None if groups is None else groups[kept])
-        return Partition(kept[part.indices], part.offsets, len(labels), part.notes)
+        even = ("the base repeats samples of rare classes: form=client-prior-exact keeps the tail",)
+        return Partition(kept[part.indices], part.offsets, len(labels), part.notes + even * (part.duplicated > 0))
 
     def _kept(self, labels: Integers, key: int) -> Integers:
         _, rank, counts = np.unique(labels, return_inverse=True, return_counts=True)

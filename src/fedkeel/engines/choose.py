@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
-from fedkeel.engines.measure import Job, seconds_for, seconds_of, unnoticed
+from fedkeel.engines.measure import TIMES, Job, seconds_for, seconds_of, unnoticed
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
@@ -110,7 +110,7 @@ class Contest:
         each /= max(1, alone.passes_left)
         if each * total < WORTH_SECONDS:
             return None, Choice("serial")
-        short = self.short_round(min(SHARE * total / (2 * len(self.names)), SECONDS / each))
+        short = self.short_round(min(SHARE * total / (TIMES * len(self.names)), SECONDS / each))
         trials = {"serial": self.serial, "stacked": self.stacked, "processes": self.processes}
         for name in self.names:
             try:

@@ -15,6 +15,7 @@ from fedkeel.trees import tensors
 SPARE = 0.8  # of what is free
 TREES = 12  # parameters, gradients and the values between them that live at once during a step
 CPU_TOGETHER = 64  # a longer stack gains nothing on a CPU
+CPU_DATA = 64 << 20  # gathering few rows anew in each round takes longer than keeping them all
 
 
 def free_bytes(device: torch.device) -> int:
@@ -28,8 +29,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def data_budget(device: torch.device) -> int:
-    """How many bytes of raw data may lie on the device for good; a CPU has them in memory or mapped already."""
-    return free_bytes(device) // 4 if device.type == "cuda" else 0
+    """How many bytes of raw data may lie on the device for good; a CPU has them in memory or mapped already, and
+    copies them only where they are few."""
+    return free_bytes(device) // 4 if device.type == "cuda" else CPU_DATA
 
 
 def clients_that_fit(task: Task, method: Method, training: Training) -> int:
