@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-fast test-flower check bench clean
+.PHONY: run test test-fast test-flower test-flower-fast check bench clean
 
 run: .venv/installed
 	$(BIN)/fedkeel run
@@ -17,9 +17,12 @@ test-fast: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 # Flower pins its dependencies, so it is tested in an environment of its own
-test-flower: .venv-flower/installed
-	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/flower
+test-flower: test-flower-fast
 	.venv-flower/bin/python -m pytest -n 0 -m slow tests/flower tests/cluster
+
+# in one process each: no federation is started
+test-flower-fast: .venv-flower/installed
+	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/flower
 
 check: .venv/developing
 	$(BIN)/ruff check .
@@ -28,6 +31,7 @@ check: .venv/developing
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/engines_cpu.py
+	$(BIN)/python benchmarks/peers_cpu.py
 	$(BIN)/python benchmarks/filter_cpu.py
 
 clean:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedkeel.rules.corrections import ClipNorm as ClipNorm
     from fedkeel.rules.corrections import ControlVariates as ControlVariates
     from fedkeel.rules.corrections import DecayHere as DecayHere
+    from fedkeel.rules.corrections import DriftCorrection as DriftCorrection
     from fedkeel.rules.corrections import DynamicDual as DynamicDual
     from fedkeel.rules.corrections import Proximal as Proximal
     from fedkeel.rules.corrections import WeightDecay as WeightDecay
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from fedkeel.rules.server_rules import ServerAdam as ServerAdam
     from fedkeel.rules.server_rules import ServerMomentum as ServerMomentum
     from fedkeel.rules.server_rules import Shrink as Shrink
+    from fedkeel.rules.server_rules import WarmUp as WarmUp
     from fedkeel.rules.weights import ByDiscrepancy as ByDiscrepancy
     from fedkeel.rules.weights import ByLoss as ByLoss
     from fedkeel.rules.weights import ByOthersLoss as ByOthersLoss
@@ -134,7 +136,8 @@ PUBLIC: dict[str, str] = {
     "fedkeel.rules.agreement": "ByAgreement",
     "fedkeel.rules.controls": "MeasureStep RandomEnergy Rescale",
     "fedkeel.rules.corrections": (
-        "ActiveDual ClientMomentum ClipHere ClipNorm ControlVariates DecayHere DynamicDual Proximal WeightDecay"
+        "ActiveDual ClientMomentum ClipHere ClipNorm ControlVariates DecayHere DriftCorrection DynamicDual Proximal "
+        "WeightDecay"
     ),
     "fedkeel.rules.critical": "ByChance ByChange ByRange ByRemoval ByTaylor CriticalLayers LayerRadius NoteRemoval",
     "fedkeel.rules.detrending": "ClipMedian GaussianDetrend PoolDetrend",
@@ -148,7 +151,7 @@ PUBLIC: dict[str, str] = {
         "AdaptiveSam AdmmPerturbation Ascent DistilAscent GlobalDirection LastServerStep Sam SharedLayers"
     ),
     "fedkeel.rules.probes": "AdaptiveRadius MeasureAlignment MeasureLoss MeasureNorm PilotRadius",
-    "fedkeel.rules.server_rules": "GlobalSharpness ServerAdam ServerMomentum Shrink",
+    "fedkeel.rules.server_rules": "GlobalSharpness ServerAdam ServerMomentum Shrink WarmUp",
     "fedkeel.rules.weights": "ByDiscrepancy ByLoss ByOthersLoss BySize Fair FairShares Uniform",
     "fedkeel.run": "run",
     "fedkeel.runs": "Run load_run",

@@ -11,8 +11,10 @@ from fedkeel.data.batches import steps
 from fedkeel.engines.engine import Outcome, Training
 from fedkeel.method import FACTS, Method
 from fedkeel.rule import State
+from fedkeel.rules.layers import matching
+from fedkeel.rules.sharing import private
 from fedkeel.task import Task
-from fedkeel.trees import tensors
+from fedkeel.trees import Tree, tensors
 
 
 def all_finite(outcome: Outcome) -> bool:
@@ -27,6 +29,17 @@ def finite(value: float) -> float | None:
 def uploaded(report: State) -> State:
     """What a client sends, without the facts that the server knows or that weigh nothing."""
     return {name: slot for name, slot in report.items() if name == "delta" or name not in FACTS}
+
+
+def sent(method: Method, message: State) -> State:
+    """What of a message travels: not the layers of which every client has its own."""
+    mine = matching(private(method))
+    return message | {"params": message["params"].only(lambda name: not mine(name))}
+
+
+def whole(message: State, initial: Tree) -> State:
+    """What was sent, with the private layers as the server has them: as they were first made."""
+    return message | {"params": initial | message["params"]}
 
 
 def size_of(slot: Any) -> int:

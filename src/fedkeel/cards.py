@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from fedkeel.errors import FedkeelError
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method, Phase
 from fedkeel.methods import METHODS, build, makers_of, settings_of
+from fedkeel.models.bottleneck import Bottleneck
+from fedkeel.objectives import objective_of
 from fedkeel.problem import Problem
 from fedkeel.round import init_client, init_server
 from fedkeel.rule import Rule, State
@@ -25,7 +27,19 @@ from fedkeel.run import run
 from fedkeel.setup import CrossEntropy, method_of, problem_of, task_maker
 from fedkeel.trees import tensors
 
-SERVER_LR = "how far the server follows the combined update; server_lr = 1 is the update itself"
+MEANINGS = {
+    "server_lr": "how far the server follows the combined update; 1 is the update itself",
+    "head": "names of the classifier's parameters, * and ? allowed; @head finds them",
+    "private": "names of the parameters that stay, * and ? allowed; @head is the classifier",
+    "form": "which filter: fft, lap-d, gaussian or fft-2d; high, random, energy, l2, norm and median are controls",
+    "order": "of a tensor's axes when it is flattened for the filter; 0123 is torch's own",
+    "window": "of form=lap-d: over how many neighbours it averages",
+    "sigma": "of form=gaussian: how wide it averages",
+    "layers": "names of the parameters to filter, * and ? allowed; () is all",
+    "probe": "how many batches are looked at before training",
+    "sensitivity": "what ranks the layers: change, minmax, taylor or exact",
+}
+"""What hyper-parameters mean that set no field of a rule of the same name."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +78,8 @@ class MethodCard:
 
     @property
     def passes(self) -> str:
-        """Backward passes per local step, phase by phase."""
-        return " + ".join(_passes(phase) for phase in self.method.phases)
+        """Backward passes, phase by phase."""
+        return ", then ".join(_passes(phase) for phase in self.method.phases)
 
     @property
     def passes_in_short(self) -> str:
@@ -81,13 +95,13 @@ class MethodCard:
 def card(name: str) -> MethodCard:
     """Of a method by name, of one with plug-ins (`specgradfilter+scaffold`), or of the user's own `module:function`."""
     method, makers = build(name), [underlying(make) for make in makers_of(name)]
-    words = settings_of(name)
+    words, about = settings_of(name), "\n\n".join(inspect.getdoc(make) or "" for make in makers)
     return MethodCard(
         name=name,
         family=makers[0].__module__.rpartition(".")[2],
-        about="\n\n".join(inspect.getdoc(make) or "" for make in makers),
+        about=about,
         method=method,
-        hyperparameters=tuple(Hyperparameter(word, value, meaning(word, method)) for word, value in words.items()),
+        hyperparameters=tuple(Hyperparameter(w, value, meaning(w, method, about)) for w, value in words.items()),
         costs=costs(method),
     )
 
@@ -103,9 +117,17 @@ def underlying(make: Callable[..., Method]) -> Callable[..., Method]:
 
 
 def _passes(phase: Phase) -> str:
-    extent = "" if phase.batches is None else f" on {phase.batches} batch{'es' if phase.batches != 1 else ''}"
-    extent = extent if phase.epochs is None else f" for {phase.epochs:g} epoch{'s' if phase.epochs != 1 else ''}"
-    return f"{phase.backward_passes}{extent}"
+    if phase.epochs is not None:
+        return f"{phase.backward_passes} per step of {phase.epochs:g} epoch{'s' if phase.epochs != 1 else ''}"
+    if phase.batches is not None:
+        return f"{phase.backward_passes} on each of {phase.batches} batch{'es' if phase.batches != 1 else ''}"
+    return f"{phase.backward_passes} per local step"
+
+
+def objectives(method: Method) -> dict[str, str]:
+    """What gradients are taken of besides the loss, and what that is."""
+    found = {name: objective_of(name)[0].losses for name in sorted(method.objectives)}
+    return {name: one_line(inspect.getdoc(losses) or "") for name, losses in found.items() if losses is not None}
 
 
 # ---- what docstrings say -------------------------------------------------------------------------------------------
@@ -114,8 +136,8 @@ def one_line(text: str) -> str:
 
 
 def every_rule(method: Method) -> Iterator[Rule]:
-    """The rules, and those that are fields of others."""
-    waiting = list(method.rules)
+    """The rules, those of the server's own phase, and those that are fields of others."""
+    waiting = [*method.rules, *(method.server_phase.rules if method.server_phase else ())]
     while waiting:
         rule = waiting.pop(0)
         yield rule
@@ -129,15 +151,16 @@ def settings(rule: Any) -> dict[str, Any]:
     return {field.name: getattr(rule, field.name) for field in fields(rule)} if is_dataclass(rule) else {}
 
 
-def meaning(word: str, method: Method) -> str:
-    """The sentences of the rules' docstrings that say what values of a hyper-parameter mean."""
+def meaning(word: str, method: Method, about: str = "") -> str:
+    """The sentences that say what values of a hyper-parameter mean: of its rules, else of the method's docstring."""
     found: dict[str, None] = {}
     for rule in every_rule(method):
         if word in settings(rule):
             found |= dict.fromkeys(sentences_about(word, inspect.getdoc(type(rule)) or ""))
-    if not found and word == "server_lr":
-        return SERVER_LR
-    return " ".join(found)
+    if not found and word in MEANINGS:
+        return MEANINGS[word]
+    plain = "\n\n".join(part for part in about.split("\n\n") if not part.startswith("Paper:"))
+    return " ".join(found or sentences_about(word, plain))
 
 
 def sentences_about(word: str, text: str) -> list[str]:
@@ -145,15 +168,20 @@ def sentences_about(word: str, text: str) -> list[str]:
     plain = re.sub(r"\([^()]*\b(?:19|20)\d\d\)", "", one_line(text))  # without the paper
     sentences = [sentence.strip() for sentence in re.split(r"(?<=\.)\s+", plain) if sentence.strip()]
     valued = [s for s in sentences if re.search(rf"(?<![\w.]){re.escape(word)} = ", s)]
-    return valued or [s for s in sentences if re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", s)]
+    return valued or [s for s in sentences if re.search(rf"(?<![\w.]){re.escape(word)}(?!\.?\w)", s)]
 
 
 # ---- what a round costs --------------------------------------------------------------------------------------------
-def sample_problem() -> Problem:
-    """Two clients of eight samples and a perceptron that makes a few scalars more in a message vanish."""
+def sample_problem(method: Method) -> Problem:
+    """Two clients of eight samples and a perceptron that makes a few scalars more in a message vanish.
+
+    Its last layer is a random code where the method compares codes.
+    """
+    coded = any(objective_of(name)[0].of for name in method.objectives)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
+        model = Bottleneck(body, 128, 10, code=64, samples=2) if coded else body.append(nn.Linear(128, 10))
         data = [(torch.randn(8, 64), torch.arange(8)) for _ in range(4)]
     return Problem(model=model, loss=CrossEntropy(), clients=data[:2], test=data[2], proxy=data[3], classes=10)
 
@@ -173,7 +201,7 @@ def costs(method: Method) -> Costs | None:
     """Counted in the second round, when every method has something to send."""
     try:
         experiment = Experiment(
-            problem=sample_problem(), method=method, rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.01
+            problem=sample_problem(method), method=method, rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.01
         )
         with quietly():
             last = run(experiment, engine="serial", device="cpu").records[-1]
@@ -181,20 +209,10 @@ def costs(method: Method) -> Costs | None:
         whole = method_of(experiment, task)
     except FedkeelError:
         return None
-    down, up = fedavg_bytes()
-    model = task.initial.layout.size
+    model, fedavg = task.initial.layout.size, 2 * task.initial.buffer.nbytes  # to two clients, and back
     server, client = init_server(whole, task.initial), init_client(whole, task.initial)
     server = {name: slot for name, slot in server.items() if name != "params"}
-    return Costs(last.bytes_down / down, last.bytes_up / up, sizes(server, model), sizes(client, model))
-
-
-@cache
-def fedavg_bytes() -> tuple[int, int]:
-    """What FedAvg sends: the model to two clients, and back."""
-    module = sample_problem().model
-    assert module is not None
-    model = sum(int(weight.numel() * weight.element_size()) for weight in module.parameters())
-    return 2 * model, 2 * model
+    return Costs(last.bytes_down / fedavg, last.bytes_up / fedavg, sizes(server, model), sizes(client, model))
 
 
 def sizes(state: State, model: int) -> dict[str, float]:

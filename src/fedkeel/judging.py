@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeel.accounting import finite
 from fedkeel.clock import Clock
-from fedkeel.engines.engine import Engine, state_of
+from fedkeel.engines.engine import Engine, Model, evaluated, state_of
 from fedkeel.evaluation import Evaluation, spread
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method
@@ -20,7 +20,7 @@ from fedkeel.record import RoundRecord
 from fedkeel.round import begin, broadcast
 from fedkeel.rule import State
 from fedkeel.store import ClientStore
-from fedkeel.task import CLIENT, Scores, Task, add_up
+from fedkeel.task import CLIENT, Task, add_up
 
 log = logging.getLogger("fedkeel")
 
@@ -66,15 +66,17 @@ class Judge:
         assert self.task.tests is not None
         sizes, message, known = self.task.tests.sizes, broadcast(self.method, server), fresh or {}
         clients = [c for c in (selected if policy.clients == "selected" else range(len(sizes))) if sizes[c] > 0]
-        found: list[list[Scores]] = []
-        for client in clients:
+
+        def model_of(client: int) -> Model:
             state = known[client] if client in known else state_of(self.method, self.task, self.store.get(client))
             params, buffers = server["params"], server.get("buffers")
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")
             elif policy.model == "received":
                 params = begin(self.method, message, state)
-            found.append(engine.evaluate(params, buffers, f"{CLIENT}{client}"))
+            return Model(params, buffers, f"{CLIENT}{client}")
+
+        found = evaluated(engine, map(model_of, clients))
         measured: Measures = {}
         for name in found[0][0] if found else ():
             weights = [float(sizes[c]) if policy.weights == "size" else 1.0 for c in clients]

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from fedkeel import checkpoint
-from fedkeel.accounting import all_finite, finite, passes, size_of, uploaded
+from fedkeel.accounting import all_finite, finite, passes, sent, size_of, uploaded
 from fedkeel.checkpoint import Checkpoint
 from fedkeel.clock import Clock
 from fedkeel.engines.engine import Engine, Outcome, Request, Training
@@ -226,7 +226,7 @@ class Loop:
             loss=finite(loss),
             drift=finite(drift),
             backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
-            bytes_down=sum(size_of(slot) for slot in tensors(message)) * len(selected),
+            bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
             bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
             seconds=round((time.perf_counter() - began) / self.together, 6),
             accuracy=measures.pop("accuracy", None),

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.cards import Costs, MethodCard, cards, one_line, settings
+from fedkeel.cards import Costs, MethodCard, cards, objectives, one_line, settings
 from fedkeel.citations import CITATIONS, authors, title
 from fedkeel.method import Phase
 from fedkeel.rule import Rule
@@ -42,13 +42,17 @@ def page(card: MethodCard) -> str:
     for number, phase in enumerate(card.method.phases, 1):
         parts += phase_lines(phase, f" (phase {number})" if len(card.method.phases) > 1 else "")
     parts += rule_lines("How clients are weighted", [card.method.weights])
+    for heading, own in (("On the server, with data of its own", card.method.server_phase),
+                         ("After the last round", card.method.final)):  # fmt: skip
+        parts += rule_lines(heading, own.rules if own else ())
     parts += rule_lines("On the server", card.method.server)
     parts += rule_lines("Kept by the client", card.method.personal)
+    parts += [f"**The objective `{name}`**: {what}\n" for name, what in objectives(card.method).items()]
     if card.hyperparameters:
         parts += ["## Hyper-parameters\n", "| name | default | meaning |", "| --- | --- | --- |"]
         parts += [f"| `{h.name}` | `{h.default}` | {h.meaning} |" for h in card.hyperparameters]
         parts.append("")
-    parts += ["## Cost\n", f"- backward passes: {card.passes} per local step"]
+    parts += ["## Cost\n", f"- backward passes: {card.passes}"]
     parts += [] if card.costs is None else cost_lines(card.costs)
     parts += ["", "## Papers\n"]
     parts += [f"- {authors(key)}: {title(key)}" for key in card.method.papers if key in CITATIONS]

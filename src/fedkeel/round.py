@@ -187,6 +187,7 @@ def local_round(
     """
     steps = facts["steps"]
     nothing = torch.zeros((), dtype=torch.int64)
+    client = client | {name: fact for name, fact in facts.items() if name in client}
 
     def enter(rules: tuple[Rule, ...], params: Tree, client: State) -> Carry:
         def f(params: Tree, client: State, message: State) -> Carry:

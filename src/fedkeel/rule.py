@@ -34,6 +34,7 @@ class Setting(NamedTuple):
     layout: Layout  # of the model
     head: tuple[str, ...]  # names of the classifier's parameters
     epochs: int  # local epochs; the most, where they are drawn
+    mean_size: float = 0.0  # samples of a client, on average; known to the server
 
 
 class Rule:
@@ -61,7 +62,10 @@ class Rule:
         return {}
 
     def client_slots(self, params: Tree) -> State:
-        """What each client remembers between rounds, before it first takes part."""
+        """What each client remembers between rounds, before it first takes part.
+
+        A slot called like a fact of the client, such as "size", holds that fact in every round.
+        """
         return {}
 
     def broadcast(self, message: State, server: State) -> State:

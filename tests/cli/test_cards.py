@@ -48,9 +48,9 @@ def test_bytes_and_state_are_those_of_the_papers(name, down, up, client, server)
 
 def test_passes_phase_by_phase():
     made = card("fedsam")
-    assert made.passes == "2"
+    assert made.passes == "2 per local step"
     phases = (Phase(gradient=(), batches=3, trains=False, uploads=False), Phase(perturb=(Sam(0.1),)))
-    assert made.__class__.passes.fget(_with_phases(made, phases)) == "1 on 3 batches + 2"
+    assert made.__class__.passes.fget(_with_phases(made, phases)) == "1 on each of 3 batches, then 2 per local step"
 
 
 def _with_phases(made, phases):

@@ -74,7 +74,7 @@ def problem(**changes: Any) -> fk.Problem:
 
 def settled(name: str, task: Task) -> Method:
     """The method of that name, fitted to the model."""
-    setting = Setting(task.initial.layout, head_of(task), epochs=2)
+    setting = Setting(task.initial.layout, head_of(task), epochs=2, mean_size=float(task.clients.sizes.mean()))
     return build(name).each_rule(lambda rule: rule.settled(setting))
 
 

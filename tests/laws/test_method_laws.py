@@ -134,6 +134,11 @@ def test_a_method_says_what_it_is(name):
         assert "Here:" in about
 
 
+@pytest.mark.parametrize("name", [*METHODS, *(f"{plugin}+fedsam" for plugin in PLUGINS)])
+def test_every_hyperparameter_is_explained(name):
+    assert [h.name for h in card(name).hyperparameters if not h.meaning] == []
+
+
 COSTS = {
     "fedavg": (1, 1), "fedavgm": (1, 1), "fedprox": (1, 1), "scaffold": (2, 2), "feddyn": (1, 1), "fedcm": (2, 1),
     "fedsam": (1, 1), "mofedsam": (2, 1), "fedgamma": (2, 2), "fedspeed": (1, 1), "fedsmoo": (2, 2), "fedlesam": (1, 1),
@@ -197,6 +202,7 @@ REDUCTIONS = [
     ("fedsmoo", {"rho": 0.0}, "feddyn", {}),
     ("fedgloss", {"rho": 0.0}, "fedsam-d", {}),
     ("fedgloss", {"rho": 0.0, "rho_local": 0.0}, "feddyn", {}),
+    ("fedgloss", {"warmup": 5, "rho0": 0.1}, "fedgloss", {}),
     ("fedprox", {"mu": 0.0}, "fedavg", {}),
     ("fedfft", {"ratio": 0.0}, "fedsam", {}),
     ("fedfft-s", {"ratio": 0.0}, "fedsam-s", {}),

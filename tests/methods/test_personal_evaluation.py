@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.engines.engine import Model
+from fedkeel.engines.scoring import Scorer
 from fedkeel.evaluation import spread
+from fedkeel.gradients import Workspace
+from fedkeel.task import Task
 from problems import small_problem
 
+F64 = torch.float64
 SIZES = (7, 12, 5, 1, 9, 16)
 
 
@@ -84,6 +91,54 @@ def test_resuming_judges_the_same_models(tmp_path, model, when, method):
     fk.run(exp.with_(rounds=1), out=tmp_path / "run", engine="serial")
     resumed, whole = fk.run(exp, out=tmp_path / "run", engine="serial"), fk.run(exp, engine="serial")
     assert [r.extra for r in resumed.records] == [r.extra for r in whole.records]
+
+
+@pytest.mark.parametrize("model", ["global", "local", "received"])
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_engines_judge_alike(engine, model):
+    policy = {"model": model, "accuracy": "batch-mean", "batch": 4}
+    exp = experiment("fedala", evaluation=policy, rounds=2)
+    # stacked clients are trained in another order of additions, but judged in the same batches
+    near = 0.0 if engine == "processes" else 1e-12
+    workers = {"workers": 2} if engine == "processes" else {}
+    one, other = fk.run(exp, dtype=F64, engine="serial"), fk.run(exp, dtype=F64, engine=engine, **workers)
+    for mine, theirs in zip(one.records, other.records, strict=True):
+        assert theirs.extra == pytest.approx(mine.extra, rel=near, abs=near)
+
+
+def several(batch):
+    """A task whose clients have test sets of 7 to 1 samples, and three models."""
+    problem = experiment().problem
+    task = Task(problem, dtype=F64, personal_chunk=batch)
+    return task, [Model(k * task.initial, None, f"client {k}") for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("batch", [4, 500])
+def test_many_models_are_scored_as_one_by_one_and_waited_for_once(monkeypatch, batch):
+    task, models = several(batch)
+    workspace = Workspace(task)
+    expected = [[workspace.score(m.params, None, part) for part in task.parts(m.split)] for m in models]
+    waits, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: waits.append(1) or tolist(tensor))
+    found = Scorer(workspace).many(iter(models))
+    assert waits == [1]
+    assert found == expected
+    assert [len(scores) for scores in found] == ([3, 2, 1] if batch == 4 else [1, 1, 1])
+
+
+def test_models_are_made_as_they_are_scored():
+    task, models = several(4)
+    alive = []
+
+    def made():
+        for model in models:
+            params = 1.0 * model.params
+            assert not [ref for ref in alive if ref() is not None]
+            alive.append(weakref.ref(params.buffer))
+            yield Model(params, None, model.split)
+            del params
+
+    assert len(Scorer(Workspace(task)).many(made())) == 3
 
 
 def test_a_data_set_is_divided_for_personal_tests():

@@ -20,16 +20,18 @@ def loss(params: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tenso
     return (0.5 * batch[0] * (params["w"] - batch[1]) ** 2).sum(-1)
 
 
-def toy(method: str | Method, **changes: object) -> np.ndarray:
+def toy(
+    method: str | Method, sizes: tuple[int, ...] = (1, 1, 1), engine: str = "serial", **changes: object
+) -> np.ndarray:
     problem = fk.Problem(
         params={"w": torch.ones(2, dtype=torch.float64)},
         loss=loss,
-        clients=[(H[i : i + 1], B[i : i + 1]) for i in range(3)],
+        clients=[(H[i].repeat(n, 1), B[i].repeat(n, 1)) for i, n in enumerate(sizes)],
     )
     settings = {"rounds": 3, "epochs": 2, "batch_size": 1, "lr": 0.1, "lr_decay": 0.9, "weight_decay": 0.01,
                 "clip": 10.0, "participants": SCHEDULE} | changes  # fmt: skip
     run = fk.run(fk.Experiment(problem=problem, method=method, **settings), dtype=torch.float64, keep_params=True,
-                 engine="serial")  # fmt: skip
+                 engine=engine)  # fmt: skip
     return np.array([params["w"].numpy() for params in run.history])
 
 
@@ -100,6 +102,38 @@ def test_fedgloss_at_a_constant_learning_rate_without_clip(name: str, expected: 
     np.testing.assert_allclose(toy(tuned(name), lr_decay=1.0, clip=None), expected, rtol=0, atol=3e-7)
 
 
+def ramp(rho: float, rho0: float, warmup: int, t: int) -> float:
+    return rho0 + (rho - rho0) * min(t, warmup) / warmup
+
+
+@pytest.mark.parametrize("name", ["fedgloss", "fedgloss@released"])
+def test_both_radii_of_fedgloss_grow(name: str) -> None:
+    """Over two rounds: the server's from 0.02 to 0.3, the clients' from 0.02 to 0.1; released, the server's jumps."""
+    lam, h, h_i, w, pseudo = 0.5, np.zeros(2), np.zeros((3, 2)), np.ones(2), np.zeros(2)
+    expected = []
+    for t, selected in enumerate([*SCHEDULE, [0, 1]]):
+        radius = ramp(0.3, 0.02, 2, t)
+        if name == "fedgloss@released":
+            radius = 0.1 + (0.3 - 0.02) / 2 if t <= 2 else 0.3
+        sent = w + radius * pseudo / (np.linalg.norm(pseudo) + 1e-7)
+        moved = []
+        for i in selected:
+            x = sent.copy()
+            for _ in range(2):
+                g = H[i].numpy() * (x - B[i].numpy())
+                g = H[i].numpy() * (x + ramp(0.1, 0.02, 2, t) * g / (np.linalg.norm(g) + 1e-7) - B[i].numpy())
+                x = x - 0.1 * 0.9**t * (g + lam * (x - sent + h_i[i]) + 0.01 * x)
+            h_i[i] += x - sent
+            moved.append(x - sent)
+        share = 1 if name == "fedgloss" else len(selected)
+        h, pseudo = h + np.sum(moved, axis=0) / 3 / share, -np.mean(moved, axis=0)
+        w = w - pseudo + h
+        expected.append(w)
+    settings = {"rho": 0.3, "rho_local": 0.1, "lam": lam, "warmup": 2, "rho0": 0.02}
+    found = toy(build(name, settings), rounds=4, participants=[*SCHEDULE, [0, 1]])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("mix", [1.0, 0.3])
 def test_fedspeed_follows_its_paper(mix: float) -> None:
     """Climb by ρ g, mix both gradients, pull by λ (w − w_t + h_i), send w_i + h_i; the server averages the selected."""
@@ -134,16 +168,41 @@ def test_fedasam_follows_its_paper() -> None:
     np.testing.assert_allclose(toy(build("fedasam", {"rho": 0.1}))[0], w, rtol=0, atol=1e-7)
 
 
-def test_feddc_pulls_and_corrects() -> None:
-    """w = 1, h = 0.2, w_i = 1.5, λ = 0.1, C − c = 0.05, ∇ = 0.4 give 0.52."""
+@pytest.mark.parametrize(("omega", "lam", "c"), [(1.0, 0.1, 0.05), (0.5, 0.05, 0.025), (4.0, 0.4, 0.2)])
+def test_feddc_pulls_and_corrects(omega: float, lam: float, c: float) -> None:
+    """w = 1, h = 0.2, w_i = 1.5, λ / ω = 0.1, C / ω − c = 0.05, ∇ = 0.4 give 0.52."""
     one = {name: fk.Tree.of({"w": torch.tensor([value])}) for name, value in
-           (("w", 1.0), ("h", 0.2), ("w_i", 1.5), ("c", 0.05), ("c_i", 0.0), ("g", 0.4))}  # fmt: skip
+           (("w", 1.0), ("h", 0.2), ("w_i", 1.5), ("c", c), ("c_i", 0.0), ("g", 0.4))}  # fmt: skip
     number = torch.tensor(0.0)
-    at = fk.Local(one["w_i"], one["w"], {"c": one["c"]}, None, number, number, number, number)
-    tree, client = one["g"], {"h_i": one["h"], "c_i": one["c_i"]}
-    for rule in build("feddc", {"lam": 0.1}).phases[0].gradient:
+    message = {"c": one["c"], "mean_size": torch.tensor(8.0)}
+    at = fk.Local(one["w_i"], one["w"], message, None, number, number, number, number)
+    tree, client = one["g"], {"h_i": one["h"], "c_i": one["c_i"], "size": torch.tensor(8.0 * omega)}
+    for rule in build("feddc", {"lam": lam}).phases[0].gradient:
         tree, client = rule.step(tree, client, at)
     assert tree["w"].item() == pytest.approx(0.52)
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 2, 6)])
+def test_feddc_weighs_clients_by_their_data(sizes: tuple[int, ...], engine: str) -> None:
+    """Clients that repeat one sample have the same gradients whatever their size."""
+    lam, w, c = 0.3, np.ones(2), np.zeros(2)
+    h_i, c_i, expected = np.zeros((3, 2)), np.zeros((3, 2)), []
+    for t, selected in enumerate(SCHEDULE):
+        lr, ended, c_moved = 0.1 * 0.9**t, [], np.zeros(2)
+        for i in selected:
+            omega, x = sizes[i] * 3 / sum(sizes), w.copy()
+            for _ in range(2):
+                g = H[i].numpy() * (x - B[i].numpy()) + lam / omega * (x - w + h_i[i]) + c / omega - c_i[i]
+                x = x - lr * (g + 0.01 * x)
+            new = c_i[i] - c / omega - (x - w) / (2 * lr)
+            c_moved += omega * (new - c_i[i]) / 3
+            h_i[i], c_i[i] = h_i[i] + x - w, new
+            ended.append(x)
+        w, c = np.mean(ended, axis=0) + h_i.mean(0), c + c_moved
+        expected.append(w)
+    found = toy(build("feddc", {"lam": lam}), sizes, engine, batch_size=8)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_low_band_of_the_weights_only_decays_under_specgradfilter() -> None:

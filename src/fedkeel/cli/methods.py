@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,13 +55,14 @@ def show_table(cards: Iterable[MethodCard], console: Console) -> None:
     for card in sorted(cards, key=lambda card: order(card.family)):
         if card.family != family:
             made.add_section()
-            made.add_row(Text(card.family, "italic cyan"))
+            heading = Text(card.family, "italic cyan")
+            made.add_row(heading, *[""] * 5, *[Text(about_family(card.family), "italic cyan")] * roomy)
         bytes_ = (times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?")
         row = [card.name, reference(card.paper), card.passes_in_short, *bytes_, kept(card)]
         made.add_row(*row, *[re.split(r"\. |\.$", card.summary)[0]] * roomy)
         family = card.family
     console.print(made)
-    console.print(Text("\npasses: backward passes per local step · down, up: bytes per round, FedAvg's being 1", "dim"))
+    console.print(Text(f"\n{NOTES}", "dim"))
 
 
 def kept(card: MethodCard) -> str:
@@ -71,6 +73,17 @@ def kept(card: MethodCard) -> str:
     return ", ".join(large + ["numbers"] * (len(large) < len(card.costs.client)))
 
 
+def about_family(family: str) -> str:
+    """What the methods of a family have in common."""
+    found = inspect.getdoc(import_module(f"fedkeel.methods.{family}")) if family in FAMILIES else None
+    return (found or "").rstrip(".")
+
+
+NOTES = """passes: backward passes per local step, phase by phase
+down, up: bytes per round, FedAvg's being 1
+client keeps: what a client remembers between rounds, by the names on the method's card
+NAME@released: what the authors' program does, where it differs from the paper
+a card: fedkeel methods NAME · a plug-in on any method: specgradfilter+NAME, fedfft+NAME, fsa+NAME"""
 SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 FAMILIES = (
@@ -101,6 +114,7 @@ def times(ratio: float) -> str:
 
 
 def show_card(card: MethodCard, console: Console) -> None:
+    from fedkeel.cards import objectives
     from fedkeel.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
@@ -109,6 +123,9 @@ def show_card(card: MethodCard, console: Console) -> None:
     for heading, rules in chains(card):
         console.print(Text(heading, "bold"))
         console.print(Padding(Group(*(described(rule) for rule in rules)), (0, 0, 1, 2)))
+    for name, what in objectives(card.method).items():
+        console.print(Text(f"The objective {name}", "bold"))
+        console.print(Padding(filled(what), (0, 0, 1, 2)))
     if card.hyperparameters:
         made = table(["hyper-parameter!", "default!", "meaning"])
         for parameter in card.hyperparameters:
@@ -120,7 +137,11 @@ def show_card(card: MethodCard, console: Console) -> None:
     for key in card.method.papers:
         known = key in CITATIONS
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
-    console.print(Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}", "dim"))
+    first = next((p for p in card.hyperparameters if isinstance(p.default, int | float)), None)
+    example = "" if first is None else f" --set method.{first.name}={first.default}"
+    console.print(
+        Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}{example}", "dim")
+    )
 
 
 def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
@@ -134,6 +155,8 @@ def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
         yield from chain(f"Where the gradient is taken{which}", phase.perturb)
         yield from chain(f"What becomes of the gradient{of}{which}", phase.gradient)
     yield "How clients are weighted", (method.weights,)
+    if method.server_phase is not None:
+        yield from chain("On the server, with data of its own", method.server_phase.rules)
     yield from chain("On the server", method.server)
     if method.final is not None:
         yield from chain("After the last round", method.final.rules)
@@ -155,7 +178,7 @@ def filled(text: str) -> Text:
 
 
 def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
-    yield "backward passes", f"{card.passes} per local step"
+    yield "backward passes", card.passes
     if card.costs is None:
         yield "bytes, state", "depend on the model and data this method needs"
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -59,8 +60,19 @@ class Request(NamedTuple):
     states: Sequence[State | None]
 
 
+class Model(NamedTuple):
+    """What is to be scored, and on what."""
+
+    params: Tree
+    buffers: Tree | None
+    split: str
+
+
 class Engine(Protocol):
-    """The contract; `train` may finish clients in any order, but returns them in the order they were asked for."""
+    """The contract; `train` may finish clients in any order, but returns them in the order they were asked for.
+
+    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluated`.
+    """
 
     name: str
 
@@ -71,6 +83,12 @@ class Engine(Protocol):
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]: ...
 
     def close(self) -> None: ...
+
+
+def evaluated(engine: Engine, models: Iterable[Model]) -> list[list[Scores]]:
+    """Scores of several models; `models` may make each as it is asked for, and need not keep it."""
+    many: Callable[[Iterable[Model]], list[list[Scores]]] | None = getattr(engine, "evaluate_many", None)
+    return list(starmap(engine.evaluate, models)) if many is None else many(models)
 
 
 def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:

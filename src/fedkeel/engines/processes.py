@@ -8,13 +8,14 @@ import selectors
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
 from fedkeel.clock import Clock
-from fedkeel.engines.engine import Outcome, Training
+from fedkeel.engines.engine import Model, Outcome, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.worker import pack, receive, send, unpack
 from fedkeel.errors import RunError
@@ -131,6 +132,14 @@ class ProcessesEngine:
         model = (pack(params), None if buffers is None else pack(buffers))
         pieces = [(*model, parts[i : i + share]) for i in range(0, len(parts), share)]
         return [scores for piece in self.spread("score", pieces) for scores in piece]
+
+    def evaluate_many(self, models: Iterable[Model]) -> list[list[Scores]]:
+        """A model to a worker; a few at a time, for all of them may not fit into memory."""
+        waiting, found = iter(models), list[list[Scores]]()
+        while some := list(islice(waiting, 2 * len(self.workers))):
+            packed = [(pack(m.params), None if m.buffers is None else pack(m.buffers), m.split) for m in some]
+            found += self.spread("score", [(*model, list(self.task.parts(split))) for *model, split in packed])
+        return found
 
     def spread(self, kind: str, payloads: Sequence[Any]) -> list[Any]:
         """Ask workers as they become free; answers in the order of the payloads."""

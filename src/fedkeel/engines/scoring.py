@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import starmap
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeel.data.clients import Sample
+from fedkeel.engines.engine import Model
 from fedkeel.gradients import Workspace
-from fedkeel.task import Part, Scores
+from fedkeel.task import CLIENT, Part, Scores
 from fedkeel.trees import Tree
 
 ROWS = 2500  # scored at once
@@ -23,24 +27,28 @@ class Scorer:
         self.room = KEPT_BYTES
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        return self.many([Model(params, buffers, split)])[0]
+
+    def many(self, models: Iterable[Model]) -> list[list[Scores]]:
+        """Scores of several models, which are taken one at a time; the host waits for all of them together."""
+        asked = list(starmap(self.measured, models))
+        values = [value.to(self.task.device) for found in asked for _, means in found for value in means.values()]
+        read = iter(torch.stack(values).tolist() if values else ())
+        return [[{name: (next(read) * count, count) for name in means} for count, means in found] for found in asked]
+
+    def measured(self, params: Tree, buffers: Tree | None, split: str) -> list[tuple[int, dict[str, Tensor]]]:
+        """Of each stretch: how many samples it has, and their means, which may still be on their way."""
         self.workspace.load(params, buffers)
-        model = self.workspace.model
+        parts, model = list(self.task.parts(split)), self.workspace.model
+        # batches of a client's own test set may each count, however short
+        parts = parts if split.startswith(CLIENT) else merged(parts)
         if isinstance(model, nn.Module):
             model.eval()
         try:
-            parts = merged(list(self.task.parts(split)))
-            found = [self.task.measured(model, self.samples(part)) for part in parts]
+            return [(part.last - part.first, self.task.measured(model, self.samples(part))) for part in parts]
         finally:
             if isinstance(model, nn.Module):
                 model.train()
-        if not found:
-            return []
-        means = torch.stack([value.to(self.task.device) for measured in found for value in measured.values()]).tolist()
-        names, scores = list(found[0]), []
-        for number, part in enumerate(parts):
-            count, mine = part.last - part.first, means[number * len(names) : (number + 1) * len(names)]
-            scores.append({name: (mean * count, count) for name, mean in zip(names, mine, strict=True)})
-        return scores
 
     def samples(self, part: Part) -> Sample:
         """Prepared rows, kept on the device while there is room."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from torch import Tensor
 
 from fedkeel.clock import Clock
 from fedkeel.engines.dropping import Dropping
-from fedkeel.engines.engine import Outcome, Training, facts_of, state_of, uploaded_steps
+from fedkeel.engines.engine import Model, Outcome, Training, facts_of, state_of, uploaded_steps
 from fedkeel.engines.feed import Steps, Store, steps_of
 from fedkeel.engines.graphs import GraphScan
 from fedkeel.engines.lifts import lift_for, spread
@@ -155,6 +156,9 @@ class StackedEngine:
         if self.task.device.type == "cuda":
             return self.scorer(params, buffers, split)
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def evaluate_many(self, models: Iterable[Model]) -> list[list[Scores]]:
+        return self.scorer.many(models) if self.task.device.type == "cuda" else list(starmap(self.evaluate, models))
 
     def close(self) -> None:
         pass

@@ -22,6 +22,8 @@ def uniform() -> Method:
 def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> Method:
     """FedAvg; after the last round every client fine-tunes the head of the global model.
 
+    epochs = None tunes for as long as a client trains in a round.
+
     Paper: no fixed recipe. Released code (FedCR, FedFSA): 10 epochs of the head alone. Here: as many epochs as
     training has, unless `epochs` says otherwise; the result is judged by an evaluation policy.
     """

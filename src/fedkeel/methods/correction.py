@@ -8,6 +8,7 @@ from fedkeel.rules import (
     ClientMomentum,
     ClipHere,
     ControlVariates,
+    DriftCorrection,
     DynamicDual,
     Proximal,
     Uniform,
@@ -62,18 +63,19 @@ def fedcm(alpha: float = 0.1) -> Method:
 
 
 def feddc(lam: float = 0.01) -> Method:
-    """Local drift kept apart from the model: FedDyn's dual together with control variates.
+    """Local drift kept apart from the model: a dual as in FedDyn, and control variates as in SCAFFOLD.
 
     Paper: averages w_i + h_i over the participants. Released code: adds the mean drift of all clients, and divides by
-    the undecayed learning rate. Here: all clients' drift, the learning rate of the round, and every client weighing
-    alike.
+    the undecayed learning rate; clients weigh alike in the model, and by their share of the data in the correction.
+    Here: as released, with the learning rate of the round.
     """
-    gradient = [DynamicDual(lam), ControlVariates()]
-    return method("feddc", gradient=gradient, weights=Uniform(), papers=["feddc"])
+    return method("feddc", gradient=[DriftCorrection(lam)], weights=Uniform(), papers=["feddc"])
 
 
 def fedlc(tau: float = 1.0) -> Method:
     """Logits lowered by τ n_c^(−1/4), the more the rarer the class is with the client; evaluation is unshifted.
+
+    tau = 0 is FedAvg, with the classes a client lacks masked.
 
     Paper: the true class is left out of the denominator, which is unbounded below. Released code (FL-bench): it is
     kept. Here: kept, and classes the client lacks are masked.

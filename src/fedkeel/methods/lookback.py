@@ -56,6 +56,8 @@ def fedlesam_released(rho: float = 0.1) -> Method:
 def fedlesam_s_released(rho: float = 0.1, lam: float = 0.1) -> Method:
     """FedLESAM-S as released: a tenth of the correction, and every tensor shifted by one number.
 
+    lam = 1 would be the whole correction.
+
     Paper: see fedlesam-s. Released code: multiplies c − c_i by `lamb`. Here: as released.
     """
     perturb, gradient = [LastServerStep(rho)], [ControlVariates(scale=lam)]
@@ -84,7 +86,8 @@ def fedwmsam(
 ) -> Method:
     """A momentum fitted to each client, which also says where to climb; its weight follows the clients' agreement.
 
-    momentum, sam and weighting switch off the mix with the momentum, the climb, and the changes of its weight.
+    momentum = False steps without the momentum. sam = False takes the gradient at w. weighting = False keeps the weight
+    of the momentum as it begins.
 
     Paper: climbs towards w_t + k m_i − w; its α̂ formula contradicts its prose. Released code: the opposite sign, one
     number per tensor, α̂ = 1 + cos(Δ_i, m). Here: the paper's climb, the code's α̂.

@@ -26,8 +26,11 @@ def fedper(private: tuple[str, ...] = (HEAD,)) -> Method:
 def fedala(rate: float = 1.0, share: float = 0.8, head: tuple[str, ...] = (HEAD,)) -> Method:
     """Before training, learn how much of the global head to take in.
 
-    Paper: p counts layers; W is learned to convergence the first time. Released code: p counts tensors (2: the last
-    layer); FedFSA's port learns W on raw images. Here: the head; one pass over a share of the data each time.
+    share = 1 learns on all of a client's data.
+
+    Paper: p counts layers; W is learned to convergence the first time, by one pass afterwards. Released code: p counts
+    tensors (2: the last layer); FedFSA's port learns W on raw images. Here: the head; one pass each time, the first
+    included, for the length of a client's work is known before it begins.
     """
     merge = Merge(tuple(head))
     learn = Phase((merge,), (LearnMerge(rate),), epochs=share, trains=False, uploads=False)
@@ -37,7 +40,8 @@ def fedala(rate: float = 1.0, share: float = 0.8, head: tuple[str, ...] = (HEAD,
 def fedcr(beta: float = 0.001, beta2: float = 1.0, usual: bool = False) -> Method:
     """A private head on a random code, and codes drawn towards one prior for each class that all clients share.
 
-    Needs a model with a random code, such as lenet-cr. usual=True turns the divergence round: β KL(q(z|x) ‖ r_y).
+    Needs a model with a random code, such as lenet-cr. beta = 0 leaves the cross-entropy alone. usual = True turns the
+    divergence round: β KL(q(z|x) ‖ r_y).
 
     Paper: an information bottleneck, whose divergence is usually that of the code from the prior. Released code:
     β KL(r_y ‖ q(z|x)); experts are gathered during the last epoch; beta2 = 0 unless set, which keeps the prior at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
+from fedkeel.rule import Rule
 from fedkeel.rules import (
     ActiveDual,
     AdaptiveSam,
@@ -20,6 +21,7 @@ from fedkeel.rules import (
     Sam,
     SharedLayers,
     Uniform,
+    WarmUp,
 )
 from fedkeel.rules.layers import HEAD
 
@@ -97,29 +99,38 @@ def fedsmoo(rho: float = 0.1, lam: float = 0.1) -> Method:
     return method("fedsmoo", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedsmoo"])
 
 
-def fedgloss(rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1) -> Method:
+def fedgloss(
+    rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1, warmup: int = 0, rho0: float = 0.001
+) -> Method:
     """Clients start from a model the server moved against its last update; FedSAM-D from there.  rho_local = 0: SGD.
 
-    Paper: the mean dual over all clients; ρ grows over the first rounds. Released code: the dual is also divided by the
-    number of selected clients; the ramp is taken from the clients' list. Here: the paper's, with a constant ρ.
+    Paper: the mean dual over all clients; both ρ grow from ρ_0 over the first rounds (CIFAR-10: 2000 of 10000).
+    Released code: the dual is also divided by the number of selected clients; the server's ramp is none. Here: the
+    paper's; warmup says over how many rounds, 0 keeps both ρ constant.
     """
-    perturb = [Sam(rho_local)] if rho_local else []
-    server = [GlobalSharpness(rho)]
-    return method(
-        "fedgloss", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), server=server, papers=["fedgloss"]
-    )
+    server = GlobalSharpness(rho, warmup, rho0)
+    return _gloss("fedgloss", server, DynamicDual(lam), rho_local, warmup, rho0)
 
 
-def fedgloss_released(rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1) -> Method:
-    """FedGloSS as released: its server dual is smaller by the number of selected clients.
+def fedgloss_released(
+    rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1, warmup: int = 0, rho0: float = 0.001
+) -> Method:
+    """FedGloSS as released: its server dual is smaller by the number of selected clients.  rho_local = 0: SGD.
 
-    Paper: see fedgloss. Released code: divides the server's dual by N and by |S|. Here: as released, with a constant ρ.
+    Paper: see fedgloss. Released code: divides the server's dual by N and by |S|; during the warm-up the server's ρ is
+    ρ_local + (ρ − ρ_0) / T, taken from the clients' list. Here: as released; warmup = 0 keeps both ρ constant.
     """
-    perturb, server = [Sam(rho_local)] if rho_local else [], [GlobalSharpness(rho)]
-    gradient = [DynamicDual(lam, divided=True)]
-    return method(
-        "fedgloss@released", perturb=perturb, gradient=gradient, weights=Uniform(), server=server, papers=["fedgloss"]
-    )
+    warmup = warmup if warmup > 1 else 0
+    before = rho_local + (rho - rho0) / warmup if warmup else rho0
+    server = GlobalSharpness(rho, warmup, before, ramp=False)
+    return _gloss("fedgloss@released", server, DynamicDual(lam, divided=True), rho_local, warmup, rho0)
+
+
+def _gloss(name: str, server: GlobalSharpness, dual: DynamicDual, rho_local: float, warmup: int, rho0: float) -> Method:
+    perturb: list[Rule] = [Sam(rho_local)] if rho_local else []
+    if perturb and warmup:
+        perturb.append(WarmUp(rho_local, warmup, rho0))
+    return method(name, perturb=perturb, gradient=[dual], weights=Uniform(), server=[server], papers=["fedgloss"])
 
 
 def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) -> Method:

@@ -49,7 +49,11 @@ def fedfft_s(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: st
     """
     perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method(
-        "fedfft-s", perturb=perturb, gradient=[ControlVariates()], weights=Uniform(), papers=["fedfft", "scaffold"]
+        "fedfft-s",
+        perturb=perturb,
+        gradient=[ControlVariates()],
+        weights=Uniform(),
+        papers=["fedfft", "sam", "scaffold"],
     )
 
 
@@ -61,7 +65,7 @@ def fedfft_d(rho: float = 0.1, ratio: float = 0.01, lam: float = 0.1, form: str 
     """
     perturb = [Sam(rho), filter_of(form, ratio, order=order)]
     return method(
-        "fedfft-d", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), papers=["fedfft", "feddyn"]
+        "fedfft-d", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), papers=["fedfft", "sam", "feddyn"]
     )
 
 

@@ -23,8 +23,10 @@ from fedkeel.rules import (
 def qfedavg(q: float = 0.1, mode: str = "exact") -> Method:
     """Clients whose loss is high count more.  q = 0 is uniform (exact) or by size (reweight).
 
+    mode = "exact" is the paper's step, "reweight" averages with p_i ∝ n_i F_i^q.
+
     Paper: a step divided by a bound on the curvature, which stalls for large q. Released code: the same. Here: the same
-    with each client's current learning rate; mode="reweight" is p_i ∝ n_i F_i^q.
+    with each client's current learning rate.
     """
     if mode not in ("exact", "reweight"):
         raise MethodError(f"q-fedavg has no mode: {mode}", "exact or reweight")
@@ -86,6 +88,8 @@ def fedlws(beta: float = 0.03, tau_min: float = 0.01, tau_max: float = 0.2) -> M
 
 def fedlaw(rate: float = 0.01, epochs: float = 20) -> Method:
     """Weights and a shrinking factor learned on the server's own proxy data.
+
+    epochs = 20 passes over the proxy data in every round.
 
     Paper: the proxy is a small set the server holds. Released code: 2 % of the test set. Here: Problem(proxy=…), or a
     share of the training data set aside before it is divided; never test data.

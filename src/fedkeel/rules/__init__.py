@@ -12,6 +12,7 @@ from fedkeel.rules.corrections import (
     ClipNorm,
     ControlVariates,
     DecayHere,
+    DriftCorrection,
     DynamicDual,
     Proximal,
     WeightDecay,
@@ -44,7 +45,7 @@ from fedkeel.rules.perturbations import (
     SharedLayers,
 )
 from fedkeel.rules.probes import AdaptiveRadius, MeasureAlignment, MeasureLoss, MeasureNorm, PilotRadius
-from fedkeel.rules.server_rules import GlobalSharpness, ServerAdam, ServerMomentum, Shrink
+from fedkeel.rules.server_rules import GlobalSharpness, ServerAdam, ServerMomentum, Shrink, WarmUp
 from fedkeel.rules.weights import ByDiscrepancy, ByLoss, ByOthersLoss, BySize, Fair, FairShares, Uniform
 
 RULES: dict[str, type[Rule]] = {
@@ -75,6 +76,7 @@ RULES: dict[str, type[Rule]] = {
     "CriticalLayers": CriticalLayers,
     "DecayHere": DecayHere,
     "DistilAscent": DistilAscent,
+    "DriftCorrection": DriftCorrection,
     "DynamicDual": DynamicDual,
     "Fair": Fair,
     "FairShares": FairShares,
@@ -116,6 +118,7 @@ RULES: dict[str, type[Rule]] = {
     "SharedLayers": SharedLayers,
     "Shrink": Shrink,
     "Uniform": Uniform,
+    "WarmUp": WarmUp,
     "WeightDecay": WeightDecay,
 }
 """Every rule that a file or the command line may name."""
@@ -149,6 +152,7 @@ __all__ = [
     "CriticalLayers",
     "DecayHere",
     "DistilAscent",
+    "DriftCorrection",
     "DynamicDual",
     "Fair",
     "FairShares",
@@ -190,5 +194,6 @@ __all__ = [
     "SharedLayers",
     "Shrink",
     "Uniform",
+    "WarmUp",
     "WeightDecay",
 ]

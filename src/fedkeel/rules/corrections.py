@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedkeel.rule import Local, Rule, State, require
+from fedkeel.rule import Local, Rule, Setting, State, require
 from fedkeel.trees import Tree
 
 
@@ -123,6 +123,51 @@ class DynamicDual(Rule):
         moved = delta.mean() if self.divided else delta.sum()
         h = server["h"] + moved / reports["population"]
         return update + h, server | {"h": h}
+
+
+@dataclass(frozen=True)
+class DriftCorrection(Rule):
+    """Keep the local drift apart from the model: g + λ / ω_i (w − w_t + h_i) + c / ω_i − c_i, ω_i = n_i / mean n.
+
+    h_i sums the client's past moves, and w gains the mean of all h. c_i ← c_i − c / ω_i + (w_t − w_i) / (K_i η); c
+    moves by the mean of ω_i times that over all clients, those not selected included. lam must be positive: the
+    larger, the stronger the pull. `mean_size` is set when the method meets its data.  (FedDC, Gao et al. 2022)
+    """
+
+    lam: float
+    mean_size: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.lam > 0, self, "lam must be positive: with 0 the server would still add the mean drift")
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, mean_size=setting.mean_size)
+
+    def server_slots(self, params: Tree) -> State:
+        return {"h": params.zeros(), "c": params.zeros(), "mean_size": params.scalar(self.mean_size)}
+
+    def client_slots(self, params: Tree) -> State:
+        return {"h_i": params.zeros(), "c_i": params.zeros(), "size": params.scalar()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"c": server["c"], "mean_size": server["mean_size"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        less = at.message["mean_size"] / client["size"]
+        pull = self.lam * (at.params - at.start + client["h_i"]) + at.message["c"]
+        return tree + less * pull - client["c_i"], client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        less = at.message["mean_size"] / client["size"]
+        moved = (at.start - at.params) / (at.lr * at.steps) - less * at.message["c"]
+        drift = client["h_i"] + at.params - at.start
+        return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved, "h_i": drift}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        omega, everyone = reports["size"] / server["mean_size"], reports["population"]
+        h = server["h"] + reports["delta"].sum() / everyone
+        c = server["c"] + reports["c_moved"].average(omega) / everyone
+        return update + h, server | {"h": h, "c": c}
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ class AtMixture(Rule):
 class LearnMixture(Rule):
     """In the server's phase: move x and y by Adam against the gradient g at the mixture.
 
-    By the chain rule ∂L/∂x_k = γ λ_k ⟨g, w_k − Σ λ_j w_j⟩ and ∂L/∂y = ⟨g, γ Σ λ_j w_j⟩.  (FedLAW, Li et al. 2023)
+    By the chain rule ∂L/∂x_k = γ λ_k ⟨g, w_k − Σ λ_j w_j⟩ and ∂L/∂y = ⟨g, γ Σ λ_j w_j⟩. rate = 0 is FedAvg.
+    (FedLAW, Li et al. 2023)
     """
 
     rate: float

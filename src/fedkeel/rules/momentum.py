@@ -19,9 +19,9 @@ class PersonalMomentum(Rule):
     """Mix the gradient with a momentum fitted to the client: α g + (1 − α) m_i, m_i = m + α / (1 − α) · (c − c_i).
 
     α moves by `smooth` towards the mean of 1 + cos(Δ_i, m), kept in [0.1, 0.9]: clients that follow the momentum lower
-    it, and rely on the momentum more. smooth = 0 keeps alpha. mix = False steps along g alone; the momentum is still
-    followed. decay = 1 leaves m = −mean_i Δ_i / (K_i η) as it is; the released code multiplies it by the decay of the
-    learning rate.  (FedWMSAM, Li et al. 2025)
+    it, and rely on the momentum more. alpha = 0.1 is where α begins. smooth = 0 keeps it there. mix = False steps along
+    g alone; the momentum is still followed. decay = 1 leaves m = −mean_i Δ_i / (K_i η) as it is; the released code
+    multiplies it by the decay of the learning rate.  (FedWMSAM, Li et al. 2025)
     """
 
     alpha: float = 0.1

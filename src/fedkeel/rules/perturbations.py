@@ -44,7 +44,8 @@ class Ascent(Rule):
 class AdaptiveSam(Rule):
     """Climb further where weights are large: ρ T² g / ‖T g‖ with T = |w| + η, and 1 for biases.
 
-    rho = 0 takes the gradient at w.  (ASAM, Kwon et al. 2021; FedASAM, Caldarola et al. 2022)
+    rho = 0 takes the gradient at w. eta = 0 leaves weights that are zero in their place.  (ASAM, Kwon et al. 2021;
+    FedASAM, Caldarola et al. 2022)
     """
 
     rho: float
@@ -88,6 +89,7 @@ class LastServerStep(Rule):
     """FedLESAM's released code: shift tensor number l by −ρ u[l] / Σ_j |u[j]|, where u = w_t − w_(t−1) is flat.
 
     A number per tensor, taken from the first entries of the flat vector: an indexing error kept for comparison.
+    rho = 0 takes the gradient at w.
     """
 
     rho: float
@@ -161,7 +163,8 @@ class DistilAscent(Rule):
     """Climb on the distance to the global model's outputs, descend on the loss: ρ Λ ⊙ g_P / ‖g_P‖.
 
     Λ = 1, or when `adaptive` |w − w_t| normalised along the first axis of each tensor. At w = w_t the distance is flat:
-    a g_P shorter than 1e-8 is rounding noise and gives no perturbation. rho = 0 is FedAvg.  (FedSOL, Lee et al. 2024)
+    a g_P shorter than 1e-8 is rounding noise and gives no perturbation. rho = 0 is FedAvg. temperature = 1 compares
+    outputs as they are.  (FedSOL, Lee et al. 2024)
     """
 
     rho: float
@@ -192,8 +195,8 @@ def along_first_axis(leaf: Tensor) -> Tensor:
 class SharedLayers(Rule):
     """Climb layer by layer, less where the client differs from the global model: ρ (1 − Λ_l) ‖w_l‖ g_l / ‖g_l‖.
 
-    Λ_l = ‖w_l − w_t,l‖ / √n_l, divided by the largest of them. A reconstruction: no code is public.  (PLGU, Qu et al.
-    2023)
+    Λ_l = ‖w_l − w_t,l‖ / √n_l, divided by the largest of them. rho = 0 takes the gradient at w. A reconstruction: no
+    code is public.  (PLGU, Qu et al. 2023)
     """
 
     rho: float

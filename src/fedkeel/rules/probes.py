@@ -103,7 +103,7 @@ class MeasureAlignment(Rule):
 class AdaptiveRadius(Rule):
     """SAM with a radius that shrinks with the client's heterogeneity: ρ_max / (1 + α_ρ h̃_i).
 
-    alpha_rho = 0 is SAM with rho_max.  (FedSCAM)
+    alpha_rho = 0 is SAM with rho_max. rho_max = 0 takes the gradient at w.  (FedSCAM)
     """
 
     rho_max: float

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Rule, State, require
+from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
 FORMS = ("heavy-ball", "ema", "nesterov")
@@ -15,7 +16,7 @@ FORMS = ("heavy-ball", "ema", "nesterov")
 
 @dataclass(frozen=True)
 class ServerMomentum(Rule):
-    """Momentum on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al.)
+    """Momentum on the averaged update: v ← β v + Δ, w ← w + v.  momentum = 0 is FedAvg.  (FedAvgM, Hsu et al. 2019)
 
     form = "ema" adds (1 − β) Δ instead of Δ; "nesterov" moves by Δ + β v.
     """
@@ -41,7 +42,8 @@ class ServerMomentum(Rule):
 class ServerAdam(Rule):
     """Adam on the averaged update: m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + η m / (√v + τ).
 
-    Without correction of the first rounds' bias.  (FedAdam, Reddi et al. 2021)
+    Without correction of the first rounds' bias. beta1 = 0 keeps no momentum. beta2 = 0 scales by the last update
+    alone. A larger tau keeps small updates small.  (FedAdam, Reddi et al. 2021)
     """
 
     beta1: float = 0.9
@@ -67,24 +69,63 @@ class ServerAdam(Rule):
 
 @dataclass(frozen=True)
 class GlobalSharpness(Rule):
-    """Send the model moved against the last update: w_t − ρ Δ / ‖Δ‖, while the server keeps w_t.
+    """Send the model moved against the last update: w_t − ρ_t Δ / ‖Δ‖, while the server keeps w_t.
 
-    rho = 0 sends w_t; so does the first round.  (FedGloSS, Caldarola et al. 2025)
+    rho = 0 sends w_t; so does the first round. warmup = 0 keeps ρ constant; else it grows for so many rounds T from
+    ρ_0: ρ_t = ρ_0 + (ρ − ρ_0) min(t / T, 1). rho0 = rho keeps it constant too. ramp = False stays at ρ_0 up to round T.
+    (FedGloSS, Caldarola et al. 2025)
     """
 
     rho: float
+    warmup: int = 0
+    rho0: float = 0.001
+    ramp: bool = True
 
     def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+        require(self.rho >= 0 and self.rho0 >= 0, self, "rho and rho0 must not be negative")
+        require(self.warmup >= 0, self, "warmup must not be negative")
 
     def server_slots(self, params: Tree) -> State:
-        return {"pseudo_gradient": params.zeros()}
+        counter = {"round": params.scalar(0.0)} if self.warmup else {}
+        return {"pseudo_gradient": params.zeros()} | counter
 
     def broadcast(self, message: State, server: State) -> State:
-        return message | {"params": message["params"] + self.rho * server["pseudo_gradient"].unit()}
+        rho: Tensor | float = self.rho
+        if self.warmup:
+            t = server["round"]
+            message = message | {"round": t}
+            rho = warmed(self.rho, self.rho0, self.warmup, t, self.ramp)
+        return message | {"params": message["params"] + rho * server["pseudo_gradient"].unit()}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        server = server | ({"round": server["round"] + 1} if self.warmup else {})
         return update, server | {"pseudo_gradient": server["pseudo_gradient"] | -reports["update"]}
+
+
+@dataclass(frozen=True)
+class WarmUp(Rule):
+    """Behind a perturbation of radius ρ, which then grows with that of the server: ρ_t / ρ · δ.
+
+    ρ_t = ρ_0 + (ρ − ρ_0) min(t / T, 1). rho0 = rho changes nothing.  (FedGloSS, Caldarola et al. 2025)
+    """
+
+    rho: float
+    warmup: int
+    rho0: float = 0.001
+    reads: ClassVar[tuple[str, ...]] = ("round",)
+
+    def __post_init__(self) -> None:
+        require(self.rho > 0 and self.rho0 >= 0, self, "rho must be positive, rho0 not negative")
+        require(self.warmup > 0, self, "warmup must be positive")
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree * (warmed(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client
+
+
+def warmed(rho: float, rho0: float, warmup: int, t: Tensor, ramp: bool = True) -> Tensor:
+    """From rho0 in round 0 to rho in round `warmup`, and rho from there on; without a ramp, rho0 until then."""
+    grown = (t / warmup).clamp(max=1.0) if ramp else (t > warmup).to(t.dtype)
+    return rho0 + (rho - rho0) * grown
 
 
 @dataclass(frozen=True)
@@ -92,8 +133,8 @@ class Shrink(Rule):
     """Shrink each layer of the averaged model: w_l ← γ_l (w_l + Δ_l), γ_l = ‖w_l‖ / (‖w_l‖ + τ_l ‖Δ_l‖).
 
     τ_l is β times the mean distance of the clients' updates from their mean, kept in [τ_min, τ_max]. A layer is a
-    module: its weight and bias together. A layer of zeros is not shrunk. tau_max = 0 changes nothing.  (FedLWS, Shi
-    et al. 2025)
+    module: its weight and bias together. A layer of zeros is not shrunk. beta = 0 takes tau_min everywhere.
+    tau_max = 0 changes nothing.  (FedLWS, Shi et al. 2025)
     """
 
     beta: float = 0.03

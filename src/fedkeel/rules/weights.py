@@ -107,7 +107,7 @@ def by_size(reports: State) -> Tensor:
 class ByDiscrepancy(Weighting):
     """Less for clients whose labels are far from uniform: p_i ∝ max(0, π_i − a d_i + b), π_i by size.
 
-    d_i is the divergence of the client's label shares from the uniform ones: "kl" (scaled to sum to 1 over the
+    d_i is the divergence of the client's label shares from the uniform ones: metric = "kl" (scaled to sum to 1 over the
     selected), "l1", "l2" or "cosine". a = b = 0 is FedAvg.  (FedDisco, Ye et al. 2023)
     """
 

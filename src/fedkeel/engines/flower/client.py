@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedkeel.accounting import whole
 from fedkeel.engines.flower.expected import expected
 from fedkeel.engines.flower.memory import Memory
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
@@ -85,7 +86,7 @@ def answer(node: Node, message: Message, context: Context) -> Message:
         begun = memory.recall(wanted)
     if begun is None:
         return Message(RecordDict({"config": ConfigRecord(said | {"status": LOST})}), reply_to=message)
-    received = unpack(message.content.array_records, "message/", shapes.message)
+    received = whole(unpack(message.content.array_records, "message/", shapes.message), engine.task.initial)
     trainer = SerialEngine(engine.task, engine.method.tuning, engine.training) if final else engine
     outcome = trainer.train_one(received, round, lr, node.client, begun)
     records = pack(outcome.report, "report/")

@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.accounting import all_finite
+from fedkeel.accounting import all_finite, sent
 from fedkeel.engines.engine import Outcome
 from fedkeel.engines.flower.checks import Terms, said_by, too_long
 from fedkeel.engines.flower.client import LOST, TRAINED
@@ -51,7 +51,7 @@ class FlowerEngine:
         final: bool = False,
         closing: Callable[[], None] = lambda: None,
     ):
-        self.task, self.grid, self.roster, self.terms = task, grid, roster, terms
+        self.task, self.method, self.grid, self.roster, self.terms = task, method, grid, roster, terms
         self.final, self.closing = final, closing
         self.workspace = Workspace(task)
         self.expected = expected(method, task)
@@ -67,7 +67,7 @@ class FlowerEngine:
     ) -> list[Outcome]:
         """Those who answered in time and soundly; fewer than the minimum end the run, with everything kept."""
         known = dict(zip(clients, states, strict=True))
-        records = pack(message, "message/")
+        records = pack(sent(self.method, message), "message/")
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
         sound: dict[int, Outcome] = {}
         for attempt in range(1, self.terms.attempts + 1):

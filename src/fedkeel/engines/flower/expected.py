@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedkeel.accounting import sent
 from fedkeel.engines.engine import facts_of
 from fedkeel.method import Method
 from fedkeel.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round
@@ -31,7 +32,7 @@ def expected(method: Method, task: Task) -> Expected:
     work = [Stretch([Moment(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
     facts = facts_of(task, int(task.clients.sizes.argmax()), 1, lr)
     report, _ = local_round(method, _still, message, state, work, lr, facts)
-    return Expected(message, report, state)
+    return Expected(sent(method, message), report, state)
 
 
 def _still(params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient:

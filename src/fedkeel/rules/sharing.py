@@ -1,0 +1,110 @@
+"""Private layers under any method: what the server knows of a model is its shared layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedkeel.errors import MethodError
+from fedkeel.method import Method
+from fedkeel.objectives import objective_of
+from fedkeel.rule import Local, Rule, State, Weighting
+from fedkeel.rules.corrections import DynamicDual
+from fedkeel.rules.layers import Patterns, matching
+from fedkeel.rules.personal import OwnModel, PrivateLayers
+from fedkeel.trees import Tree
+
+HINT = "drop PrivateLayers, or choose another method for the shared layers"
+
+
+@dataclass(frozen=True)
+class Confined(Rule):
+    """A rule that sees and remembers the shared layers alone; those that match `private` pass unchanged."""
+
+    inner: Rule
+    private: Patterns
+
+    def __post_init__(self) -> None:
+        for trait in ("needs_gradient", "random", "asks", "reads"):
+            object.__setattr__(self, trait, getattr(self.inner, trait))
+
+    def shared(self, tree: Tree) -> Tree:
+        mine = matching(self.private)
+        return tree.only(lambda name: not mine(name))
+
+    def seen(self, state: State, slot: str = "params") -> State:
+        """A message, report or server state as the inner rule sees it."""
+        return state | {slot: self.shared(state[slot])} if slot in state else state
+
+    def server_slots(self, params: Tree) -> State:
+        return self.inner.server_slots(self.shared(params))
+
+    def client_slots(self, params: Tree) -> State:
+        return self.inner.client_slots(self.shared(params))
+
+    def broadcast(self, message: State, server: State) -> State:
+        sent = self.inner.broadcast(self.seen(message), self.seen(server))
+        return sent | {"params": message["params"] | sent["params"]}
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        begun, client = self.inner.start(self.shared(params), client, self.seen(message))
+        return params | begun, client
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        changed, client = self.inner.step(self.shared(tree), client, self.there(at))
+        # a perturbation of the private layers would be their gradient
+        rest = tree.zeros() if self.needs_gradient else tree
+        return rest | changed, client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        found, client = self.inner.finish(self.seen(report, "delta"), client, self.there(at))
+        return found | ({"delta": report["delta"] | found["delta"]} if "delta" in report else {}), client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        update, found = self.inner.server_step(update, self.seen(server), reports)
+        return update, found | {"params": server["params"]}
+
+    def there(self, at: Local) -> Local:
+        gradient = None if at.gradient is None else self.shared(at.gradient)
+        return at._replace(
+            params=self.shared(at.params), start=self.shared(at.start), gradient=gradient, message=self.seen(at.message)
+        )
+
+
+def confined(method: Method, params: Tree) -> Method:
+    """A method with private layers: its rules that remember a whole model do so of the shared layers."""
+    patterns = private(method)
+    if not patterns:
+        return method
+    check(method)
+    others = [rule for rule in method.rules if rule not in method.personal and not isinstance(rule, Weighting)]
+    known = {rule: models_in(rule, params) for rule in others}
+    slots = {slot for found in known.values() for slot in found}
+    touched = {rule for rule, found in known.items() if found or slots.intersection(rule.reads)}
+    return method.each_rule(lambda rule: Confined(rule, patterns) if rule in touched else rule)
+
+
+def check(method: Method) -> None:
+    """Refuse what needs the private layers where they are not."""
+    if any(isinstance(rule, OwnModel) for rule in method.rules):
+        raise MethodError(f"{method.name}: clients keep a whole model of their own already.", HINT)
+    if any(isinstance(rule, DynamicDual) and rule.half for rule in method.rules):
+        raise MethodError(f"{method.name}: half of its pull is weight decay, which is of private layers too.", HINT)
+    if method.server_phase is not None:
+        raise MethodError(f"{method.name}: the server runs clients' models, but lacks their private layers.", HINT)
+    if any(objective_of(name)[0].reference for name in method.objectives):
+        raise MethodError(f"{method.name}: clients run the server's model, whose private layers nobody trains.", HINT)
+
+
+def models_in(rule: Rule, params: Tree) -> set[str]:
+    """Slots as large as the model, and the server's sketches of it."""
+    server, client = rule.server_slots(params), rule.client_slots(params)
+    sketches = {name for name, slot in server.items() if isinstance(slot, Tensor) and slot.dim() > 0}
+    slots = (server | client).items()
+    return sketches | {name for name, slot in slots if isinstance(slot, Tree) and slot.layout == params.layout}
+
+
+def private(method: Method) -> Patterns:
+    """Names of the layers that never leave a client."""
+    return tuple(name for rule in method.personal if isinstance(rule, PrivateLayers) for name in rule.patterns)
