@@ -118,3 +118,14 @@ def test_codes_weigh_two_rows_for_each_class_besides():
     whole = body + 10 * 64 + 10
     costs = card("fedcr").costs
     assert (costs.down, costs.up) == (pytest.approx((body + rows) / whole), pytest.approx((body + rows) / whole))
+
+
+def test_the_wire_of_a_federation_carries_what_is_counted():
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from fedkeel.engines.flower.expected import expected
+
+    given = fk.Experiment(problem=small_problem((7, 4)), method="fedper", rounds=1, participation=0.5, batch_size=4)
+    task = task_maker(given, torch.device("cpu"), torch.float32)(problem_of(given))
+    sample = expected(method_of(given, task), task).message
+    assert set(sample["params"]) == {"0.weight", "0.bias"}
+    assert fk.run(given, engine="serial").records[0].bytes_down == sample["params"].buffer.nbytes

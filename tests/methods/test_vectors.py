@@ -177,8 +177,7 @@ def test_feddc_pulls_and_corrects(omega: float, lam: float, c: float) -> None:
     message = {"c": one["c"], "mean_size": torch.tensor(8.0)}
     at = fk.Local(one["w_i"], one["w"], message, None, number, number, number, number)
     tree, client = one["g"], {"h_i": one["h"], "c_i": one["c_i"], "size": torch.tensor(8.0 * omega)}
-    for rule in build("feddc", {"lam": lam}).phases[0].gradient:
-        tree, client = rule.step(tree, client, at)
+    tree, client = fk.DriftCorrection(lam, mean_size=8.0).step(tree, client, at)
     assert tree["w"].item() == pytest.approx(0.52)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from fedkeel.rule import Local, Rule, Setting, State, require
 from fedkeel.trees import Tree
 
@@ -131,7 +134,8 @@ class DriftCorrection(Rule):
 
     h_i sums the client's past moves, and w gains the mean of all h. c_i ← c_i − c / ω_i + (w_t − w_i) / (K_i η); c
     moves by the mean of ω_i times that over all clients, those not selected included. lam must be positive: the
-    larger, the stronger the pull. `mean_size` is set when the method meets its data.  (FedDC, Gao et al. 2022)
+    larger, the stronger the pull. `mean_size` is set when the method meets its data; 0 weighs all clients
+    alike.  (FedDC, Gao et al. 2022)
     """
 
     lam: float
@@ -152,19 +156,24 @@ class DriftCorrection(Rule):
     def broadcast(self, message: State, server: State) -> State:
         return message | {"c": server["c"], "mean_size": server["mean_size"]}
 
+    def less(self, client: State, server: State) -> Tensor:
+        """1 / ω_i, of one client or of all in the reports."""
+        size: Tensor = client["size"]
+        return server["mean_size"] / size if self.mean_size else torch.ones_like(size)
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        less = at.message["mean_size"] / client["size"]
+        less = self.less(client, at.message)
         pull = self.lam * (at.params - at.start + client["h_i"]) + at.message["c"]
         return tree + less * pull - client["c_i"], client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        less = at.message["mean_size"] / client["size"]
+        less = self.less(client, at.message)
         moved = (at.start - at.params) / (at.lr * at.steps) - less * at.message["c"]
         drift = client["h_i"] + at.params - at.start
         return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved, "h_i": drift}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        omega, everyone = reports["size"] / server["mean_size"], reports["population"]
+        omega, everyone = 1 / self.less(reports, server), reports["population"]
         h = server["h"] + reports["delta"].sum() / everyone
         c = server["c"] + reports["c_moved"].average(omega) / everyone
         return update + h, server | {"h": h, "c": c}
@@ -193,6 +202,13 @@ class ActiveDual(Rule):
         return report | {"delta": report["delta"] + h}, client | {"h_i": h}
 
 
+def mean_direction(reports: State) -> Tree:
+    """−mean_i Δ_i / (K_i η): the clients' mean step, without a copy of their reports."""
+    scales = -1 / (reports["lr"] * reports["steps"])
+    delta: Tree = reports["delta"]
+    return delta.average(scales / len(scales))
+
+
 @dataclass(frozen=True)
 class ClientMomentum(Rule):
     """Mix the gradient with the last global direction: α g + (1 − α) m, m = −mean_i Δ_i / (K_i η).
@@ -215,5 +231,4 @@ class ClientMomentum(Rule):
         return self.alpha * tree + (1 - self.alpha) * at.message["momentum"], client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        directions = reports["delta"] / (-reports["lr"] * reports["steps"])
-        return update, server | {"momentum": directions.mean()}
+        return update, server | {"momentum": mean_direction(reports)}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.rule import Local, Rule, State, require
-from fedkeel.rules.corrections import ControlVariates
+from fedkeel.rules.corrections import ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 from fedkeel.trees import Tree, cosine
 
@@ -57,7 +57,7 @@ class PersonalMomentum(Rule):
         far = (moves * (1 + cosine(delta, m))).mean().clamp(0.1, 0.9)
         return update, server | {
             "alpha": (1 - self.smooth) * server["alpha"] + self.smooth * far,
-            "momentum": self.decay * (delta / (-reports["lr"] * reports["steps"])).mean(),
+            "momentum": self.decay * mean_direction(reports),
         }
 
 
