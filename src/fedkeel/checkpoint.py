@@ -1,7 +1,7 @@
 """Checkpoints: the server's state in one file, clients' states in files beside it, each written once.
 
-    checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state stands
-    checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, last changed in round 38
+checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state stands
+checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, last changed in round 38
 """
 
 from __future__ import annotations
