@@ -26,24 +26,32 @@ from fedkeel.tracking import observers
 TRACKED = ("drift", "spectrum")
 
 
-def loop_of(experiment: fk.Experiment, track: tuple[str, ...]) -> tuple[Loop, SerialEngine, Training]:
-    task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
-    method = method_of(experiment, task)
-    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-    loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
-    return loop, SerialEngine(task, method, training), training
+class Side:
+    """A run that is driven round by round."""
+
+    def __init__(self, experiment: fk.Experiment, track: tuple[str, ...]):
+        task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
+        method = method_of(experiment, task)
+        training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+        self.engine = SerialEngine(task, method, training)
+        loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
+        self.going = loop.going(self.engine, training, None)
+        self.request = next(self.going)
+
+    def one_round(self) -> None:
+        self.request = self.going.send(self.engine.train(*self.request))
 
 
 def main(dataset: str = "digits", model: str = "", rounds: str = "40") -> None:
-    experiment = fk.Experiment(dataset=dataset, model=model or None, method="fedavg", rounds=int(rounds))
-    sides = {"plain": loop_of(experiment, ()), "tracked": loop_of(experiment, TRACKED)}
+    experiment = fk.Experiment(dataset=dataset, model=model or None, method="fedavg", rounds=int(rounds) + 1)
+    sides = {"plain": Side(experiment, ()), "tracked": Side(experiment, TRACKED)}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     torch.set_num_threads(1)
     with steady():
         for number in range(int(rounds)):
-            for name, (loop, engine, training) in sorted(sides.items(), reverse=bool(number % 2)):
+            for name, side in sorted(sides.items(), reverse=bool(number % 2)):
                 began = time.process_time()
-                loop.one_round(engine, training)
+                side.one_round()
                 seconds[name].append(time.process_time() - began)
     # the spectrum is looked at in every fifth round: five rounds are one sample
     plain, tracked = ([sum(side[i : i + 5]) for i in range(0, len(side) - 4, 5)] for side in seconds.values())
