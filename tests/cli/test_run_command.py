@@ -174,8 +174,12 @@ def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypa
     experiment = fk.Experiment(dataset="digits", model="logistic", method="scaffold", rounds=3, epochs=1)
     monkeypatch.setattr(Loop, "restore", watched)
     threading.Thread(target=over.wait, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        fk.run(experiment, out=tmp_path / "a", engine="serial")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let their background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fk.run(experiment, out=tmp_path / "a", engine="serial")
+    finally:
+        signal.signal(signal.SIGINT, before)
     over.set()
     monkeypatch.setattr(Loop, "restore", restore)
     assert fk.load_run(tmp_path / "a").result["rounds"] == 2
