@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -89,15 +90,16 @@ class Rule:
         return update, server
 
 
-class Weighting(Rule):
+class Weighting(Rule, ABC):
     """How much each client's update counts: one weight per client, usually summing to 1."""
 
     def begin(self, reports: State, server: State) -> State:
         """What the server's own phase starts from, where the method has one; its end is `reports["learned"]`."""
         return {}
 
+    @abstractmethod
     def __call__(self, reports: State, server: State) -> Tensor:
-        raise NotImplementedError
+        """The weights of the clients that reported."""
 
 
 def require(holds: bool, rule: Rule, what: str) -> None:

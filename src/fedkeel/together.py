@@ -55,14 +55,14 @@ def run_together(
     for other in experiments[1:]:
         if not alike(experiments[0], other):
             raise RequestError("these experiments cannot share a stack.", f"they may differ in: {', '.join(FREE)}")
-    where, on = device_of(device), range(len(experiments))
-    place = Place("stacked", where, dtype, None, keep_params, checkpoint_seconds, command, track)
+    if out is not None and len(out) != len(experiments):
+        raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
+    nothing = [None] * len(experiments)
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, track)
     with steady(), contextlib.ExitStack() as closing:
-        started = [
-            start(experiments[i], out[i] if out else None, place, progress[i] if progress else None, closing)
-            for i in on
-        ]
-        return go_together(started, closing)
+        given = zip(experiments, out or nothing, progress or nothing, strict=True)
+        started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
+        return go_together(started, closing) if started else []
 
 
 def alone(one: Started) -> Run | RunError:

@@ -154,6 +154,9 @@ def test_an_interrupt_leaves_every_run_at_a_checkpoint(tmp_path: Path, monkeypat
 def test_what_a_stack_shares_may_not_differ() -> None:
     with pytest.raises(RequestError, match="share a stack"):
         fk.run_together([experiment(0), experiment(1, method="fedavg")])
+    with pytest.raises(RequestError, match="1 folders were given for 2"):
+        fk.run_together([experiment(0), experiment(1)], out=["a"])
+    assert fk.run_together([]) == []
     one, other = two_tasks("fedavg")
     method, training = build("fedavg"), Training(1, epochs=1, batch_size=3)
     assert joinable([StackedEngine(task, method, training) for task in (one, other)])

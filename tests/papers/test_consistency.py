@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from printed import cell, value
 
-from fedkeel.papers import PAPERS, Cell, find
+from fedkeel.papers import PAPERS, find
 from fedkeel.papers.cells import read
 
 PRINTED = [
@@ -13,17 +14,6 @@ PRINTED = [
     *("fedscam:1", "fedscam:2", "fedfsa:1", "fedfsa:2"),
     *(f"fedwmsam:{table}" for table in (1, 2, 3, 4, 5)),
 ]
-
-
-def value(spec: str, label: str) -> float:
-    reported = cell(spec, label).reported
-    assert reported is not None
-    return reported
-
-
-def cell(spec: str, label: str) -> Cell:
-    (found,) = (cell for cell in find(spec) if cell.label == label)
-    return found
 
 
 def test_only_what_the_papers_leave_blank_has_no_number() -> None:

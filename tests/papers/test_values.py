@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from printed import cell, value
 
-from fedkeel.papers import KINDS, PAPERS, Cell, find, tables
+from fedkeel.papers import KINDS, PAPERS, find, tables
 
 TABLES = [(paper, table.name) for paper in PAPERS for table in tables(paper)]
 PLAUSIBLE = {
@@ -15,17 +16,6 @@ PLAUSIBLE = {
     "seconds": (100, 20_000),
     "extra seconds per round": (1, 60),
 }
-
-
-def value(spec: str, label: str) -> float:
-    reported = cell(spec, label).reported
-    assert reported is not None
-    return reported
-
-
-def cell(spec: str, label: str) -> Cell:
-    (found,) = (cell for cell in find(spec) if cell.label == label)
-    return found
 
 
 # Read again from the papers, without looking at the files.

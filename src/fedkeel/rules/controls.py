@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.randomness import keyed_uniforms
 from fedkeel.rule import Local, Rule, State, require
-from fedkeel.rules.filters import BandFilter, HighPass, low_band, low_bins
+from fedkeel.rules.filters import BandFilter, HighPass, low_band, low_bins, shuffled_bins
 from fedkeel.trees import Tree
 
 
@@ -56,7 +55,7 @@ class RandomEnergy(BandFilter):
     random: ClassVar[bool] = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
+        n = rows.shape[-1]
         removed = low_bins(n, self.ratio)
         if not removed:
             return rows
@@ -64,8 +63,7 @@ class RandomEnergy(BandFilter):
         # in float64: the sum of a million terms is compared with its parts
         energy = spectrum.abs().to(torch.float64).square() * multiplicity(n, rows.device)
         goal = energy[..., :removed].sum(-1, keepdim=True)
-        draws = keyed_uniforms(at.key + n, rows.shape[:-1].numel() * bins).view((*rows.shape[:-1], bins))
-        order = draws.argsort(-1)
+        order = shuffled_bins(rows, at)
         drawn = energy.gather(-1, order)
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes
         left = 1 - (taken / drawn.clamp(min=1e-300)).clamp(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import floor
@@ -25,7 +26,7 @@ ORDERS = (NATURAL, "0231", "0312", "3210", "1230", "2130", "2310", "random")
 
 
 @dataclass(frozen=True)
-class BandFilter(Rule):
+class BandFilter(Rule, ABC):
     """Removes a share of each tensor's rFFT coefficients. ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone. `order` is one of ORDERS; tensors that are not 4-d keep theirs,
@@ -50,8 +51,9 @@ class BandFilter(Rule):
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
         return tree.map(filtered), client
 
+    @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
-        raise NotImplementedError
+        """What is left of `[..., leaves, length]`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ class LowPass(BandFilter):
         return low_band(rows, n // 2 + 1 - removed) if removed else rows
 
 
+def shuffled_bins(rows: Tensor, at: Local) -> Tensor:
+    """A random order of each row's rFFT coefficients, drawn anew in each step."""
+    n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
+    # + n: tensors of different lengths draw differently
+    draws = keyed_uniforms(at.key + n, rows.shape[:-1].numel() * bins).view((*rows.shape[:-1], bins))
+    return draws.argsort(-1)
+
+
 @dataclass(frozen=True)
 class RandomBand(BandFilter):
     """Zero a random `ratio` of each tensor's rFFT coefficients, drawn anew in each step.  ratio = 0: no change."""
@@ -98,14 +108,11 @@ class RandomBand(BandFilter):
     random: ClassVar[bool] = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
+        n = rows.shape[-1]
         removed = low_bins(n, self.ratio)
         if not removed:
             return rows
-        count = rows.shape[:-1].numel()
-        # + n: tensors of different lengths draw differently
-        draws = keyed_uniforms(at.key + n, count * bins).view((*rows.shape[:-1], bins))
-        keep = draws.argsort(-1).argsort(-1) >= removed
+        keep = shuffled_bins(rows, at).argsort(-1) >= removed
         kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
         return kept
 
