@@ -72,6 +72,14 @@ class RunFolder:
     def write_json(self, name: str, data: Any) -> None:
         write_text(self.path / name, json.dumps(data, indent=2, sort_keys=True) + "\n")
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """What was written there; nothing where it is absent or damaged."""
+        try:
+            data = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
     def begin(self, done: int) -> list[RoundRecord]:
         """Records of the rounds already done; later lines, and a half-written last one, are cut off."""
         records = read_rounds(self.path)[:done]

@@ -64,6 +64,8 @@ class Aim:
 class StackedWorkspace:
     """Gradients of any module or plain parameters that vmap can take."""
 
+    by_kernels = False
+
     def __init__(self, task: Task):
         if task.stochastic:
             raise ModelError(
@@ -228,6 +230,8 @@ def stackable() -> Iterator[None]:
 
 class KernelWorkspace(StackedWorkspace):
     """Gradients of networks whose layers are all known, by kernels that take the weights of every client."""
+
+    by_kernels = True
 
     def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         module = self.task.module

@@ -56,6 +56,11 @@ class Entry:
         return self.rounds < self.rounds_paper
 
     @property
+    def timed(self) -> bool:
+        """Whether its seconds are its own: no other run was in the stack, or on the card."""
+        return not self.environment.get("shared")
+
+    @property
     def cell(self) -> tuple[str, str, str, str]:
         return self.paper, self.table, self.row, self.column
 

@@ -22,7 +22,7 @@ from fedkeel.errors import FolderError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
 from fedkeel.judging import Judge
-from fedkeel.machine import state_budget, undisturbed
+from fedkeel.machine import state_budget, undisturbed, used_by_others
 from fedkeel.method import Method
 from fedkeel.participation import Participation
 from fedkeel.record import RoundRecord, result
@@ -80,7 +80,8 @@ class Loop:
     ):
         self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
         self.done, self.observers = 0, observers
-        self.together = 1  # runs that share the machine, and each round's time with it
+        self.together = 1  # runs in one stack, which share each round's time
+        self.shared = False  # whether rounds took as long as they did because of something else
         self.server: State = init_server(method, task.initial, task.buffers)
         self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
         self.records: list[RoundRecord] = []
@@ -185,11 +186,14 @@ class Loop:
         if self.folder is not None:
             total = sum(record.seconds for record in self.records)
             parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
-            self.folder.write_json("timing.json", {"seconds": round(total, 3), "this_session": parts})
+            before = bool(self.folder.read_json("timing.json").get("shared"))
+            shared = before or self.shared or used_by_others(self.task.device)
+            self.folder.write_json("timing.json", {"seconds": round(total, 3), "shared": shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
     def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
+        self.shared |= self.together > 1
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)

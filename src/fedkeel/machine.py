@@ -55,6 +55,17 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(late)
 
 
+OTHERS = 1 << 30  # bytes: a process's own context takes less
+
+
+def used_by_others(device: torch.device) -> bool:
+    """Whether another process works on the same GPU, by the memory that is taken and not ours."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device) > OTHERS
+
+
 def state_budget(device: torch.device) -> int:
     """How many bytes of client states may stay in memory: half of what is free on the device."""
     if device.type == "cuda":

@@ -28,7 +28,7 @@ come as far.
 column that the paper tells apart by more than that, at the last round that both have reached. *differs*: neither;
 *so far* where the run was shortened. *not reached*: no round had the target accuracy. *shortened*: too short to
 compare, and nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not
-judged*: the paper's number is damaged or absent.
+judged*: the paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves.
 """
 
 Judged = list[tuple[Table, list[Judgement]]]

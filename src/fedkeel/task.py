@@ -65,7 +65,7 @@ class Task:
         personal_chunk: int = CHUNK,
     ):
         self.problem, self.device = problem, torch.device(device)
-        # bfloat16 is a precision of the arithmetic inside a gradient; weights and sums of them stay in float32
+        # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
         self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
         whole = problem.data
         self.clients: ClientData = HeldOut(whole, validation, seed, validation=False) if validation else whole

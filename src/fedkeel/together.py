@@ -22,12 +22,12 @@ from fedkeel.tracking import Observer
 
 log = logging.getLogger("fedkeel")
 
-FREE = ("seed", "partition_seed", "lr", "lr_decay", "participation", "rounds")
+FREE = ("seed", "partition", "partition_seed", "lr", "lr_decay", "participation", "rounds")
 """What may differ between experiments of one stack."""
 
 
 def alike(one: Experiment, other: Experiment) -> bool:
-    """Whether two experiments may share a stack: they differ in nothing that decides about a step but seed and rate."""
+    """Whether two experiments may share a stack: they differ in nothing that decides about a step but data and rate."""
     first, second = (_shared(experiment) for experiment in (one, other))
     return first == second and one.problem is other.problem
 
@@ -48,7 +48,7 @@ def run_together(
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] = (),
 ) -> list[Run | RunError]:
-    """Train experiments that differ in their seed or learning rate, the clients of all of them as one stack.
+    """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
     A run that fails gives its error, and the others go on. Each round's time is shared among the runs.
     """

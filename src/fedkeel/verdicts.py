@@ -92,6 +92,8 @@ def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     known = runs_of(cell, entries)
     if cell.target is not None and cell.kind != "seconds per round":
         known = [entry for entry in known if entry.bests]  # other lines do not tell when a target was reached
+    if cell.kind in TIMES:
+        known = [entry for entry in known if entry.timed]
     found = longest(known)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
     values = [value for entry in found if (value := measured(cell, entry, own)) is not None]
@@ -110,7 +112,7 @@ def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) ->
         e
         for e in entries
         if e.settings.get("method", {}).get("name") == cell.paper and e.settings | {"method": None} == alike
-        if e.environment.get("device") in devices
+        if e.environment.get("device") in devices and e.timed
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ def finals(runs: Any) -> list[Any]:
     return [run.server for run in runs]
 
 
-def test_runs_together_equal_runs_alone_whatever_their_seed_rate_and_length() -> None:
-    asked = [experiment(0), experiment(1, lr=0.05), experiment(2, rounds=2)]
+def test_runs_together_equal_runs_alone_whatever_their_seed_split_rate_and_length() -> None:
+    split = "dirichlet:alpha=3,clients=9"
+    asked = [experiment(0), experiment(1, lr=0.05), experiment(2, rounds=2), experiment(0, partition=split)]
     together = fk.run_together(asked, dtype=torch.float64)
     alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
     assert difference(finals(together), finals(alone)) < 1e-10
@@ -123,6 +125,13 @@ def test_one_that_is_behind_catches_up(tmp_path: Path) -> None:
     fresh = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
     assert difference(finals(together), finals(fresh)) < 1e-10
     assert [len(fk.load_run(place).records) for place in places] == [3, 3]
+    # the first ran alone, but for its last round
+    assert [json.loads((place / "timing.json").read_text())["shared"] for place in places] == [True, True]
+
+
+def test_a_run_alone_knows_that_its_seconds_are_its_own(tmp_path: Path) -> None:
+    fk.run(experiment(0), out=tmp_path, engine="stacked")
+    assert json.loads((tmp_path / "timing.json").read_text())["shared"] is False
 
 
 def test_one_that_diverges_leaves_the_others_alone() -> None:

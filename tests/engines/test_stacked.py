@@ -19,7 +19,7 @@ from fedkeel.engines.dropping import Dropping
 from fedkeel.engines.engine import Training
 from fedkeel.engines.graphs import Graph, GraphScan
 from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
-from fedkeel.engines.scoring import Scorer, merged
+from fedkeel.engines.scoring import Lowered, Scorer, merged
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import FedkeelError
@@ -238,10 +238,21 @@ def test_scores_do_not_depend_on_how_they_are_batched() -> None:
     task = Task(problem(test=samples(1203, 99)), dtype=torch.float64)
     workspace = Workspace(task)
     scores = [workspace.score(task.initial, None, part) for part in task.parts("test")]
-    scorer = Scorer(workspace)
-    assert len(merged(list(task.parts("test")))) == 1
-    for _ in range(2):  # from the host, then from what was kept
-        assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
+    assert len(merged(list(task.parts("test")), 2500)) == 1
+    for scorer in (Scorer(workspace), Scorer(workspace, lowered=True)):
+        for _ in range(2):  # from the host, then from what was kept
+            assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
+
+
+def test_only_the_arithmetic_of_scores_is_lowered() -> None:
+    scores = []
+    for dtype in (torch.float32, torch.bfloat16):
+        task = Task(problem(test=samples(400, 99)), dtype=dtype)
+        engine = StackedEngine(task, build("fedavg"), Training(seed=1, epochs=1, batch_size=3))
+        assert isinstance(engine.scorer.model, Lowered) == (dtype == torch.bfloat16)
+        scores.append(add_up(engine.scorer(task.initial, None, "test")))
+    assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-2)
+    assert scores[1]["loss"] != scores[0]["loss"]
 
 
 def test_a_captured_number_of_clients_serves_fewer() -> None:

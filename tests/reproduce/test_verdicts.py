@@ -111,6 +111,13 @@ def test_rounds_have_a_noise_of_their_own_and_may_not_be_reached():
     assert verdicts([of], [entry("A", 80.0, bests=[])]) == ["not run"]  # that line does not tell
 
 
+def test_seconds_of_a_run_that_shared_its_machine_count_for_nothing():
+    timed, shared = cell("A", 10.0, kind="seconds per round"), entry("A", 80.0, environment={"shared": True})
+    assert verdicts([timed], [shared]) == ["not run"]
+    assert verdicts([timed], [shared, entry("A", 80.0, seed=1)]) == ["another machine"]
+    assert verdicts([cell("A", 80.0)], [shared]) == ["within seed noise"]
+
+
 def test_seconds_of_another_machine_are_only_ordered():
     cells = [cell("A", 10.0, kind="seconds per round"), cell("B", 20.0, kind="seconds per round")]
     assert verdicts(cells, [entry("A", 1.0)])[0] == "another machine"

@@ -156,37 +156,35 @@ def carry_out(
 ) -> None:  # fmt: skip
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Plan, titles, train
+    from fedkeel.cli.training import Plan, stacks, titles, train
     from fedkeel.reproduce import done, experiment_of, folder_of, runnable
 
-    planned: list[tuple[Cell, list[Plan]]] = []
-    taken: set[Path] = set()
+    planned: dict[Path, tuple[Cell, Plan]] = {}
     for cell in cells:
         reason = runnable(cell)
         if reason is not None:
             stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {reason}")
             continue
-        plans = []
         for seed in seeds:
             experiment = experiment_of(cell, seed, rounds)
             folder = folder_of(experiment, out)
             # the same experiment may be several cells
-            if folder not in taken and not done(cell, seed, rounds, skipped):
-                taken.add(folder)
-                plans.append(Plan(f"{cell.row}, {cell.column}", experiment, folder))
-        planned.append((cell, plans))
-    fetch(sorted({plan.experiment.dataset or "" for _, plans in planned for plan in plans}), progress)
-    with display(progress, [title for _, plans in planned for title in titles(plans)]) as shown:
-        for cell, plans in planned:
+            if folder not in planned and not done(cell, seed, rounds, skipped):
+                planned[folder] = cell, Plan(f"{cell.row}, {cell.column}", experiment, folder)
+    fetch(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
+    # seeds and columns of a row train at once, where the engine stacks
+    groups = stacks([plan for _, plan in planned.values()], machine)
+    with display(progress, [title for group in groups for title in titles(group)]) as shown:
+        for group in groups:
             try:
-                outcomes = train(plans, machine, shown)  # all seeds of a cell at once, where the engine stacks
+                outcomes = train(group, machine, shown)
             except (KeyboardInterrupt, Stopped):
-                for plan in plans:
-                    keep_reached(cell, plan.folder, ledger)
+                for plan in group:
+                    keep_reached(planned[plan.folder][0], plan.folder, ledger)
                 raise
             for outcome in outcomes:
                 if outcome.run is not None:
-                    keep(cell, outcome.run, ledger, again=not outcome.found)
+                    keep(planned[outcome.plan.folder][0], outcome.run, ledger, again=not outcome.found)
 
 
 def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
@@ -215,11 +213,12 @@ def keep_reached(cell: Cell, folder: Path, ledger: Path) -> None:
 
 def environment_of(folder: Path) -> dict[str, object]:
     """What of a run's environment the ledger keeps."""
-    import json
+    from fedkeel.folder import RunFolder
 
-    data = json.loads((folder / "environment.json").read_text())
+    data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
     kept = {name: data.get(name) for name in ("device", "engine", "precision")}
-    return kept | {"torch": data.get("packages", {}).get("torch"), "fedkeel": data.get("packages", {}).get("fedkeel")}
+    packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
+    return kept | packages | {"shared": bool(timing.get("shared"))}
 
 
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:

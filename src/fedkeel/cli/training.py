@@ -108,7 +108,7 @@ def finished(plan: Plan) -> Run | None:
 
 
 def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
-    """All plans in turn, those that differ in their seed or learning rate as one stack where the engine stacks.
+    """All plans in turn, those that differ in seed, split or learning rate as one stack where the engine stacks.
 
     One that fails is told, and the others go on.
     """

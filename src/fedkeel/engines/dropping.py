@@ -16,7 +16,7 @@ from fedkeel.round import Body, Carry, Fixed
 
 Scan = Callable[..., tuple[Carry, Tensor]]
 
-LEAST = 0.15  # of a phase's steps: a shorter stretch is not worth another size of stack
+LEAST = 0.05  # of a phase's steps: a shorter stretch is not worth another size of stack
 
 
 class Cut(NamedTuple):
