@@ -20,7 +20,7 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.feed import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
-from fedkeel.kernels.layers import Frame
+from fedkeel.kernels.layers import Frame, Running
 from fedkeel.kernels.network import forward, known
 from fedkeel.objectives import Given, Objective, objective_of
 from fedkeel.round import Gradient
@@ -233,19 +233,25 @@ class KernelWorkspace(StackedWorkspace):
 
     by_kernels = True
 
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.separable = task.problem.separable  # batch norms leave out what only fills a batch up
+
     def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         module = self.task.module
         assert module is not None
         reference = self.reference(batch, aim, buffers)
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+        after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
+        running = None if buffers is None else Running(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         with torch.set_grad_enabled(aim.kind.differentiable), stackable():
-            output = forward(module, Frame(params, into, anchor, self.task.compute), batch.tensors[0])
+            output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
             losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
         if not aim.kind.differentiable:
-            return Gradient(params.zeros(), losses)
+            return Gradient(params.zeros(), losses, after)
         torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
-        return Gradient(into, losses.detach())
+        return Gradient(into, losses.detach(), after)
 
     def losses(
         self, module: nn.Module, batch: StackedBatch, aim: Aim, output: Tensor, reference: Tensor | None

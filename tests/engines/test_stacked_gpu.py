@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_joint import trained, two_tasks
 from test_stacked import difference, network, problem, settled, train
+from torch import nn
 
 from fedkeel.engines.engine import Training
 from fedkeel.engines.joint import JointEngine
@@ -40,6 +41,18 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound
     assert engine.graphs.possible or lift is vmapped
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+def test_batch_norms_in_captured_steps(dtype: torch.dtype, bound: float) -> None:
+    training, given = Training(seed=1, epochs=2, batch_size=3), network(nn.BatchNorm2d(4))
+    one, other = (Task(problem(model=given), device="cuda", dtype=d) for d in (torch.float64, dtype))
+    method = settled("fedsam", one)
+    serial = train(SerialEngine(one, method, training), method, one)
+    engine = StackedEngine(other, method, training)
+    assert difference(train(engine, method, other), serial) < bound
+    assert engine.graphs.possible
+    assert engine.graphs.graphs  # batches of different sizes do not keep steps from being captured
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedfft-d", "fedwmsam"])

@@ -78,6 +78,77 @@ def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
         assert far(one, other) < 1e-12
 
 
+@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+def test_batch_norm_is_that_of_pytorch_on_the_images_that_count(shortcut: bool, relu: bool) -> None:
+    x = drawn(3, 4, 4, 5, 8, seed=0).requires_grad_()
+    gain, bias = drawn(3, 8, seed=1).requires_grad_(), drawn(3, 8, seed=2).requires_grad_()
+    beside = drawn(3, 4, 4, 5, 8, seed=3).requires_grad_()
+    sizes = (4, 2, 3)
+    mask = torch.tensor([[i < size for i in range(4)] for size in sizes]).double()
+    wanted, expected, variances = [], [], []
+    for c, size in enumerate(sizes):  # each client alone, without what fills its batch up
+        mine = [t[c, :size].detach().requires_grad_() for t in (x, beside)]
+        weights = [t[c].detach().requires_grad_() for t in (gain, bias)]
+        running = torch.zeros(8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
+        y = F.batch_norm(mine[0].permute(0, 3, 1, 2), *running, *weights, training=True, momentum=1.0)
+        y = y.permute(0, 2, 3, 1) + (mine[1] if shortcut else 0)
+        y = F.relu(y) if relu else y
+        of = (mine[0], *weights, *(mine[1:] if shortcut else ()))
+        wanted.append(torch.autograd.grad(y, of, drawn(3, 4, 4, 5, 8, seed=4)[c, :size]))
+        expected.append(y.detach())
+        variances.append(running[1])
+    given = [t.detach() for t in (x, gain, bias)]
+    mean, variance, count = plain.moments(given[0], mask)
+    assert far(variance * (count / (count - 1))[:, None], torch.stack(variances)) < 1e-12
+    inverse = (variance + 1e-5).rsqrt()
+    scale = given[1] * inverse
+    y = plain.rescale(given[0], scale, given[2] - mean * scale, beside.detach() if shortcut else None, relu)
+    slope = drawn(3, 4, 4, 5, 8, seed=4) * mask[:, :, None, None, None]
+    into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
+    dx, dz = plain.rescale_gradient(slope, y, given[0], mean, inverse, given[1], count, mask, relu, into, shortcut)
+    for c, size in enumerate(sizes):
+        found = (dx[c, :size], into[0][c], into[1][c], *(() if dz is None else (dz[c, :size],)))
+        assert far(y[c, :size], expected[c]) < 1e-12
+        assert not dx[c, size:].any()
+        for one, other in zip(found, wanted[c], strict=True):
+            assert far(one, other) < 1e-12
+
+
+def check_triton_batch(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    batch = importlib.import_module("fedkeel.kernels.triton_batch")
+    cases = [
+        (8, 5, True, True, True),
+        (16, 4, False, False, False),
+        (128, 3, True, False, True),
+        (4, 40, True, True, False),
+    ]
+    for channels, pixels, relu, shortcut, masked in cases:
+        x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
+        x = x + 5  # far from zero, where sums of squares alone would lose what they should tell
+        rows = drawn(2, 2 * channels, seed=4).to(device, torch.float32)
+        gain, bias = rows[:, :channels], rows[:, channels:]
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).to(device, torch.float32) if masked else None
+        dy = dy if mask is None else dy * mask[:, :, None, None, None].to(dtype)
+        mean, variance, count = batch.moments(x, mask)
+        for one, other in zip((mean, variance, count), plain.moments(x.double(), mask), strict=True):
+            assert far(one.double(), other) < 1e-5, ("moments", channels)
+        inverse, own = (variance + 1e-5).rsqrt(), beside if shortcut else None
+        scale = gain * inverse
+        y = batch.rescale(x, scale, bias - mean * scale, own, relu)
+        exact = None if own is None else own.double()
+        wanted = plain.rescale(x.double(), scale.double(), (bias - mean * scale).double(), exact, relu)
+        assert far(y.double(), wanted) < tolerance, ("rescale", channels)
+        apart = torch.full_like(rows, torch.nan)
+        into = (apart[:, :channels], apart[:, channels:])
+        twin = (torch.empty_like(gain).double(), torch.empty_like(bias).double())
+        found = batch.rescale_gradient(dy, y, x, mean, inverse, gain, count, mask, relu, into, True)
+        exact_of = (t.double() for t in (dy, y, x, mean, inverse, gain, count))
+        reference = plain.rescale_gradient(*exact_of, mask, relu, twin, True)
+        for one, other in zip((*found, *into), (*reference, *twin), strict=True):
+            assert far(one.double(), other) < tolerance, ("batch gradient", channels)
+
+
 def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list[tuple[int, ...]] = SHAPES) -> None:
     """Run in a process of its own on the CPU: the interpreter is chosen when Triton is first imported."""
     convolution = importlib.import_module("fedkeel.kernels.triton_convolution")
@@ -134,7 +205,10 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
-    code = "import torch, test_kernels as t; t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
+    code = (
+        "import torch, test_kernels as t; t.check_triton_batch('cpu', torch.float32, 1e-5); "
+        "t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
+    )
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
@@ -149,3 +223,4 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
     check_triton("cuda", dtype, tolerance)
+    check_triton_batch("cuda", dtype, tolerance)

@@ -15,6 +15,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.gradients_stacked import KernelWorkspace
 from fedkeel.methods import build
+from fedkeel.models.resnet import Block
 from fedkeel.round import broadcast, init_server
 from fedkeel.task import Task
 
@@ -57,6 +58,14 @@ NETWORKS = {
     "a norm of features": (
         lambda: nn.Sequential(nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 3)), (5,), False
     ),
+    "batch norms": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), Block(4, 8, 2, None),
+                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)), (2, 4, 4), True
+    ),
+    "a batch norm without memory": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(),
+                              nn.Linear(16, 3)), (2, 4, 4), False
+    ),
     "a forward of its own": (patched, (2, 4, 4), False),
 }  # fmt: skip
 
@@ -68,12 +77,15 @@ def test_stacked_as_serial(name: str) -> None:
     model, draw = make(), torch.Generator().manual_seed(1)
     clients = [(torch.randn(n, *shape, generator=draw), torch.randint(0, 3, (n,), generator=draw)) for n in (4, 3, 6)]
     problem = fk.Problem(model=model, loss=cross_entropy, clients=clients)
-    method, training, found = build("fedavg"), Training(seed=1, epochs=2, batch_size=3), []
+    training, found = Training(seed=1, epochs=2, batch_size=3), []
     for make_engine in (SerialEngine, StackedEngine):
         task = Task(problem, dtype=torch.float64)
+        method = build("fedsam", {"rho": 0.05})
         engine = make_engine(task, method, training)
-        message = broadcast(method, init_server(method, task.initial))
-        found.append([o.report["delta"].buffer for o in engine.train(message, 0, 0.1, [0, 1, 2], [None] * 3)])
+        message = broadcast(method, init_server(method, task.initial, task.buffers))
+        outcomes = engine.train(message, 0, 0.1, [0, 1, 2], [None] * 3)
+        found.append([o.report["delta"].buffer for o in outcomes])
+        found[-1] += [o.state["buffers"].buffer for o in outcomes if "buffers" in o.state]
     assert isinstance(engine.gradient, KernelWorkspace) == kernels
     for one, other in zip(*found, strict=True):
         assert float((one - other).norm() / one.norm()) < 1e-12

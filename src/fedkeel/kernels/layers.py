@@ -20,6 +20,17 @@ from fedkeel.trees import Tree
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+class Running(NamedTuple):
+    """What batch norms remember: before the batch, and where to write it afterwards; None where a model is judged.
+
+    `mask` is 0 for images that only fill a batch up `[clients, batch]`, and None where there are none.
+    """
+
+    before: Tree
+    after: Tree | None = None
+    mask: Tensor | None = None
+
+
 class Frame(NamedTuple):
     """The weights of all clients, where their gradients go, and the precision of the arithmetic."""
 
@@ -27,6 +38,7 @@ class Frame(NamedTuple):
     into: Tree
     anchor: Tensor
     compute: torch.dtype
+    running: Running | None = None
 
 
 class Convolve(torch.autograd.Function):
@@ -72,6 +84,38 @@ class Normalise(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, y, mean, inverse, gain = ctx.saved_tensors
         dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, ctx.relu, ctx.into, ctx.joins)
+        return dx, None, dz, None, None, None, None, None, None
+
+
+class BatchNormalise(torch.autograd.Function):
+    """relu(gain · (x − mean) / std + bias + shortcut), mean and variance being those of the client's batch.
+
+    These two and their number of pixels are returned besides.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
+        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        ops = batch_norm_for(x)
+        mean, variance, count = ops.moments(x, mask)
+        inverse = (variance + epsilon).rsqrt()
+        scale = gain * inverse
+        shortcut = None if shortcut is None else shortcut.contiguous()
+        y = ops.rescale(x, scale, bias - mean * scale, shortcut, relu)
+        ctx.save_for_backward(x, y, mean, inverse, gain, count, mask)
+        ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
+        ctx.mark_non_differentiable(mean, variance, count)
+        return y, mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, mean, inverse, gain, count, mask = ctx.saved_tensors
+        dx, dz = ctx.ops.rescale_gradient(
+            dy.contiguous(), y, x, mean, inverse, gain, count, mask, ctx.relu, ctx.into, ctx.joins
+        )
         return dx, None, dz, None, None, None, None, None, None
 
 
@@ -144,4 +188,13 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
         if triton_norm.fits(x.shape[-1], groups):
             return triton_norm
+    return plain
+
+
+def batch_norm_for(x: Tensor) -> ModuleType:
+    if x.is_cuda and x.dtype in GPU_TYPES:
+        from fedkeel.kernels import triton_batch
+
+        if triton_batch.fits(x.shape[-1]):
+            return triton_batch
     return plain

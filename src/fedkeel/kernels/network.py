@@ -7,11 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Frame, MaxPool, Multiply, Normalise
+from fedkeel.kernels.layers import (
+    GPU_TYPES,
+    AddBias,
+    BatchNormalise,
+    Convolve,
+    Frame,
+    MaxPool,
+    Multiply,
+    Normalise,
+    batch_norm_for,
+)
 from fedkeel.models.resnet import Block
 
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]
@@ -22,7 +33,10 @@ def known(module: nn.Module, axes: int) -> bool:
 
     `axes` counts those of one sample, as the module gets it: 3 for an image, 1 for a vector.
     """
-    if any(True for _ in module.buffers()) or not all(p.requires_grad for p in module.parameters()):
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    if len(list(module.buffers())) > sum(len(list(part.buffers())) for part in norms):
+        return False
+    if not all(p.requires_grad for p in module.parameters()):
         return False
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
         return False
@@ -58,6 +72,8 @@ def _usual(part: nn.Module) -> bool:
             )  # fmt: skip
         case nn.GroupNorm():
             return part.affine
+        case nn.BatchNorm2d():
+            return part.affine and part.track_running_stats and part.momentum is not None
         case nn.MaxPool2d():
             return (
                 not part.ceil_mode and not part.return_indices and part.dilation == 1 and isinstance(part.padding, int)
@@ -87,7 +103,7 @@ def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Ten
     layers = [(f"{name}.{child}" if name else child, layer) for child, layer in children]
     while layers:
         (of, layer), *layers = layers
-        if isinstance(layer, nn.GroupNorm) and layers and type(layers[0][1]) is nn.ReLU:
+        if isinstance(layer, nn.GroupNorm | nn.BatchNorm2d) and layers and type(layers[0][1]) is nn.ReLU:
             layers = layers[1:]
             x = normalised(layer, of, x, frame, relu=True)
         else:
@@ -117,18 +133,45 @@ def biased(x: Tensor, name: str, frame: Frame) -> Tensor:
     return y
 
 
-def group_norm(module: nn.GroupNorm, name: str, x: Tensor, frame: Frame) -> Tensor:
+def norm(module: nn.GroupNorm | nn.BatchNorm2d, name: str, x: Tensor, frame: Frame) -> Tensor:
     return normalised(module, name, x, frame, relu=False)
 
 
 def normalised(
     module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None
 ) -> Tensor:
+    if isinstance(module, nn.BatchNorm2d):
+        return batch_normalised(module, name, x, frame, relu, shortcut)
     gain, bias = f"{name}.weight", f"{name}.bias"
     y: Tensor = Normalise.apply(
         x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
         (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu,
     )  # fmt: skip
+    return y
+
+
+def batch_normalised(
+    module: nn.BatchNorm2d, name: str, x: Tensor, frame: Frame, relu: bool, shortcut: Tensor | None
+) -> Tensor:
+    """By the batch's moments, which the running ones follow; by the running ones where a model is judged."""
+    gain, bias, running, x = frame.params[f"{name}.weight"], frame.params[f"{name}.bias"], frame.running, x.contiguous()
+    assert running is not None
+    assert module.momentum is not None
+    old = {moment: running.before[f"{name}.running_{moment}"] for moment in ("mean", "var")}
+    if running.after is None:
+        scale = gain * (old["var"] + module.eps).rsqrt()
+        beside = None if shortcut is None else shortcut.contiguous()
+        y: Tensor = batch_norm_for(x).rescale(x, scale, bias - old["mean"] * scale, beside, relu)
+        return y
+    into = (frame.into[f"{name}.weight"], frame.into[f"{name}.bias"])
+    y, mean, variance, count = BatchNormalise.apply(
+        x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu
+    )
+    unbiased = variance * (count / (count - 1))[:, None]
+    for moment, new in (("mean", mean), ("var", unbiased)):
+        running.after[f"{name}.running_{moment}"].copy_(
+            torch.lerp(old[moment], new.to(old[moment].dtype), module.momentum)
+        )
     return y
 
 
@@ -163,7 +206,8 @@ LAYERS: dict[type[nn.Module], Apply] = {
     nn.Sequential: sequential,
     Block: block,
     nn.Conv2d: convolution,
-    nn.GroupNorm: group_norm,
+    nn.GroupNorm: norm,
+    nn.BatchNorm2d: norm,
     nn.Linear: linear,
     nn.Flatten: flatten,
     nn.MaxPool2d: max_pool,

@@ -98,6 +98,53 @@ def normalise_gradient(
     return dx.flatten(-2).to(x.dtype), dz.to(x.dtype) if joins else None
 
 
+# ---- batch norm: moments over the images of a client, then as above -------------------------------------------------
+def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance `[clients, channels]` over the pixels of the images that count, and how many these are."""
+    v = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    weight = v.new_ones(x.shape[:2]) if mask is None else mask.to(v.dtype)
+    count = weight.sum(1) * (x.shape[2] * x.shape[3])
+    of = weight[:, :, None, None, None]
+    mean = (v * of).sum((1, 2, 3)) / count[:, None]
+    variance = ((v - spatial(mean)).square() * of).sum((1, 2, 3)) / count[:, None]
+    return mean, variance, count
+
+
+def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+    """relu(scale · x + shift + shortcut), by channel."""
+    y = x.to(scale.dtype) * spatial(scale) + spatial(shift)
+    y = y if shortcut is None else y + shortcut
+    return (F.relu(y) if relu else y).to(x.dtype)
+
+
+def rescale_gradient(
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    gain: Tensor,
+    count: Tensor,
+    mask: Tensor | None,
+    relu: bool,
+    into: tuple[Tensor, Tensor],
+    joins: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Of x, where scale and shift follow from its moments, and of the shortcut; the others as in `normalise_gradient`.
+
+    Images that do not count must have no slope, as they have none where the loss leaves them out.
+    """
+    dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
+    unit = (x.to(gain.dtype) - spatial(mean)) * spatial(inverse)
+    into[0].copy_((dz * unit).sum((1, 2, 3)))
+    into[1].copy_(dz.sum((1, 2, 3)))
+    level, tilt = (spatial(part / count[:, None]) for part in (into[1], into[0]))
+    dx = (dz - level - unit * tilt) * spatial(gain * inverse)
+    if mask is not None:
+        dx = dx * mask[:, :, None, None, None]
+    return dx.to(x.dtype), dz.to(x.dtype) if joins else None
+
+
 def spatial(v: Tensor) -> Tensor:
     """`[clients, channels]` beside images."""
     return v[:, None, None, None, :]
