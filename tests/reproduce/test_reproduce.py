@@ -196,6 +196,17 @@ def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     assert "`dataset = digits` (chosen: cifar10)" in (tmp_path / "page.md").read_text()
 
 
+def test_several_other_choices_are_tried_at_once(tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "1", "--ledger", str(book)]
+    asked += ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked += ["--out", str(tmp_path / "runs"), "--engine", "stacked", "--device", "cpu", "--no-progress"]
+    assert call([*asked, "--try", "lr=0.05, 0.01"]) == 0
+    assert [entry.settings["lr"] for entry in ledger.read(book)] == [0.05, 0.01]
+    assert call([*asked, "--try", "lr"]) == 2
+    assert "--try needs key=values: lr" in capsys.readouterr().err
+
+
 def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
     book = tmp_path / "ledger.jsonl"
 

@@ -29,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
         "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
         "fedkeel reproduce order:a --skip-done --rounds 200",
         "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
+        "fedkeel reproduce specgradfilter:I --cell 'FedAvg, cifar10, 0.*' --try lr=0.01,0.05 --device cuda",
     )
 
 
@@ -50,6 +51,10 @@ def reproduce(
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Try another choice: lr=0.05, method.rho=0.05 …"),
+    ] = None,
+    try_: Annotated[
+        str | None,
+        typer.Option("--try", metavar="KEY=A,B,…", help="Several other choices, each a run of its own: lr=0.01,0.05."),
     ] = None,
     engine: Engine = "auto",
     workers: Workers = None,
@@ -85,6 +90,7 @@ def reproduce(
         return
     asked, known = chosen(spec, cell), read(ledger)
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
+    cells = [cell for text in alternatives(try_) for cell in varied(cells, [assignment(text)])] if try_ else cells
     wanted, skipped = list(numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
@@ -94,6 +100,16 @@ def reproduce(
     machine = Machine(engine, workers, device, precision, Tracking(("state",) if steps else ()))
     carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
     show_verdicts(cells, ledger)
+
+
+def alternatives(text: str) -> list[str]:
+    """`lr=0.01,0.05` as one assignment for each value."""
+    from fedkeel.errors import RequestError
+
+    key, _, values = text.partition("=")
+    if not values.strip():
+        raise RequestError(f"--try needs key=values: {text}", "for example --try lr=0.01,0.05")
+    return [f"{key}={value.strip()}" for value in values.split(",")]
 
 
 def show_tables(spec: str | None) -> None:
