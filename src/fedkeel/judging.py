@@ -105,7 +105,8 @@ class Judge:
         """The final phase of every client, from the global model; nothing of it is kept but the scores."""
         message = broadcast(self.method, server)
         clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
-        states = [self.store.get(client) for client in clients]
+        # also those who never took part know what the others know, so that all can be stacked
+        states = [state_of(self.method, self.task, self.store.get(client)) for client in clients]
         outcomes = tuning.train(message, rounds, self.experiment.lr_at(rounds), clients, states)
         policy = self.experiment.policy
         assert policy is not None

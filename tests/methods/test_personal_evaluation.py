@@ -73,6 +73,13 @@ def test_fine_tuning_moves_the_head_alone_and_is_judged():
     assert fk.run(experiment("fedavg", evaluation={"model": "global", "tune": True}), engine="serial").result["tuned"]
 
 
+@pytest.mark.parametrize("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
+def test_those_who_never_took_part_are_tuned_beside_the_others(method):
+    asked = experiment(method, evaluation={"model": "global", "tune": True}, rounds=1)
+    one, other = (fk.run(asked, engine=engine, dtype=F64).result["tuned"] for engine in ("serial", "stacked"))
+    assert one == pytest.approx(other, rel=1e-9)
+
+
 def test_a_private_head_never_reaches_the_server():
     run = fk.run(experiment("fedper"), engine="serial")
     start = dict(small_problem(SIZES).model.named_parameters())

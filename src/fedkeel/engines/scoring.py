@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import starmap
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import Model
+from fedkeel.engines.scoring_stacked import Means, Prepared, Stacks, apart, frame_of
 from fedkeel.gradients import Workspace
-from fedkeel.kernels.layers import Frame
 from fedkeel.kernels.network import forward
 from fedkeel.task import CLIENT, Part, Scores
 from fedkeel.trees import Tree
 
 ROWS = 2500  # scored at once
-KEPT_BYTES = 2 << 30  # of prepared samples
 
 
 class Lowered(nn.Module):
@@ -28,60 +25,75 @@ class Lowered(nn.Module):
 
     def __init__(self, workspace: Workspace):
         super().__init__()
-        task, weights = workspace.task, workspace.weights
+        task, weights, buffers = workspace.task, workspace.weights, workspace.buffers
         assert task.module is not None
         self.network, self.dtype = task.module, task.dtype
-        alone = Tree(weights.buffer.unsqueeze(0), weights.layout)  # a view: what the workspace loads is seen here
-        self.frame = Frame(alone, alone, torch.zeros((), device=task.device), task.compute)
+        self.frame = frame_of(task, alone(weights), None if buffers is None else alone(buffers))
 
     def forward(self, x: Tensor) -> Tensor:
         return forward(self.network, self.frame, x.unsqueeze(0)).squeeze(0).to(self.dtype)
 
 
-class Scorer:
-    """Scores models on stretches of evaluation data; `lowered` where kernels know every layer of the network."""
+def alone(tree: Tree) -> Tree:
+    """A stack of one; a view: what the workspace loads is seen in it."""
+    return Tree(tree.buffer.unsqueeze(0), tree.layout)
 
-    def __init__(self, workspace: Workspace, lowered: bool = False):
+
+class Scorer:
+    """Scores models on stretches of evaluation data.
+
+    Where kernels know every layer of the network, one model may be `lowered`, and many of them `stacked`.
+    """
+
+    def __init__(self, workspace: Workspace, lowered: bool = False, stacked: bool = False):
         self.workspace, self.task = workspace, workspace.task
-        self.kept: dict[Part, Sample] = {}
-        self.room = KEPT_BYTES
+        self.samples = Prepared(self.task)
         self.model = Lowered(workspace) if lowered else workspace.model
         self.rows = ROWS * (4 if lowered else 1)
+        self.stacks = Stacks(self.task, self.samples) if stacked and apart(self.task) else None
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
-        return self.many([Model(params, buffers, split)])[0]
+        return read([[self.single(Model(params, buffers, split))]])[0]
 
     def many(self, models: Iterable[Model]) -> list[list[Scores]]:
-        """Scores of several models, which are taken one at a time; the host waits for all of them together."""
-        asked = list(starmap(self.measured, models))
-        values = [value.to(self.task.device) for found in asked for _, means in found for value in means.values()]
-        read = iter(torch.stack(values).tolist() if values else ())
-        return [[{name: (next(read) * count, count) for name in means} for count, means in found] for found in asked]
+        """Scores of several models; the host waits for all of them together.
 
-    def measured(self, params: Tree, buffers: Tree | None, split: str) -> list[tuple[int, dict[str, Tensor]]]:
-        """Of each stretch: how many samples it has, and their means, which may still be on their way."""
-        self.workspace.load(params, buffers)
-        parts, model = list(self.task.parts(split)), self.model
+        They are taken one at a time, or in groups where they can be stacked: no two groups are in memory at once.
+        """
+        if self.stacks is None:
+            return read([[means] for means in map(self.single, models)])
+        return read(list(map(self.group, self.stacks.groups(models))))  # unlike a loop, map lets go of a group
+
+    def group(self, models: list[Model]) -> list[Means]:
+        return [self.single(models[0])] if self.stacks is None or len(models) == 1 else self.stacks(models)
+
+    def single(self, asked: Model) -> Means:
+        """Means over the stretches of one model."""
+        self.workspace.load(asked.params, asked.buffers)
+        parts, model = list(self.task.parts(asked.split)), self.model
         # batches of a client's own test set may each count, however short
-        parts = parts if split.startswith(CLIENT) else merged(parts, self.rows)
+        parts = parts if asked.split.startswith(CLIENT) else merged(parts, self.rows)
         if isinstance(model, nn.Module):
             model.eval()
         try:
-            return [(part.last - part.first, self.task.measured(model, self.samples(part))) for part in parts]
+            found = [self.task.measured(model, self.samples(part)) for part in parts]
         finally:
             if isinstance(model, nn.Module):
                 model.train()
+        values = [value.to(self.task.device) for means in found for value in means.values()]
+        flat = torch.stack(values) if values else torch.zeros(0, dtype=torch.float64, device=self.task.device)
+        return Means((0,), [[part.last - part.first for part in parts]], tuple(found[0]) if found else (), flat)
 
-    def samples(self, part: Part) -> Sample:
-        """Prepared rows, kept on the device while there is room."""
-        if part in self.kept:
-            return self.kept[part]
-        made = self.task.ready(self.task.raw(part))
-        size = sum(t.numel() * t.element_size() for t in made)
-        if size <= self.room:
-            self.room -= size
-            self.kept[part] = made
-        return made
+
+def read(groups: list[list[Means]]) -> list[list[Scores]]:
+    """What the means of groups of models are, in the order of the models."""
+    waiting = [means.values for group in groups for means in group]
+    numbers = iter(torch.cat(waiting).tolist() if waiting else ())
+    scores: list[list[Scores]] = []
+    for group in groups:
+        found = {i: of for means in group for i, of in means.scores(numbers).items()}
+        scores += [found[i] for i in sorted(found)]
+    return scores
 
 
 def merged(parts: list[Part], rows: int) -> list[Part]:

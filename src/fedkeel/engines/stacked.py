@@ -67,7 +67,8 @@ class StackedEngine:
         self.task, self.method, self.training = task, method, training
         self.gradient = StackedWorkspace(task) if general else workspace_for(task)
         self.workspace = Workspace(task)
-        self.scorer = Scorer(self.workspace, lowered=task.compute != task.dtype and self.gradient.by_kernels)
+        kernels = self.gradient.by_kernels
+        self.scorer = Scorer(self.workspace, lowered=kernels and task.compute != task.dtype, stacked=kernels)
         self.store = Store(task, data_budget(task.device))
         self.lift = lift or lift_for(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
