@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedkeel.accounting import size_of
 from fedkeel.data import DATASETS
 from fedkeel.data.partitions import load_partition
-from fedkeel.errors import FedkeelError, RequestError
+from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.ledger import Entry
 from fedkeel.papers import Cell, find
@@ -23,6 +23,7 @@ from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
 from fedkeel.trees import tensors
 
+SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
 STEP = "report/step_length"  # what `track="state"` calls the number that the rule MeasureStep reports
 
@@ -58,6 +59,8 @@ def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]
     for path, value in changes:
         if path == ("rounds",) or path == ("seed",):
             raise RequestError(f"{path[0]} is not a setting of a cell.", f"use --{path[0].rstrip('s')}s")
+        if path[0] not in SETTINGS:
+            raise RequestError(f"an experiment has no key: {path[0]}", nearest(path[0], SETTINGS, "keys"))
         nested: Any = value
         for word in reversed(path[1:]):
             nested = {word: nested}
@@ -86,7 +89,8 @@ def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) ->
 
 def length_of(cell: Cell, rounds: int | None) -> int:
     """How many rounds are run: the paper's, or fewer."""
-    return min(rounds or int(cell.experiment["rounds"]), int(cell.experiment["rounds"]))
+    longest = int(cell.experiment["rounds"])
+    return longest if rounds is None else min(rounds, longest)
 
 
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
@@ -226,6 +230,7 @@ def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None
     """Seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model with any
     method, in proportion to rounds and gradient evaluations."""
     length = length_of(cell, rounds)
+    entries = [e for e in entries if e.timed] or entries
     own = runs_of(cell, entries)
     if own:
         return own[-1].seconds_per_round * length
