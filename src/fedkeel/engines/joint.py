@@ -83,12 +83,16 @@ class JointEngine:
             clients += [self.clients.starts[run] + client for client in request.clients]
             states += [state_of(engine.method, engine.task, state) for state in request.states]
         found: dict[int, list[Outcome]] = {run: [] for run in requests}
+        before = dict(self.stacked.seconds)
         for outcome in self.stacked.train_from(Own(requests, self.clients), round, clients, states):
             run, number = self.clients.whose(outcome.client)
             report = outcome.report
             if "client" in report:
                 report = report | {"client": torch.full_like(report["client"], float(number))}
             found[run].append(Outcome(number, report, outcome.state))
+        for name, seconds in self.stacked.seconds.items():
+            for run in requests:  # each has its share
+                self.engines[run].seconds.add(name, (seconds - before.get(name, 0.0)) / len(requests))
         return found
 
 
