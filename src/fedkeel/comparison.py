@@ -11,6 +11,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedkeel.analysis import cost
+from fedkeel.folder import RunFolder
 from fedkeel.runs import Run
 
 LEVEL = 0.95
@@ -93,6 +94,9 @@ def unfair(groups: Sequence[Group]) -> list[str]:
         for run in group.runs.values()
     ]
     found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
+    proxies = {run.experiment.composed.server_phase is not None for group in groups for run in group.runs.values()}
+    if len(proxies) > 1:
+        found.add("samples that the server takes from the clients")
     for seed in {seed for group in groups for seed in group.runs}:
         runs = [group.runs[seed] for group in groups if seed in group.runs]
         if len({run.experiment.partition_seed for run in runs}) > 1:
@@ -100,6 +104,16 @@ def unfair(groups: Sequence[Group]) -> list[str]:
         length = min(len(run.records) for run in runs)
         if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
             found.add("selected clients")
+    return sorted(found)
+
+
+def machines(groups: Sequence[Group]) -> list[str]:
+    """What the runs were made on, in words; where there are several, their seconds cannot be compared."""
+    found = set()
+    for folder in (RunFolder(run.path) for group in groups for run in group.runs.values() if run.path is not None):
+        on, timing = folder.read_json("environment.json"), folder.read_json("timing.json")
+        words = " ".join(str(on.get(name)) for name in ("device", "engine", "precision"))
+        found.add(f"{words}, several at once" if timing.get("shared") else words)
     return sorted(found)
 
 

@@ -64,10 +64,10 @@ def place(judged: Judgement) -> str:
 
 
 def told(judged: Judgement) -> str:
-    cell = judged.cell
-    kind = "" if cell.kind == "accuracy" else f" ({cell.kind})"
-    measured = "not reached" if judged.mean is None else f"measured {judged.mean:.2f} ({judged.difference:+.2f})"
-    return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.2f}, {measured}: {judged.verdict}"
+    cell, digits = judged.cell, 0 if judged.cell.kind == "rounds" else 2
+    kind = "" if cell.kind == "accuracy" or cell.label.endswith(cell.kind) else f" ({cell.kind})"
+    came = f", measured {judged.mean:.{digits}f} ({judged.difference:+.{digits}f})" if judged.mean is not None else ""
+    return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.verdict}"
 
 
 def others(judged: Judgement, entries: Sequence[Entry]) -> list[str]:

@@ -98,16 +98,18 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
         lines.write(entry.dumps() + "\n")
 
 
-def read(path: Path = LEDGER) -> list[Entry]:
-    """Every run once, the newest where it was made again."""
+def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
+    """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
     if not path.exists():
+        if needed:
+            raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
         return []
     known = {f.name for f in fields(Entry)}
     found: dict[tuple[Any, ...], Entry] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             entry = Entry(**{name: value for name, value in json.loads(line).items() if name in known})
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None

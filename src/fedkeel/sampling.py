@@ -11,8 +11,9 @@ from fedkeel.sweep import Execute, Setting, Sweep, Tuned, attempt
 
 
 def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
-    """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale; other
-    values one of those listed. Trials depend on the sweep's first seed alone, so a sweep can be resumed."""
+    """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale, whole
+    ones where the grid is of whole ones; other values one of those listed. Trials depend on the sweep's first seed
+    alone, so a sweep can be resumed."""
     try:
         import optuna
     except ImportError:
@@ -38,7 +39,10 @@ def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
     if len(numbers) < 2 or len(numbers) < len(values):
         return trial.suggest_categorical(word, list(values))
-    return float(f"{trial.suggest_float(word, min(numbers), max(numbers), log=True):.4g}")
+    low, high = min(numbers), max(numbers)
+    if all(isinstance(number, int) for number in numbers):
+        return trial.suggest_int(word, low, high, log=True)
+    return float(f"{trial.suggest_float(word, low, high, log=True):.4g}")
 
 
 def tuner(data: Mapping[str, Any]) -> str:

@@ -13,23 +13,32 @@
     "method.mu" = [0.001, 0.01, 0.1]
 
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
-When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts. Then
-methods with smaller grids try values between those around their best one, until all have tried equally many.
+When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts and an
+experiment takes the value. Then methods with smaller grids try values between those around their best one, until all
+have tried equally many.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.experiment import Experiment
+from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.runs import Run
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
+SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
+"""Keys of an experiment that a sweep gives or varies; methods and seeds are lists of their own."""
+SAME = (
+    "dataset", "partition", "partition_seed", "validation", "evaluation", "model", "init", "participation",
+    "participants", "unavailable", "rounds", "evaluate_every",
+)  # fmt: skip
+"""What every method gets alike, so no grid varies it."""
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
@@ -48,22 +57,26 @@ class Sweep:
     def load(data: Mapping[str, Any]) -> Sweep:
         """From a TOML file's data."""
         base = {word: value for word, value in data.items() if word not in KEYS}
+        for word in base:
+            if word not in SHARED:
+                raise ExperimentError(f"a sweep has no key: {word}", nearest(word, [*KEYS, *SHARED], "keys"))
         methods = data.get("methods")
         if not isinstance(methods, Mapping) or not methods:
             raise ExperimentError("a sweep names its methods.", "write [methods.fedavg], [methods.fedsam] …")
         if not base.get("validation"):
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
-        seeds = data.get("seeds", [0])
-        budget = data.get("budget", 12)
-        if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
-            raise ExperimentError(f"seeds must be a list of whole numbers: {seeds}", "seeds = [0, 1, 2]")
-        if not isinstance(budget, int) or budget < 1:
-            raise ExperimentError(f"budget must be a whole number of at least 1: {budget}")
         shared = _grid(data.get("grid", {}))
         grids = {name: {**shared, **_grid(own)} for name, own in methods.items()}
-        sweep = Sweep(base, grids, tuple(seeds), budget)
+        sweep = Sweep(base, grids, _seeds(data.get("seeds", [0])), _budget(data.get("budget", 12)))
         for name, grid in grids.items():
-            sweep.experiment(name, next(iter(settings_of(grid))), seeds[0])  # refuses what no experiment takes
+            tries = settings_of(grid)
+            for setting in tries:
+                sweep.experiment(name, setting, sweep.seeds[0])  # refuses what no experiment takes
+            if len(tries) > sweep.budget and data.get("sampler", "grid") == "grid":
+                raise ExperimentError(
+                    f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
+                    f"set budget = {len(tries)} or more, so that there is room beyond its edges",
+                )
         return sweep
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
@@ -71,19 +84,42 @@ class Sweep:
         data: dict[str, Any] = dict(self.base) | {"seed": seed, "method": {"name": method}}
         for word, value in setting:
             part, dot, rest = word.partition(".")
-            if not dot:
-                data[part] = value
-            elif part in ("method", "partition"):
-                data[part] = dict(data.get(part) or {}) | {rest: value}
+            if part in SAME:
+                raise ExperimentError(f"every method gets the same {part}: no grid varies it.", "give it once, above")
+            if dot and part == "method":
+                data["method"][rest] = value
+            elif word in SHARED:
+                data[word] = value
             else:
-                raise ExperimentError(f"a sweep has no key: {word}", nearest(part, ["method", "partition"], "parts"))
+                own = [f"method.{name}" for name in hyperparameters_of(method)]
+                meant = f"method.{word}" if f"method.{word}" in own else word
+                known = [*own, *(name for name in SHARED if name not in SAME)]
+                raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
         return Experiment.load(data)
 
 
 def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
     if not isinstance(given, Mapping):
         raise ExperimentError(f"a grid gives keys their values: {given}", "lr = [0.01, 0.1]")
-    return {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
+    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
+    for word, values in found.items():
+        if not values:
+            raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
+    return found
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not given or not all(type(seed) is int for seed in given):
+        raise ExperimentError(f"seeds must be a list of whole numbers: {given}", "seeds = [0, 1, 2]")
+    if len(set(given)) < len(given):
+        raise ExperimentError(f"a seed is given twice: {given}", "every seed is one run of each method")
+    return tuple(given)
+
+
+def _budget(given: Any) -> int:
+    if type(given) is not int or given < 1:
+        raise ExperimentError(f"budget must be a whole number of at least 1: {given}")
+    return given
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,20 +150,30 @@ class Tuned:
         known = {setting: score for setting, score in self.scores.items() if score is not None}
         return max(known, key=lambda setting: known[setting]) if known else None
 
+    def save(self) -> dict[str, Any]:
+        """As plain data: what was chosen, and every setting that was tried, with its score."""
+        return {
+            "method": self.method,
+            "chosen": None if self.best is None else dict(self.best),
+            "tried": [{"setting": dict(setting), "score": score} for setting, score in self.scores.items()],
+            "widened": self.widened,
+            "refined": self.refined,
+            "on_edge": self.edge or None,
+        }
+
 
 def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     """Try the grid with the first seed; go beyond the edge on which the optimum lies, within the budget."""
     grid = {word: list(values) for word, values in sweep.grids[method].items()}
     tuned = Tuned(method)
     attempt(sweep, tuned, settings_of(grid)[: sweep.budget], execute)
-    while tuned.best is not None and (further := _beyond(grid, tuned.best)) is not None:
+    while tuned.best is not None and (further := _beyond(sweep, method, grid, tuned.best)) is not None:
         tuned.edge, value = further
         if len(tuned.scores) >= sweep.budget:
             return tuned
         grid[tuned.edge].append(value)
         tuned.widened.append(f"{tuned.edge} = {value:g}")
-        beside = tuple((word, value if word == tuned.edge else old) for word, old in tuned.best)
-        attempt(sweep, tuned, [beside], execute)
+        attempt(sweep, tuned, [_with(tuned.best, tuned.edge, value)], execute)
     tuned.edge = ""
     return tuned
 
@@ -140,15 +186,41 @@ def attempt(sweep: Sweep, tuned: Tuned, settings: Sequence[Setting], execute: Ex
         tuned.scores[setting] = None if run is None else validation_score(run)
 
 
-def _beyond(grid: Mapping[str, Sequence[Any]], best: Setting) -> tuple[str, float] | None:
-    """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges."""
+def _beyond(
+    sweep: Sweep, method: str, grid: Mapping[str, Sequence[Any]], best: Setting
+) -> tuple[str, int | float] | None:
+    """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
+    where no experiment takes the next value, the grid ends."""
     for word, value in best:
-        values = sorted(v for v in grid[word] if isinstance(v, int | float) and not isinstance(v, bool) and v > 0)
+        values = sorted(v for v in grid[word] if _positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        return word, float(f"{value * value / inner:.6g}")
+        further = _like(values, value * value / inner)
+        if further not in values and _taken(sweep, method, _with(best, word, further)):
+            return word, further
     return None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _like(values: Iterable[Any], number: float) -> int | float:
+    """A number in a few digits; a whole one where all others are."""
+    return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
+
+
+def _with(setting: Setting, word: str, value: Any) -> Setting:
+    return tuple((key, value if key == word else old) for key, old in setting)
+
+
+def _taken(sweep: Sweep, method: str, setting: Setting) -> bool:
+    try:
+        sweep.experiment(method, setting, sweep.seeds[0])
+    except RequestError:
+        return False
+    return True
 
 
 def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute], Tuned] = tune) -> list[Tuned]:
@@ -175,14 +247,14 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
     """The best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in tried):
+    if not all(_positive(v) for v in tried):
         return []
     neighbours = [
         max((v for v in tried if v < value), default=None),
         min((v for v in tried if v > value), default=None),
     ]
-    values = [float(f"{math.sqrt(value * other):.4g}") for other in neighbours if other is not None]
-    return [tuple((key, new if key == word else old) for key, old in tuned.best) for new in values if new != value]
+    means = [math.sqrt(value * other) for other in neighbours if other is not None]
+    return [_with(tuned.best, word, _like(tried, float(f"{mean:.4g}"))) for mean in means]
 
 
 def validation_score(run: Run) -> float | None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from fedkeel.experiment import Experiment
 from fedkeel.runs import Run, load_run
 
 log = logging.getLogger("fedkeel")
+
+MOMENT = 0.5  # seconds
+CHECKPOINT_SECONDS = 5.0  # Ray ends its workers without a word, so a run is never far from its last checkpoint
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,19 @@ def runs_on_ray(
     engine: str = "auto",
     device: str = "auto",
     cluster: Cluster = Cluster(),  # noqa: B008 - frozen
-    tell: Callable[[Finished], None] = lambda done: None,
     precision: str = "float32",
 ) -> list[Run | None]:
-    """What a sweep asks for: labelled experiments in, runs out, None for one that failed."""
+    """What a sweep asks for: labelled experiments in, runs out, None for one that failed. Each end is logged."""
     requests = [RunRequest(exp.save(), str(folder_of(exp).absolute()), engine, device, precision) for _, exp in asked]
-    found: list[Run | None] = []
-    for (label, _), end in zip(asked, execute(requests, cluster, tell), strict=True):
+    labels = {request.out: label for request, (label, _) in zip(requests, asked, strict=True)}
+
+    def tell(end: Finished) -> None:
         if end.result is None:
-            log.warning("%s failed: %s", label, end.problem)
-        found.append(None if end.result is None else load_run(end.request.out))
-    return found
+            log.warning("%s failed: %s", labels[end.request.out], end.problem)
+        else:
+            log.info("%s is done", labels[end.request.out])
+
+    return [None if end.result is None else load_run(end.request.out) for end in execute(requests, cluster, tell)]
 
 
 def finished_result(request: RunRequest) -> dict[str, Any] | None:
@@ -122,8 +127,7 @@ def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tup
         attempts = dict.fromkeys(requests, 1)
         running = {begin(number): number for number in requests}
         while running:
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
-            number = running.pop(done)
+            number = running.pop(done := first(ray, running))
             try:
                 result, problem = ray.get(done)
             except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
@@ -134,6 +138,17 @@ def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tup
                     continue
                 result, problem = None, f"its worker died {attempts[number]} times: {type(error).__name__}"
             yield number, Finished(requests[number], result, problem)
+
+
+def first(ray: Any, running: Iterable[Any]) -> Any:
+    """The next of these that ends. Ray hears no signal while it waits, so it waits for a moment at a time."""
+    done: list[Any] = []
+    while not done:
+        try:
+            done, _ = ray.wait(list(running), num_returns=1, timeout=MOMENT)
+        except SystemError as error:  # it hides what a signal's handler raises behind one
+            raise error.__cause__ or error from None
+    return done[0]
 
 
 @contextlib.contextmanager
@@ -156,12 +171,19 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
 
     try:
         experiment = Experiment.load(request.experiment)
-        dtype = getattr(torch, request.precision)
-        return run(experiment, out=request.out, engine=request.engine, device=request.device, dtype=dtype).result, ""
+        made = run(
+            experiment,
+            out=request.out,
+            engine=request.engine,
+            device=request.device,
+            dtype=getattr(torch, request.precision),
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+        )
     except FedkeelError as error:
         return None, error.message
     except Exception as error:  # of the user's own code
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return made.result, ""
 
 
 def uses_gpu(ray: Any, request: RunRequest) -> bool:

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -117,3 +119,38 @@ def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):
     assert made[0].result == fk.run(good, engine="serial").result
     assert made[1] is None
     assert "b failed: " in caplog.text
+
+
+SWEEP = """
+dataset = "digits"
+model = "mlp"
+partition = "iid:clients=4"
+participation = 1.0
+epochs = 5
+rounds = 60
+validation = 0.2
+[methods.fedavg]
+"""
+
+
+def test_the_command_stops_at_once_and_goes_on_later(tmp_path):
+    """Ctrl-C while the only run is in the middle of its rounds."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    command = [sys.executable, "-m", "fedkeel", "sweep", "sweep.toml", "--on", "ray", "--engine", "serial"]
+    path = {"PYTHONPATH": os.path.dirname(os.path.dirname(fk.__file__)), "OMP_NUM_THREADS": "1"}
+    options = dict(cwd=tmp_path, env=os.environ | path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **options) as going:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not any(len(read_rounds(f)) > 2 for f in tmp_path.glob("runs/sweep/*")):
+            time.sleep(0.05)
+        going.send_signal(signal.SIGINT)
+        _, told = going.communicate(timeout=60)
+    assert going.returncode == 130, told
+    assert "interrupted: the same command again goes on" in told
+    (folder,) = tmp_path.glob("runs/sweep/*")
+    assert 2 < len(read_rounds(folder)) < 60
+    ended = subprocess.run(command, **options, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "fedavg is done" in ended.stderr
+    made = fk.load_run(folder)
+    assert made.result["model_digest"] == fk.run(made.experiment, engine="serial").result["model_digest"]

@@ -80,6 +80,8 @@ def test_a_cell_may_be_tried_with_other_settings():
     assert varied([base], []) == [base]
     with pytest.raises(fk.RequestError, match="rounds is not a setting"):
         varied([base], [(("rounds",), 3)])
+    with pytest.raises(fk.RequestError, match="no key: lrr\n\nhint: did you mean 'lr'"):
+        varied([base], [(("lrr",), 3)])
 
 
 # ---- what the ledger keeps -----------------------------------------------------------------------------------------
@@ -168,9 +170,10 @@ def test_costs_follow_gradient_evaluations():
 
 def test_a_damaged_ledger_is_said(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    path.write_text("{not json}\n")
-    with pytest.raises(fk.RequestError, match="line 1"):
-        ledger.read(path)
+    for damage in (b"{not json}\n", b"3\n", b'{"paper": "fedfft"}\n', b"\xff\xfe\n"):
+        path.write_bytes(damage)
+        with pytest.raises(fk.RequestError, match="damaged in line 1"):
+            ledger.read(path)
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
@@ -182,6 +185,10 @@ def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     assert call([*asked, "--dry-run"]) == 0
     assert "1 runs of 1 cells" in capsys.readouterr().out
     assert not book.exists()
+    assert call([*asked, "--rounds", "0"]) == 2
+    assert "at least 1: 0" in capsys.readouterr().err
+    assert call(["reproduce", "--ledger", str(book), "--page", str(tmp_path / "page.md")]) == 2
+    assert "there is no ledger" in capsys.readouterr().err
     assert call(asked) == 0
     assert "2 of 800" in capsys.readouterr().out
     assert call(asked) == 0  # found finished: no second line

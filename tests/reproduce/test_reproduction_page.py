@@ -1,10 +1,12 @@
 """The page drawn from a ledger: whole, self-contained, and about every cell that was measured."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 from fedkeel.cli.main import call
 from fedkeel.ledger import Entry, append
 from fedkeel.papers import find
+from fedkeel.report.dots import scale, ticks
 from fedkeel.report.reproduction import page
 from fedkeel.reproduce import settings_of
 
@@ -74,6 +76,24 @@ def test_the_page_tells_numbers_leads_contradictions_and_what_was_tried():
     assert "lr = 0.05 (chosen: 0.1): 75.90" in " ".join(words.replace("lr = 0.05 (", "lr = 0.05 (").split())
     assert "Not measured, and why" in words
     assert "Contradictions" not in " ".join(read(page([], "t")).text)
+
+
+def test_rows_without_a_curve_are_named_and_another_seed_is_drawn():
+    cells = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    old = replace(line(cells["FedAvg"], 60.0, 800), bests=[])
+    again = [replace(line(cells["FedDyn"], 70.0, 800), bests=[]), replace(line(cells["FedDyn"], 71.0, 800), seed=1)]
+    text = page([old, *again, line(cells["FedSAM"], 75.0, 800)], "Curves")
+    assert "cifar10, 0.1: best accuracy so far, by round, one seed each; not recorded for FedAvg<" in text
+    assert text.count("FedDyn</span>") == 1
+
+
+def test_a_single_number_has_an_axis():
+    low, high, step = scale(70.66, 70.66)
+    assert low < 70.66 - step < 70.66 + step < high
+    for ends in ((0.0, 800.0), (-16.2, 22.9), (70.0, 70.001)):
+        low, high, step = scale(*ends)
+        assert low <= ends[0] < ends[1] <= high
+        assert 3 <= len(ticks(low, high, step)) <= 9
 
 
 def test_the_command_draws_a_ledger(tmp_path, capsys):

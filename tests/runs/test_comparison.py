@@ -1,12 +1,18 @@
 """Runs held against each other."""
 
+import json
+import shutil
+
 import pytest
 
 import fedkeel as fk
-from fedkeel.comparison import common_target, cost_to, document, grouped, mean_and_std, paired, unfair
+from fedkeel.cli.main import call
+from fedkeel.comparison import common_target, cost_to, document, grouped, machines, mean_and_std, paired, unfair
 from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
 from problems import small_problem
+
+ROUNDS = "rounds.jsonl"
 
 
 def made(method, seed, accuracies, selected=(0,), **changes):
@@ -57,6 +63,12 @@ def test_runs_of_one_seed_have_one_split_and_one_sequence_of_clients():
     assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], partition_seed=7)])) == ["partition_seed"]
 
 
+def test_a_method_that_takes_samples_from_the_clients_is_told():
+    kept = "samples that the server takes from the clients"
+    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedlaw", 0, [0.5])])) == [kept]
+    assert unfair(grouped([made("fedlaw", s, [0.5]) for s in (0, 1)])) == []
+
+
 def test_a_comparison_as_data():
     groups = grouped([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
     assert common_target(groups) == 0.5
@@ -73,3 +85,62 @@ def test_means():
     assert mean_and_std([]) == (None, None)
     assert mean_and_std([2.0]) == (2.0, None)
     assert mean_and_std([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    small = ["--dataset", "digits", "--model", "logistic", "--partition", "iid:clients=4", "--rounds", "3"]
+    asked = ["run", "--method", "fedavg,scaffold", "--seeds", "0,1,2", *small, "--out", str(out), "--no-progress"]
+    assert call([*asked, "--engine", "serial"]) == 0
+    return out
+
+
+def test_the_command_tells_what_the_folders_hold(folders, capsys):
+    target = 0.89  # reached after the first round
+    assert call(["compare", str(folders), "--json", "--target", str(target), "--baseline", "scaffold"]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""  # nothing else differs
+    plain, other = json.loads(told.out)["methods"]
+    records = {
+        (method, seed): [json.loads(line) for line in (folders / method / str(seed) / ROUNDS).read_text().splitlines()]
+        for method in ("fedavg", "scaffold")
+        for seed in range(3)
+    }
+    for seed in range(3):
+        assert len({repr([r["selected"] for r in records[m, seed]]) for m in ("fedavg", "scaffold")}) == 1
+    best = {run: max(record["accuracy"] for record in found) for run, found in records.items()}
+    gaps = [best["fedavg", seed] - best["scaffold", seed] for seed in range(3)]
+    assert plain["difference"]["mean"] == pytest.approx(sum(gaps) / 3)
+    assert other["difference"] is None
+    reached = [next(r["round"] for r in records["scaffold", s] if r["accuracy"] >= target) for s in range(3)]
+    sent = [r["bytes_up"] + r["bytes_down"] for s in range(3) for r in records["scaffold", s][: reached[s]]]
+    assert other["cost"]["megabytes"] == pytest.approx(sum(sent) / 3e6)
+    assert other["cost"]["rounds"] == pytest.approx(sum(reached) / 3)
+    assert max(reached) > 1
+
+
+def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_path, capsys):
+    again = tmp_path / "again"
+    shutil.copytree(folders / "fedavg" / "0", again)
+    data = json.loads((again / "environment.json").read_text())
+    (again / "environment.json").write_text(json.dumps(data | {"engine": "stacked"}))
+    assert call(["compare", str(folders), str(folders / "fedavg"), str(again)]) == 0
+    told = capsys.readouterr().err
+    assert "1 run is of an experiment and seed given later, and left out" in told  # a folder named twice is one
+    assert "seconds are of different machines: cpu serial float32; cpu stacked float32" in told
+    assert machines(grouped([made("fedavg", 0, [0.5])])) == []  # in memory alone
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "75"], "75 % is 0.75"),
+        (["--target", "-1"], "above 0"),
+        (["--baseline", "fedavgg"], "did you mean 'fedavg'"),
+    ],
+)
+def test_wrong_comparisons_are_refused(folders, capsys, words, message):
+    assert call(["compare", str(folders), *words]) == 2
+    assert message in capsys.readouterr().err

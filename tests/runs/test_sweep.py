@@ -73,11 +73,33 @@ def test_an_edge_that_the_budget_did_not_reach_is_said():
 
 def test_no_method_gets_more_than_the_budget():
     methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.1, 0.2, 0.3]}}}
-    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 4})
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 7})
     for method in methods:
         execute, asked = landscape(lambda e: e.lr)
         tune(sweep, method, execute)
-        assert len(asked) <= 4
+        assert len(asked) == 7
+
+
+def test_whole_numbers_stay_whole():
+    """Beyond the edge and between its values, a grid of epochs is one of whole numbers."""
+    methods = {"fedavg": {}, "fedprox": {"method.mu": [0.01, 0.1, 1.0]}}
+    sweep = Sweep.load(BASE | {"grid": {"epochs": [1, 2, 4]}, "methods": methods, "budget": 9})
+    execute, asked = landscape(lambda e: -abs(e.epochs - 11.0))
+    plain, _ = tune_all(sweep, execute)
+    assert dict(plain.best)["epochs"] == 11
+    assert {type(e.epochs) for e in asked} == {int}
+    assert plain.widened == ["epochs = 8", "epochs = 16"]
+
+
+def test_a_grid_ends_where_no_experiment_takes_the_next_value():
+    sweep = Sweep.load(BASE | {"methods": {"fedavgm": {"method.momentum": [0.5, 0.9]}}})
+    execute, asked = landscape(lambda e: len(asked))
+    tuned = tune(sweep, "fedavgm", execute)
+    assert (len(asked), tuned.edge, tuned.widened) == (2, "", [])
+    one = Sweep.load(BASE | {"grid": {"epochs": [1, 2]}, "methods": {"fedavg": {}}})
+    execute, asked = landscape(lambda e: -e.epochs)
+    assert dict(tune(one, "fedavg", execute).best) == {"epochs": 1}
+    assert len(asked) == 2
 
 
 def test_every_method_tries_equally_many_settings():
@@ -148,12 +170,24 @@ def test_the_choice_is_made_on_validation_data():
         ({"methods": {"fedavgg": {}}}, "unknown method"),
         ({"methods": {"fedavg": {"method.rho": [1]}}}, "no hyper-parameter"),
         ({"methods": {"fedavg": {}}, "grid": {"lrr": [1]}}, "no key: lrr"),
+        ({"methods": {"fedprox": {"mu": [1]}}}, "no key: mu\n\nhint: did you mean 'method.mu'"),
+        ({"methods": {"fedavg": {}}, "buget": 3}, "no key: buget\n\nhint: did you mean 'budget'"),
+        ({"methods": {"fedavg": {}}, "seed": 3}, "no key: seed\n\nhint: did you mean 'seeds'"),
+        ({"methods": {"fedavg": {}}, "method": "fedavg"}, "no key: method\n\nhint: did you mean 'methods'"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": []}}, "grid of lr is empty"),
+        ({"methods": {"fedavg": {}}, "grid": {"seed": [0, 1]}}, "no key: seed"),
+        ({"methods": {"fedavg": {}}, "grid": {"partition.alpha": [0.1, 1.0]}}, "same partition"),
+        ({"methods": {"fedavg": {}}, "grid": {"validation": [0.1, 0.2]}}, "same validation"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": [0.1, "fast"]}}, "lr must be a number"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": [0.1, 0.2, 0.3]}, "budget": 2}, "more than the budget of 2"),
+        ({"methods": {"fedavg": {}}, "seeds": [0, "b"]}, "seeds must be"),
+        ({"methods": {"fedavg": {}}, "seeds": [1, 2, 1]}, "a seed is given twice"),
         ({"methods": {"fedavg": {}}, "seeds": 3}, "seeds must be"),
         ({"methods": {"fedavg": {}}, "budget": 0}, "budget must be"),
     ],
 )
 def test_a_wrong_sweep_is_refused(changes, words):
-    with pytest.raises(fk.FedkeelError, match=words):
+    with pytest.raises(fk.RequestError, match=words):
         Sweep.load(BASE | changes)
 
 
@@ -172,6 +206,17 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
         assert abs(dict(tuned.best)["lr"] - 0.3) < 0.2
         found.append(tuned.scores)
     assert found[0] == found[1]
+
+
+def test_optuna_proposes_whole_numbers_between_whole_ones():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.sampling import propose
+
+    sweep = Sweep.load(BASE | {"grid": {"epochs": [1, 8]}, "methods": {"fedavg": {}}, "budget": 6, "sampler": "optuna"})
+    execute, asked = landscape(lambda e: e.epochs / 10)
+    propose(sweep, "fedavg", execute)
+    assert {type(e.epochs) for e in asked} == {int}
+    assert all(1 <= e.epochs <= 8 for e in asked)
 
 
 def test_the_command_tunes_and_compares(tmp_path, capsys):
@@ -205,4 +250,10 @@ def test_the_command_tunes_and_compares(tmp_path, capsys):
     assert plain["difference"]["seeds"] == 2
     assert prox["difference"] is None
     assert plain["cost"]["rounds"] == 1.0
+    tuned = found["tuning"][0]
+    assert tuned["method"] == "fedavg"
+    assert len(tuned["tried"]) == 3
+    assert tuned["chosen"] == max(tuned["tried"], key=lambda one: one["score"])["setting"]
+    assert call([*asked, "--target", "75"]) == 2
+    assert "75 % is 0.75" in capsys.readouterr().err
     assert call([*asked, "--on", "mars"]) == 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,13 +12,23 @@ from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, megabytes, say, stderr, stdout, table
 from fedkeel.cli.pages import option
 from fedkeel.cli.run import Json
+from fedkeel.errors import RequestError
 
 if TYPE_CHECKING:
     from fedkeel.comparison import Group
 
 
+def share(given: float | None) -> float | None:
+    """An accuracy is a share of the test set."""
+    if given is not None and not 0 < given <= 1:
+        meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
+        raise RequestError(f"an accuracy is above 0 and at most 1: {given:g}", meant)
+    return given
+
+
 Target = Annotated[
-    float | None, option(metavar="ACC", help="An accuracy such as 0.75; default: the lowest best of all.")
+    float | None,
+    option(metavar="ACC", callback=share, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
@@ -40,18 +51,31 @@ def compare(
     from fedkeel.comparison import grouped
     from fedkeel.runs import load_run
 
-    show(grouped([load_run(path) for folder in folders for path in runs_in(folder)]), target, baseline, json)
+    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
+    groups = grouped([load_run(path) for path in paths])
+    if again := len(paths) - sum(len(group.runs) for group in groups):
+        what = "run is" if again == 1 else "runs are"
+        say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
+    show(groups, target, baseline, json)
 
 
-def show(groups: list[Group], target: float | None, baseline: str | None, as_json: bool) -> None:
-    """The tables, or one JSON document; on stderr, what makes the comparison unfair."""
+def show(
+    groups: list[Group],
+    target: float | None,
+    baseline: str | None,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """The tables, or one JSON document, with `more` in it; on stderr, what makes the comparison unfair."""
     import json
 
-    from fedkeel.comparison import common_target, document, unfair
-    from fedkeel.errors import RequestError, nearest
+    from fedkeel.comparison import common_target, document, machines, unfair
+    from fedkeel.errors import nearest
 
     for key in unfair(groups):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
+    if len(places := machines(groups)) > 1:
+        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}")
     names = [group.label for group in groups]
     if baseline is not None and baseline not in names:
         raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))
@@ -61,7 +85,7 @@ def show(groups: list[Group], target: float | None, baseline: str | None, as_jso
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
     aim = common_target(groups) if target is None else target
     if as_json:
-        typer.echo(json.dumps(document(groups, base, aim), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(document(groups, base, aim) | dict(more or {}), indent=2, ensure_ascii=False))
         return
     show_accuracy(groups, base)
     show_cost(groups, aim)
@@ -73,7 +97,7 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
 
     judged = {run.result.get("judged_on", "accuracy") for group in groups for run in group.runs.values()}
     scale, unit, digits = (100, " %", 2) if judged == {"accuracy"} else (1, "", 4)
-    made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"to {base.label}>", "95 % interval>"])
+    made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"best to {base.label}>", "95 % interval>"])
     for group in groups:
         cells = []
         for name in ("best", "last", "mean_last"):
@@ -98,8 +122,7 @@ def show_cost(groups: list[Group], target: float) -> None:
         if cost is None:
             made.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
-        made.add_row(
-            group.label, f"{cost.reached} of {len(group.runs)}", f"{cost.rounds:.0f}", megabytes(cost.megabytes * 1e6),
-            duration(cost.seconds), count(round(cost.gradients)),
-        )  # fmt: skip
+        reached, rounds = f"{cost.reached} of {len(group.runs)}", f"{round(cost.rounds, 1):g}"
+        spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
+        made.add_row(group.label, reached, rounds, *spent)
     stdout().print(made)

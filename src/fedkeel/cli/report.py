@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli import pages
+from fedkeel.cli.compare import share
 from fedkeel.cli.console import byte_size, say, stderr
 from fedkeel.cli.pages import argument, option
 
@@ -34,7 +35,8 @@ def report(
         Path | None, option(metavar="DIR", help="Also draw the charts there, as PNG, SVG and PDF files.")
     ] = None,
     target: Annotated[
-        float | None, option(metavar="X", help="Compare costs at this accuracy; default: one that all reach.")
+        float | None,
+        option(metavar="X", callback=share, help="Compare costs at this accuracy; default: one that all reach."),
     ] = None,
     title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
     ledger: Annotated[

@@ -78,9 +78,10 @@ def reproduce(
     from fedkeel.cli.settings import assignment, numbers
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
+    from fedkeel.errors import RequestError
     from fedkeel.ledger import read
     from fedkeel.matching import matched
-    from fedkeel.reproduce import chosen, varied
+    from fedkeel.reproduce import chosen, runnable, varied
 
     if page is not None:
         write_page(page, ledger)
@@ -91,6 +92,8 @@ def reproduce(
     asked, known = chosen(spec, cell), read(ledger)
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
     cells = [cell for text in alternatives(try_) for cell in varied(cells, [assignment(text)])] if try_ else cells
+    if (set_ or try_) and (reasons := [runnable(cell) for cell in cells]) and None not in reasons:
+        raise RequestError(f"no cell can be run so: {reasons[0]}", "`fedkeel methods NAME` lists a method's parameters")
     wanted, skipped = list(numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
@@ -130,7 +133,7 @@ def write_page(path: Path, ledger: Path) -> None:
     from fedkeel.ledger import read
     from fedkeel.results_page import page
 
-    path.write_text(page(read(ledger)), encoding="utf-8")
+    path.write_text(page(read(ledger, needed=True)), encoding="utf-8")
     stdout().print(f"written to {path}")
 
 

@@ -64,12 +64,12 @@ def sweep(
         raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        if on == "ray":
-            from fedkeel.sweeps_ray import runs_on_ray
+        with display(not no_progress, [label for label, _ in requests]) as shown:
+            if on == "ray":
+                from fedkeel.sweeps_ray import runs_on_ray
 
-            return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
-        plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-        with display(not no_progress, [plan.label for plan in plans]) as shown:
+                return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
+            plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
             return [outcome.run for outcome in train(plans, machine, shown)]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
@@ -82,7 +82,7 @@ def sweep(
             say(stderr(), "note", "bold yellow", f"{edge}: raise it, or shift the grid")
         runs = [run for run in execute([request for one in tuned for request in finals(asked, one)]) if run is not None]
     if runs:
-        show(grouped(runs), target, baseline, json)
+        show(grouped(runs), target, baseline, json, {"tuning": [one.save() for one in tuned]})
 
 
 def cluster(on: str) -> contextlib.AbstractContextManager[object]:

@@ -113,11 +113,13 @@ def shortened(label: str, most: int = 54) -> str:
 
 
 def scale(low: float, high: float) -> tuple[float, float, float]:
-    """Round ends and the step between ticks."""
-    span = max(high - low, 1e-9)
+    """Round ends and the step between ticks; around a single number, two to each side."""
+    if high == low:
+        low, high = low - 2, high + 2
+    span = high - low
     power = 10.0 ** math.floor(math.log10(span / 4))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= 6)
-    return math.floor(low / step) * step, max(math.ceil(high / step), math.floor(low / step) + 1) * step, step
+    return math.floor(low / step) * step, math.ceil(high / step) * step, step
 
 
 def ticks(low: float, high: float, step: float) -> list[float]:

@@ -22,6 +22,8 @@ NAMES = {
     "accuracy": "test accuracy (%)",
     "test_loss": "test loss",
     "loss": "training loss",
+    "validation_accuracy": "validation accuracy (%)",
+    "validation_loss": "validation loss",
     "drift": "client drift ‖w_i − w_t‖",
     "update/cosine": "cosine between client updates",
     "alpha": "weight α of the fresh gradient",

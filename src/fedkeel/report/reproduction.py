@@ -30,7 +30,7 @@ NAMES = ("cell", "reported", "measured", "difference", "last round", "rounds", "
 
 def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
     """Write the page; how many runs it is about."""
-    entries = read(ledger)
+    entries = read(ledger, needed=True)
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -114,18 +114,21 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
 
 
 def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
-    """The rows of a column against rounds, where the ledger tells of at least two."""
-    here = [one for one in judged if one.cell.column == column and one.cell.kind == "accuracy" and one.entries[0].bests]
-    if len(here) < 2:
+    """The rows of a column against rounds, where the ledger tells of at least two; the others are named."""
+    here = [one for one in judged if one.cell.column == column and one.cell.kind == "accuracy"]
+    told = {one.cell.row: entry for one in here if (entry := next((e for e in one.entries if e.bests), None))}
+    if len(told) < 2:
         return ""
-    curves = [Curve(one.cell.row, *look(i), one.entries[0].bests, one.rounds) for i, one in enumerate(here)]
+    curves = [Curve(row, *look(i), entry.bests, entry.rounds) for i, (row, entry) in enumerate(told.items())]
+    absent = ", ".join(one.cell.row for one in here if one.cell.row not in told)
+    about = f"{column}: best accuracy so far, by round, one seed each"
     names = "".join(
         f'<span><svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" stroke-width="2.4" '
         f"{curve.stroke}/></svg>{escape(curve.label)}</span>"
         for curve in curves
     )
     drawn = curve_chart(curves, f"{table.title}, {column}: best accuracy so far by round")
-    return figure(f"{column}: best accuracy so far, by round, first seed", f'{drawn}<p class="legend">{names}</p>')
+    return figure(about + f"; not recorded for {absent}" * bool(absent), f'{drawn}<p class="legend">{names}</p>')
 
 
 def dot(judged: Judgement) -> Dot:
@@ -147,9 +150,10 @@ def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry])
     items = []
     for one in contradictions(judged, entries):
         lines = "".join(f"<li>{escape(line)}</li>" for line in one.cells)
-        tried = "".join(f"<li>{code(line)}</li>" for line in one.tried) or "<li>nothing yet</li>"
+        tried = "".join(f"<li>{code(line)}</li>" for line in one.tried)
+        besides = f"tried besides:<ul>{tried}</ul>" if tried else "tried besides: nothing yet"
         name = f"<b>{escape(one.name)}</b> ({escape(one.place)})"
-        items.append(f"<li>{name}<ul>{lines}<li>tried besides:<ul>{tried}</ul></li></ul></li>")
+        items.append(f"<li>{name}<ul>{lines}<li>{besides}</li></ul></li>")
     if not items:
         return ""
     return (
