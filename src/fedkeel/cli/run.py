@@ -22,7 +22,11 @@ Engine = Annotated[
 Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
 Precision = Annotated[
-    str, typer.Option(metavar="NAME", help="float32, float64, or bfloat16 (stacked: arithmetic; weights stay float32).")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="float32, float64, or bfloat16 (stacked: arithmetic, also of scores; weights stay float32).",
+    ),
 ]
 Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
