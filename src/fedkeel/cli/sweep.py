@@ -44,8 +44,8 @@ def sweep(
 
     Settings are chosen on the validation share with the first seed; a grid grows where its optimum lies on the edge,
     and methods with smaller grids try values between, until all have tried equally many. The chosen setting of each
-    method is then run with every seed and scored on the test set. Where the engine stacks, runs that differ in seed,
-    split or learning rate train as one.
+    method is then run with every seed and scored on the test set. Where the engine stacks, runs that differ in seed or
+    learning rate train as one.
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display

@@ -193,8 +193,8 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
 def batch_norm_for(x: Tensor) -> ModuleType:
     if x.is_cuda and x.dtype in GPU_TYPES:
-        from fedkeel.kernels import triton_batch
+        from fedkeel.kernels import triton_batch, triton_norm
 
-        if triton_batch.fits(x.shape[-1]):
+        if triton_norm.fits(x.shape[-1], groups=x.shape[-1]):
             return triton_batch
     return plain

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedkeel.kernels.triton_norm import _sum_images
 
-__all__ = ["fits", "moments", "rescale", "rescale_gradient"]
+__all__ = ["moments", "rescale", "rescale_gradient"]
 
 
 @triton.jit
@@ -39,35 +39,6 @@ def _moments(
     tl.store(means + place, mean)
     tl.store(squares + place, tl.sum(off * off * weight[:, None], 0))
     tl.store(counts + client * chunks + chunk, count)
-
-
-@triton.jit
-def _combine(
-    counts, means, squares, pixels, mean_out, variance_out, chunks, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The moments of all rows of a client, from those of its stretches."""
-    client = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    count = tl.load(pixels + client)
-    total = tl.zeros((WIDE,), dtype=tl.float32)
-    for first in range(0, chunks, BLOCK):
-        chunk = first + tl.arange(0, BLOCK)
-        near = chunk < chunks
-        n = tl.load(counts + client * chunks + chunk, mask=near, other=0.0)
-        at = (client * chunks + chunk)[:, None] * CHANNELS + channel[None, :]
-        total += tl.sum(tl.load(means + at, mask=near[:, None], other=0.0) * n[:, None], 0)
-    mean = total / count
-    total = tl.zeros((WIDE,), dtype=tl.float32)
-    for first in range(0, chunks, BLOCK):
-        chunk = first + tl.arange(0, BLOCK)
-        near = chunk < chunks
-        n = tl.load(counts + client * chunks + chunk, mask=near, other=0.0)
-        at = (client * chunks + chunk)[:, None] * CHANNELS + channel[None, :]
-        off = tl.load(means + at, mask=near[:, None], other=0.0) - mean[None, :]
-        total += tl.sum(tl.load(squares + at, mask=near[:, None], other=0.0) + off * off * n[:, None], 0)
-    tl.store(mean_out + client * CHANNELS + channel, mean)
-    tl.store(variance_out + client * CHANNELS + channel, total / count)
 
 
 @triton.jit
@@ -137,11 +108,6 @@ def _input_slopes(
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
-def fits(channels: int) -> bool:
-    """Whether these kernels take it: a power of two."""
-    return channels & (channels - 1) == 0
-
-
 def shape(x: Tensor) -> tuple[int, int, int, int, int]:
     """Rows of a client, pixels of an image, channels, and how many rows and channels one program takes."""
     rows, channels = x.shape[1] * x.shape[2] * x.shape[3], x.shape[4]
@@ -154,15 +120,14 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     clients, chunks = len(x), triton.cdiv(rows, block)
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     counts = torch.empty((clients, chunks), dtype=torch.float32, device=x.device)
-    mean, variance = torch.empty((2, clients, channels), dtype=torch.float32, device=x.device)
     count = torch.full_like(counts[:, 0], rows) if mask is None else mask.sum(1, dtype=torch.float32) * pixels
     _moments[(clients, chunks, channels // wide)](
         x, x if mask is None else mask.contiguous(), counts, parts[0], parts[1], rows, pixels, chunks,
         CHANNELS=channels, WIDE=wide, BLOCK=block, MASKED=mask is not None, num_warps=8,
     )  # fmt: skip
-    _combine[(clients, channels // wide)](
-        counts, parts[0], parts[1], count, mean, variance, chunks, CHANNELS=channels, WIDE=wide, BLOCK=32
-    )
+    (means, squares), share = parts, (counts / count[:, None]).unsqueeze(-1)
+    mean = (means * share).sum(1)
+    variance = (squares.sum(1) / count[:, None]) + ((means - mean[:, None]).square() * share).sum(1)
     return mean, variance, count
 
 
