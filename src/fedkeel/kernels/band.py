@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.opaque import like_first, opaque
+
 THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
@@ -59,7 +61,7 @@ def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
     thin = shapes.T.expand(len(x), -1, -1).bmm(x.mT).unflatten(-1, (leaves, a))
     # [clients, m, leaves, bins]; the phase of the middle cancels between here and the way back
     z = torch.fft.rfft(thin)[..., :bins] * factors[:, None, :]
-    low = torch.fft.irfft(z.sum(1, keepdim=True) * factors.conj()[:, None, :], n=a).flatten(-2)
+    low = torch.fft.irfft(z.sum(1, keepdim=True) * torch.conj_physical(factors)[:, None, :], n=a).flatten(-2)
     kept = torch.baddbmm(x, low.mT, shapes.T.expand(len(x), -1, -1), alpha=-1 / b)
     return kept.view(rows.shape)
 
@@ -78,6 +80,7 @@ class Onto(NamedTuple):
         torch.addcmul(self.plus, self.scale, left, out=target)
 
 
+@opaque("high_pass(Tensor buffer, int[] spans) -> Tensor", like_first)
 def high_pass(buffer: Tensor, spans: list[int]) -> Tensor:
     """A stacked buffer `[clients, D]` without the low bands of its leaves.
 
@@ -86,6 +89,7 @@ def high_pass(buffer: Tensor, spans: list[int]) -> Tensor:
     return filtered(buffer, spans, None)
 
 
+@opaque("high_pass_onto(Tensor buffer, Tensor scale, Tensor plus, int[] spans) -> Tensor", like_first)
 def high_pass_onto(buffer: Tensor, scale: Tensor, plus: Tensor, spans: list[int]) -> Tensor:
     """plus + scale · high_pass(buffer): the filter is linear, so its last pass can do the rest as well."""
     return filtered(buffer, spans, Onto(plus.expand(buffer.shape), scale))
@@ -120,16 +124,3 @@ def without(rows: Tensor, bins: int, thin: bool) -> Tensor:
     spectrum = torch.fft.rfft(rows)
     spectrum[..., :bins] = 0
     return torch.fft.irfft(spectrum, n=rows.shape[-1])
-
-
-def _like(buffer: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(buffer, memory_format=torch.contiguous_format)
-
-
-LIBRARY = torch.library.Library("fedkeel", "DEF")
-LIBRARY.define("high_pass(Tensor buffer, int[] spans) -> Tensor")
-LIBRARY.impl("high_pass", high_pass, "CompositeExplicitAutograd")
-LIBRARY._register_fake("high_pass", _like)
-LIBRARY.define("high_pass_onto(Tensor buffer, Tensor scale, Tensor plus, int[] spans) -> Tensor")
-LIBRARY.impl("high_pass_onto", high_pass_onto, "CompositeExplicitAutograd")
-LIBRARY._register_fake("high_pass_onto", _like)

@@ -6,7 +6,6 @@ min_dims = 2 leaves biases and normalisation alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import ceil
 
 import torch
@@ -68,13 +67,12 @@ class GaussianDetrend(Rule):
         return rows - functional.conv1d(wide, kernel.view(1, 1, -1)).view(rows.shape)
 
 
-@cache
 def bell(sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A Gaussian kernel that sums to 1."""
     radius = ceil(4 * sigma)
-    at = torch.arange(-radius, radius + 1, dtype=torch.float64)
+    at = torch.arange(-radius, radius + 1, dtype=torch.float64, device=device)
     weights = torch.exp(-0.5 * (at / sigma) ** 2)
-    return (weights / weights.sum()).to(device, dtype)
+    return (weights / weights.sum()).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import floor
@@ -11,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.kernels import band  # noqa: F401 - it defines the operator that `step` calls
+from fedkeel.kernels.band import high_pass
+from fedkeel.kernels.opaque import like_first, opaque
 from fedkeel.layout import Group
 from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.rule import Local, Rule, State, require
@@ -42,14 +44,14 @@ class BandFilter(Rule, ABC):
         require(self.order in ORDERS, self, f"order must be one of {', '.join(ORDERS)}")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        def filtered(leaf: Tensor) -> Tensor:
-            if leaf.dim() < self.min_dims:
+        def filtered(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
+            if len(shape) < self.min_dims:
                 return leaf
-            return restored(self.filter(laid_out(leaf, self.order), at), leaf, self.order)
+            return restored(self.filter(laid_out(leaf, len(shape), self.order), at), shape, self.order)
 
         if self.order == NATURAL:
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
-        return tree.map(filtered), client
+        return each_leaf(tree, filtered), client
 
     @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
@@ -65,9 +67,7 @@ class HighPass(BandFilter):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if torch.compiler.is_compiling() and self.order == NATURAL:
-            # compilers know no complex numbers: one operator that they do not look into
-            spans = self.spans(tree.layout.groups)
-            return Tree(torch.ops.fedkeel.high_pass(tree.buffer, spans), tree.layout), client
+            return Tree(high_pass(tree.buffer, self.spans(tree.layout.groups)), tree.layout), client
         return BandFilter.step(self, tree, client, at)
 
     def spans(self, groups: tuple[Group, ...]) -> list[int]:
@@ -131,35 +131,53 @@ class HighPass2d(Rule):
         require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map(self.filter), client
+        return each_leaf(tree, self.filter), client
 
-    def filter(self, leaf: Tensor) -> Tensor:
-        if leaf.dim() != 4 or leaf.shape[-2:].numel() == 1:
+    def filter(self, leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
+        height, width = shape[-2:] if len(shape) == 4 else (1, 1)
+        if height * width == 1:
             return leaf
-        height, width = leaf.shape[-2:]
-        radius = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
+        across, along = torch.fft.fftfreq(height, device=leaf.device), torch.fft.rfftfreq(width, device=leaf.device)
+        radius = torch.hypot(across[:, None], along[None])
         removed = max(1, floor(self.ratio * radius.numel() + 1e-9))
         # all of one radius together: half of a conjugate pair would leave a complex kernel
-        keep = (radius > radius.flatten().sort().values[removed - 1] + 1e-6).to(leaf.device)
+        keep = radius > radius.flatten().sort().values[removed - 1] + 1e-6
         kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaf) * keep, s=(height, width))
         return kept
 
 
-def laid_out(leaf: Tensor, order: str) -> Tensor:
-    """A tensor as one row, in the given order."""
-    if order == "random":
-        return leaf.flatten()[shuffle(leaf.numel(), leaf.device)]
-    return (leaf.permute([int(axis) for axis in order]) if leaf.dim() == 4 else leaf).flatten()
+def each_leaf(tree: Tree, f: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tree:
+    """f on every leaf, and its shape; stacked clients' leaves have an axis more."""
+    return Tree.of({name: f(leaf, tree.layout.shapes[name]) for name, leaf in tree.items()}, tree.layout)
 
 
-def restored(row: Tensor, leaf: Tensor, order: str) -> Tensor:
+# ---- orders --------------------------------------------------------------------------------------------------------
+def laid_out(leaf: Tensor, dims: int, order: str) -> Tensor:
+    """The last `dims` axes of a tensor as one row, in the given order."""
+    first = leaf.dim() - dims
+    if order != "random" and dims == 4:
+        leaf = leaf.permute([*range(first), *(first + int(axis) for axis in order)])
+    row = leaf.flatten(first) if dims else leaf.unsqueeze(-1)
+    return shuffled(row, False) if order == "random" else row
+
+
+def restored(row: Tensor, shape: tuple[int, ...], order: str) -> Tensor:
     """A row back in the shape of the tensor it was made from."""
+    before = row.shape[:-1]
     if order == "random":
-        return row[shuffle(leaf.numel(), leaf.device).argsort()].view(leaf.shape)
-    if leaf.dim() != 4:
-        return row.view(leaf.shape)
-    axes = [int(axis) for axis in order]
-    return row.view([leaf.shape[axis] for axis in axes]).permute([axes.index(axis) for axis in range(4)])
+        return shuffled(row, True).view((*before, *shape))
+    if len(shape) != 4:
+        return row.view((*before, *shape))
+    axes, first = [int(axis) for axis in order], len(before)
+    back = [*range(first), *(first + axes.index(axis) for axis in range(4))]
+    return row.view((*before, *(shape[axis] for axis in axes))).permute(back)
+
+
+@opaque("shuffled(Tensor rows, bool back) -> Tensor", like_first)
+def shuffled(rows: Tensor, back: bool) -> Tensor:
+    """Rows in one random order for good, or back from it."""
+    order = shuffle(rows.shape[-1], rows.device)
+    return rows.index_select(-1, order.argsort() if back else order)
 
 
 @cache
@@ -168,6 +186,7 @@ def shuffle(length: int, device: torch.device) -> Tensor:
     return torch.from_numpy(permutation(key(0, "order", length), length)).to(device)
 
 
+# ---- bands ---------------------------------------------------------------------------------------------------------
 def low_bins(length: int, ratio: float) -> int:
     """How many of the ⌊n/2⌋ + 1 coefficients are low: ⌊r (⌊n/2⌋ + 1)⌋, forgiving a rounded product."""
     return floor(ratio * (length // 2 + 1) + 1e-9)
@@ -179,9 +198,12 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     With n = a b and a > 2 bins, they are sums of b short transforms, X[q] = Σ_j ω^(jq) rfft_a(row[j::b])[q], and the
     band is synthesised the same way: exact, with less than half of the arithmetic.
     """
+    return rows if bins >= rows.shape[-1] // 2 + 1 else part_of(rows, bins)
+
+
+@opaque("low_band(Tensor rows, int bins) -> Tensor", like_first)
+def part_of(rows: Tensor, bins: int) -> Tensor:
     n = rows.shape[-1]
-    if bins >= n // 2 + 1:
-        return rows
     a = short_length(n, bins)
     if a is None:
         band: Tensor = torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
@@ -189,7 +211,7 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     omega = twiddles(n, bins, n // a, rows.dtype, rows.device)
     z = torch.fft.rfft(rows.view((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
     x = (z * omega).sum(-1, keepdim=True) / (n // a)
-    band = torch.fft.irfft(x * omega.conj(), n=a, dim=-2)
+    band = torch.fft.irfft(x * torch.conj_physical(omega), n=a, dim=-2)
     return band.reshape(rows.shape)
 
 

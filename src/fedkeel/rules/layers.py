@@ -19,24 +19,25 @@ Patterns = tuple[str, ...]
 
 def matching(patterns: Patterns) -> Callable[[str], bool]:
     """Whether a name matches one of the patterns."""
-    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+    exact, wild = frozenset(patterns), tuple(pattern for pattern in patterns if any(c in pattern for c in "*?["))
+    return lambda name: name in exact or any(fnmatchcase(name, pattern) for pattern in wild)
 
 
 def named(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
-    """The patterns with the head's names in place of HEAD; each must match something."""
+    """The names that match, HEAD those of the head; each pattern must match something."""
     if HEAD in patterns and not setting.head:
         raise MethodError(
             f"{type(rule).__name__} is about the model's head, but this problem does not say what that is.",
             'name its parameters: Problem(…, head=("fc.*",))',
         )
-    found = tuple(name for p in patterns for name in (setting.head if p == HEAD else (p,)))
-    for pattern in found:
+    wanted = tuple(name for p in patterns for name in (setting.head if p == HEAD else (p,)))
+    for pattern in wanted:
         if not any(map(matching((pattern,)), setting.layout.shapes)):
             raise MethodError(
                 f"{type(rule).__name__} names parameters {pattern!r}, but the model has none.",
                 nearest(pattern, setting.layout.shapes, "parameters"),
             )
-    return found
+    return tuple(filter(matching(wanted), setting.layout.shapes))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.opaque import opaque
 from fedkeel.randomness import bits, key
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
@@ -133,10 +134,16 @@ def sketch(tree: Tree, dimensions: int) -> Tensor:
 
     Inner products are kept on average. A vector of at most `dimensions` numbers is kept as it is.
     """
-    v, size = tree.buffer, tree.layout.size
-    if size <= dimensions:
-        return v
-    bucket, sign = places(size, dimensions, v.device)
+    return tree.buffer if tree.layout.size <= dimensions else folded(tree.buffer, dimensions)
+
+
+def _folded(v: Tensor, dimensions: int) -> Tensor:
+    return v.new_empty((*v.shape[:-1], dimensions))
+
+
+@opaque("folded(Tensor v, int dimensions) -> Tensor", _folded)
+def folded(v: Tensor, dimensions: int) -> Tensor:
+    bucket, sign = places(v.shape[-1], dimensions, v.device)
     return torch.index_add(v.new_zeros((*v.shape[:-1], dimensions)), -1, bucket, v * sign.to(v.dtype))
 
 

@@ -1,0 +1,166 @@
+"""A step stays on the device, for every method of the table and every one the papers' tables are made of.
+
+On a GPU steps are compiled and captured as a graph: whatever comes from the host, be it a table made once and kept, is
+made anew by the compiler, and a capture refuses it. The device "meta" stands for the GPU here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedkeel as fk
+from fedkeel.engines.lifts import HOT, broadcasting, vmapped
+from fedkeel.experiment import Experiment
+from fedkeel.method import Method
+from fedkeel.methods import METHODS, build
+from fedkeel.papers import PAPERS, find
+from fedkeel.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
+from fedkeel.rule import Local, Rule, Setting, State
+from fedkeel.trees import Tree, tensors
+
+CLIENTS = 3
+LEAVES = {
+    "patches.project.weight": (8, 12),
+    "conv": (6, 4, 3, 3),
+    "conv_bias": (6,),
+    "long": (64, 3000),
+    "fc.weight": (10, 6),
+    "fc.bias": (10,),
+}
+MODEL = Tree.of({name: torch.zeros(shape) for name, shape in LEAVES.items()})
+SETTING = Setting(MODEL.layout, ("fc.weight", "fc.bias"), epochs=2, mean_size=20.0)
+FACTS = {"lr": 0.1, "steps": 4.0, "size": 20.0, "histogram": 1.0}
+
+
+def methods() -> Iterator[Any]:
+    """Each method once, with the name of the first place where it stands."""
+    seen: list[Method] = []
+    for name in METHODS:
+        seen.append(build(name))
+        yield pytest.param(seen[-1], id=name)
+    for paper in PAPERS:
+        for cell in find(paper):
+            method = Experiment.load(dict(cell.experiment)).composed
+            if method not in seen:
+                seen.append(method)
+                yield pytest.param(method, id=f"{paper}:{cell.table}, {cell.label}")
+
+
+class Hosted(TorchDispatchMode):
+    """Operations that have to do with the host's memory; single numbers may, since they travel with a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = f(*args, **(kwargs or {}))
+        touched = [leaf for leaf in _pytree.tree_leaves((args, kwargs, made)) if isinstance(leaf, Tensor)]
+        if any(leaf.device.type != "meta" and leaf.dim() for leaf in touched):
+            self.found.append(str(f))
+        return made
+
+
+def away(state: Any) -> Any:
+    """On the device, and one for each client."""
+    return _pytree.tree_map(lambda slot: slot.expand(CLIENTS, *slot.shape).to("meta"), state)
+
+
+def forget() -> None:
+    """Empty what functions of fedkeel remember: the compiler looks through it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fedkeel.rules"):
+            for thing in vars(module).values():
+                getattr(thing, "cache_clear", lambda: None)()
+
+
+def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
+    """One step of each phase, and what it is given."""
+    fitted = method.each_rule(lambda rule: rule.settled(SETTING))
+    client, message = init_client(fitted, MODEL), broadcast(fitted, init_server(fitted, MODEL))
+    client |= {name: torch.full((10,) if name == "histogram" else (), v) for name, v in FACTS.items() if name in client}
+    params, client, message = away(MODEL), away(client), away(message)
+    numbers, keys = torch.zeros(CLIENTS, device="meta"), torch.zeros(CLIENTS, dtype=torch.int64, device="meta")
+
+    def gradient(params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient:
+        return Gradient(params.elementwise(torch.sin), numbers)
+
+    for phase in fitted.phases:
+        body = local_step(phase, gradient, lift, padded=False, sent=0)
+        moment = Moment(None, torch.zeros((), dtype=torch.int64, device="meta"), keys)
+        yield body, ((params, client), Fixed(params, message, numbers, numbers), moment)
+
+
+def drawn(method: Method) -> bool:
+    """Whether a rule draws lots: such methods are not compiled."""
+    return any(rule.random for rule in method.rules)
+
+
+EVERY = list(methods())
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_step_stays_on_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    compiled = not drawn(method)
+    for body, given in steps(method, broadcasting if compiled else vmapped):
+        if compiled:
+            monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+        else:
+            body(*given)  # what is captured as it is may remember tables from the steps before
+        with torch.no_grad(), Hosted() as hosted:
+            carry, _ = body(*given)
+        monkeypatch.undo()
+        assert not hosted.found
+        assert all(slot.device.type == "meta" for slot in tensors(carry))
+
+
+def in_one_graph(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Broadcasting whose chains the compiler must see whole."""
+    plain = broadcasting(f, dims)
+    return torch.compile(plain, backend="eager", fullgraph=True, dynamic=False) if f.__name__ in HOT else plain
+
+
+@pytest.mark.slow  # a second for each chain
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("method", [one for one in EVERY if not drawn(one.values[0])])
+def test_a_compiler_sees_the_rules_of_a_step_as_one_graph(method: Method) -> None:
+    torch.compiler.reset()
+    for body, given in steps(method, in_one_graph):
+        with torch.no_grad():
+            body(*given)
+
+
+TABLED = [
+    fk.HighPass(0.05, order="random"),
+    fk.HighPass(0.05, order="2310"),
+    fk.HighPass2d(0.05),
+    fk.GaussianDetrend(2.0),
+    fk.Rescale(0.05),
+    fk.LowPass(0.05),
+    fk.On("fc.*", fk.HighPass(0.4)),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", TABLED, ids=repr)
+def test_compiled_and_stacked_rules_do_what_they_do_for_one_client(rule: Rule) -> None:
+    buffer = torch.randn(CLIENTS, MODEL.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    zero, fitted = torch.zeros((), dtype=torch.int64), rule.settled(SETTING)
+
+    def step(tree: Tree) -> Tree:
+        return fitted.step(tree, {}, Local(tree, tree, {}, None, zero, zero, zero, zero))[0]
+
+    alone = torch.stack([step(Tree(row, MODEL.layout)).buffer for row in buffer])
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=False)
+    for found in (step(Tree(buffer, MODEL.layout)), compiled(Tree(buffer, MODEL.layout))):
+        torch.testing.assert_close(found.buffer, alone, atol=1e-12, rtol=0)
