@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ from fedkeel.states import write_whole
 
 EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder that no shell has to quote."""
+    return re.sub(r"[^\w.+@=-]+", "-", label)
 
 
 class RunFolder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedkeel.record import RoundRecord
 from fedkeel.round import begin, broadcast
 from fedkeel.rule import State
 from fedkeel.store import ClientStore
-from fedkeel.task import CLIENT, Task, add_up
+from fedkeel.task import CLIENT, Scores, Task, add_up
 
 log = logging.getLogger("fedkeel")
 
@@ -36,6 +36,12 @@ class Judge:
     method: Method
     store: ClientStore
     seconds: Clock
+    unchanged: dict[int, list[Scores]] = field(default_factory=dict)  # of clients' own models, since they last trained
+
+    def trained(self, clients: Iterable[int]) -> None:
+        """These clients' own models are other ones now."""
+        for client in clients:
+            self.unchanged.pop(client, None)
 
     def due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
@@ -61,7 +67,10 @@ class Judge:
         selected: Sequence[int],
         fresh: Mapping[int, State] | None = None,
     ) -> Measures:
-        """What the evaluation policy makes of the clients' models."""
+        """What the evaluation policy makes of the clients' models; `fresh` states are not in the store yet.
+
+        A client's own model that was scored since it last trained is not scored again.
+        """
         began = time.perf_counter()
         assert self.task.tests is not None
         sizes, message, known = self.task.tests.sizes, broadcast(self.method, server), fresh or {}
@@ -76,7 +85,12 @@ class Judge:
                 params = begin(self.method, message, state)
             return Model(params, buffers, f"{CLIENT}{client}")
 
-        found = evaluated(engine, map(model_of, clients))
+        before = self.unchanged if policy.model == "local" else {}
+        asked = [client for client in clients if client in known or client not in before]
+        scores = before | dict(zip(asked, evaluated(engine, map(model_of, asked)), strict=True))
+        if policy.model == "local":
+            self.unchanged.update(scores)
+        found = [scores[client] for client in clients]
         measured: Measures = {}
         for name in found[0][0] if found else ():
             weights = [float(sizes[c]) if policy.weights == "size" else 1.0 for c in clients]

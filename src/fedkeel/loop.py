@@ -204,6 +204,7 @@ class Loop:
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
+        self.judge.trained(outcome.client for outcome in kept)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
         if kept:

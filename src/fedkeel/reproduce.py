@@ -14,6 +14,7 @@ from fedkeel.data import DATASETS
 from fedkeel.data.partitions import load_partition
 from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.experiment import Experiment
+from fedkeel.folder import folder_name
 from fedkeel.ledger import Entry
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
@@ -111,12 +112,16 @@ def runnable(cell: Cell) -> str | None:
 
 def place_of(experiment: Experiment) -> str:
     """The name of a run's folder: that of its method, its identity and its length."""
-    return f"{experiment.composed.name}-{experiment.fingerprint()}-{experiment.rounds}"
+    return f"{_identity(experiment)}-{experiment.rounds}"
+
+
+def _identity(experiment: Experiment) -> str:
+    return f"{folder_name(experiment.composed.name)}-{experiment.fingerprint()}"
 
 
 def folder_of(experiment: Experiment, out: Path) -> Path:
     """The folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
-    shared = out / f"{experiment.composed.name}-{experiment.fingerprint()}"
+    shared = out / _identity(experiment)
     reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
     return out / place_of(experiment) if max(reached, default=0) > (experiment.rounds or 0) else shared
 

@@ -10,6 +10,7 @@ from test_joint import trained, two_tasks
 from test_stacked import difference, network, problem, settled, train
 from torch import nn
 
+import fedkeel as fk
 from fedkeel.engines.engine import Training
 from fedkeel.engines.joint import JointEngine
 from fedkeel.engines.lifts import broadcasting, fused, vmapped
@@ -41,6 +42,32 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound
     assert engine.graphs.possible or lift is vmapped
+
+
+TABLED = [
+    fk.HighPass(0.05, order="random"),
+    fk.HighPass(0.05, order="2310"),
+    fk.HighPass2d(0.05),
+    fk.GaussianDetrend(2.0),
+    fk.PoolDetrend(5),
+    fk.Rescale(0.05),
+    fk.Rescale(0.05, whole=True),
+    fk.LowPass(0.05),
+    fk.RandomBand(0.05),
+    fk.RandomEnergy(0.05),
+    fk.ClipMedian(),
+]
+
+
+@pytest.mark.parametrize("rule", TABLED, ids=repr)
+def test_rules_of_ablations_are_compiled_and_captured(rule: fk.Rule) -> None:
+    training = Training(seed=1, epochs=2, batch_size=3)
+    task = Task(problem(model=network()), device="cuda", dtype=torch.float64)
+    method = fk.method("ablation", gradient=[rule], weights=fk.Uniform())
+    serial = train(SerialEngine(task, method, training), method, task)
+    engine = StackedEngine(task, method, training)
+    assert difference(train(engine, method, task), serial) < 1e-11
+    assert engine.graphs.graphs
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])

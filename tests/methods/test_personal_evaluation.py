@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel import judging
 from fedkeel.engines.engine import Model
 from fedkeel.engines.scoring import Scorer
 from fedkeel.evaluation import spread
@@ -98,6 +99,31 @@ def test_resuming_judges_the_same_models(tmp_path, model, when, method):
     fk.run(exp.with_(rounds=1), out=tmp_path / "run", engine="serial")
     resumed, whole = fk.run(exp, out=tmp_path / "run", engine="serial"), fk.run(exp, engine="serial")
     assert [r.extra for r in resumed.records] == [r.extra for r in whole.records]
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("changes", [{}, {"evaluate_every": 2}, {"evaluation": {"when": "before", "tune": True}}])
+def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
+    exp = experiment("fedala", **{"rounds": 6, "evaluation": {}} | changes)
+    counts, score = [], judging.evaluated
+
+    def counted(engine, models):
+        found = score(engine, models)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(judging, "evaluated", counted)
+    found = fk.run(exp, engine=engine)
+    least, most = 3, 3 * exp.evaluate_every  # half of the clients train in a round
+    assert counts[0] == 6
+    assert all(least <= count <= most for count in counts[1:6])
+    fk.run(exp.with_(rounds=4), out=tmp_path, engine=engine)
+    resumed = fk.run(exp, out=tmp_path, engine=engine)
+    monkeypatch.setattr(judging.Judge, "trained", lambda judge, clients: judge.unchanged.clear())
+    thorough = fk.run(exp, engine=engine)
+    assert [r.extra for r in resumed.records] == [r.extra for r in found.records]
+    assert [r.extra for r in thorough.records] == [r.extra for r in found.records]
+    assert thorough.result == resumed.result == found.result
 
 
 @pytest.mark.parametrize("model", ["global", "local", "received"])

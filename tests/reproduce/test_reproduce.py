@@ -1,6 +1,7 @@
 """Cells as runs: which ones, what the ledger keeps, what is done already, where a run stands."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,3 +256,9 @@ def test_every_entry_of_the_ledger_belongs_to_a_cell():
         assert any((c.row, c.column) == (entry.row, entry.column) for c in find(f"{entry.paper}:{entry.table}"))
         assert entry.rounds <= entry.rounds_paper
         assert entry.environment.keys() >= {"device", "engine", "precision", "torch"}
+
+
+def test_no_folder_of_a_run_has_to_be_quoted():
+    for cell in chosen("questions", None):
+        if not cell.lr_matches:
+            assert shlex.quote(folder_of(experiment_of(cell, 0), Path("runs")).name).count("'") == 0

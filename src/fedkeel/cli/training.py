@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
-from fedkeel.folder import EXPERIMENT, read_experiment
+from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
 from fedkeel.loop import Progress
 from fedkeel.machine import device_of
 from fedkeel.run import run
@@ -76,7 +75,7 @@ class Outcome:
 
 def folder_of(label: str, experiment: Experiment, out: Path | None, alone: bool) -> Path:
     """`out` itself for one run, else `out/METHOD/SEED`; without it `runs/METHOD-FINGERPRINT`."""
-    name = re.sub(r"[^\w.+@=-]+", "-", label)
+    name = folder_name(label)
     if out is None:
         return Path("runs") / f"{name}-{experiment.fingerprint()}"
     return out if alone else out / name / str(experiment.seed)
