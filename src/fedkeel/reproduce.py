@@ -101,12 +101,18 @@ def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experimen
 
 def runnable(cell: Cell) -> str | None:
     """Why a cell cannot be run here; None when it can."""
+    wrong = unrunnable(cell)
+    return None if wrong is None else wrong.message
+
+
+def unrunnable(cell: Cell) -> FedkeelError | None:
+    """The same, with a hint."""
     if cell.unmeasured:
-        return cell.unmeasured
+        return RequestError(cell.unmeasured)
     try:
         experiment_of(cell, 0)
     except FedkeelError as error:
-        return error.message
+        return error
     return None
 
 

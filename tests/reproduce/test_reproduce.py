@@ -262,3 +262,9 @@ def test_no_folder_of_a_run_has_to_be_quoted():
     for cell in chosen("questions", None):
         if not cell.lr_matches:
             assert shlex.quote(folder_of(experiment_of(cell, 0), Path("runs")).name).count("'") == 0
+
+
+def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
+    words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
+    assert call([*words, "partition.form=balanced"]) == 2
+    assert "known forms: class-wise" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def reproduce(
     from fedkeel.errors import RequestError
     from fedkeel.ledger import read
     from fedkeel.matching import matched
-    from fedkeel.reproduce import chosen, runnable, varied
+    from fedkeel.reproduce import chosen, unrunnable, varied
 
     if page is not None:
         write_page(page, ledger)
@@ -92,8 +92,9 @@ def reproduce(
     asked, known = chosen(spec, cell), read(ledger)
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
     cells = [cell for text in alternatives(try_) for cell in varied(cells, [assignment(text)])] if try_ else cells
-    if (set_ or try_) and (reasons := [runnable(cell) for cell in cells]) and None not in reasons:
-        raise RequestError(f"no cell can be run so: {reasons[0]}", "`fedkeel methods NAME` lists a method's parameters")
+    wrong = [error for cell in cells if (error := unrunnable(cell))] if set_ or try_ else []
+    if wrong and len(wrong) == len(cells):
+        raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
     wanted, skipped = list(numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.rule import Local, Rule, State, require
-from fedkeel.rules.filters import BandFilter, HighPass, low_band, low_bins, shuffled_bins
+from fedkeel.rules.filters import BandFilter, HighPass, bin_draws, low_band, low_bins
 from fedkeel.trees import Tree
 
 
@@ -63,7 +63,7 @@ class RandomEnergy(BandFilter):
         # in float64: the sum of a million terms is compared with its parts
         energy = spectrum.abs().to(torch.float64).square() * multiplicity(n, rows.device)
         goal = energy[..., :removed].sum(-1, keepdim=True)
-        order = shuffled_bins(rows, at)
+        order = bin_draws(rows, at).argsort(-1)
         drawn = energy.gather(-1, order)
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes
         left = 1 - (taken / drawn.clamp(min=1e-300)).clamp(0, 1)

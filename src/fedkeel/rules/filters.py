@@ -93,12 +93,11 @@ class LowPass(BandFilter):
         return low_band(rows, n // 2 + 1 - removed) if removed else rows
 
 
-def shuffled_bins(rows: Tensor, at: Local) -> Tensor:
-    """A random order of each row's rFFT coefficients, drawn anew in each step."""
+def bin_draws(rows: Tensor, at: Local) -> Tensor:
+    """A random number for each of the rows' rFFT coefficients, drawn anew in each step."""
     n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
     # + n: tensors of different lengths draw differently
-    draws = keyed_uniforms(at.key + n, rows.shape[:-1].numel() * bins).view((*rows.shape[:-1], bins))
-    return draws.argsort(-1)
+    return keyed_uniforms(at.key + n, rows.shape[:-1].numel() * bins).view((*rows.shape[:-1], bins))
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,8 @@ class RandomBand(BandFilter):
         removed = low_bins(n, self.ratio)
         if not removed:
             return rows
-        keep = shuffled_bins(rows, at).argsort(-1) >= removed
+        draws = bin_draws(rows, at)
+        keep = draws > draws.kthvalue(removed, keepdim=True).values
         kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
         return kept
 
