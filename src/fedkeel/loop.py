@@ -187,13 +187,13 @@ class Loop:
             total = sum(record.seconds for record in self.records)
             parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
             before = bool(self.folder.read_json("timing.json").get("shared"))
-            shared = before or self.shared or used_by_others(self.task.device)
+            shared = before or self.shared
             self.folder.write_json("timing.json", {"seconds": round(total, 3), "shared": shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
     def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
-        self.shared |= self.together > 1
+        self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)

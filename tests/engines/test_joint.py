@@ -136,6 +136,13 @@ def test_a_run_alone_knows_that_its_seconds_are_its_own(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "timing.json").read_text())["shared"] is False
 
 
+def test_a_neighbour_on_the_card_in_one_round_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([False, True, False])
+    monkeypatch.setattr("fedkeel.loop.used_by_others", lambda device: next(seen))
+    fk.run(experiment(0), out=tmp_path, engine="stacked")
+    assert json.loads((tmp_path / "timing.json").read_text())["shared"] is True
+
+
 def test_one_that_diverges_leaves_the_others_alone() -> None:
     good, bad, fine = fk.run_together([experiment(0), experiment(1, lr=1e30), experiment(2)], dtype=torch.float64)
     assert isinstance(bad, RunError)
