@@ -239,14 +239,13 @@ def samples_of(experiment: Experiment, train: int, test: int) -> int:
 
 def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None) -> float | None:
     """Seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model with any
-    method, in proportion to rounds and gradient evaluations."""
-    length = length_of(cell, rounds)
-    entries = [e for e in entries if e.timed] or entries
-    own = runs_of(cell, entries)
-    if own:
-        return own[-1].seconds_per_round * length
-    alike = [e for e in entries if e.settings and all(e.settings.get(k) == cell.experiment[k] for k in WORK)]
-    if not alike:
-        return None
-    other = replace(cell, experiment=dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
-    return alike[-1].seconds * gradient_evaluations(cell, rounds) / gradient_evaluations(other)
+    method, in proportion to rounds and gradient evaluations. Runs that shared their machine count where no other does.
+    """
+    for some in ([entry for entry in entries if entry.timed], entries):
+        if own := runs_of(cell, some):
+            return own[-1].seconds_per_round * length_of(cell, rounds)
+        alike = [e for e in some if e.settings and all(e.settings.get(k) == cell.experiment[k] for k in WORK)]
+        if alike:
+            other = replace(cell, experiment=dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
+            return alike[-1].seconds * gradient_evaluations(cell, rounds) / gradient_evaluations(other)
+    return None

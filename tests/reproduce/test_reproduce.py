@@ -164,7 +164,12 @@ def test_costs_follow_gradient_evaluations():
     known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
     assert seconds_like(plain, known) == pytest.approx(60.0)
     assert seconds_like(sam, known) == pytest.approx(120.0)
-    assert seconds_like(cell(experiment=dict(TINY) | {"model": "mlp"}), known) is None
+    wide = cell(experiment=dict(TINY) | {"model": "mlp"})
+    assert seconds_like(wide, known) is None
+    # seconds of a run beside others are better than none
+    shared = replace(entry_of(wide, run_of(wide, rounds=3), {"shared": True}), seconds=90.0)
+    assert seconds_like(wide, [shared, *known]) == pytest.approx(180.0)
+    assert seconds_like(plain, [*known, replace(known[0], seconds=90.0, environment={"shared": True})]) == 60.0
     personal = cell(experiment=dict(TINY) | {"evaluation": {"share": 0.5, "pool": False}})
     assert gradient_evaluations(personal) <= gradient_evaluations(plain)
 
