@@ -18,6 +18,7 @@ from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.evaluation import Evaluation
 from fedkeel.method import Method
 from fedkeel.methods import build
+from fedkeel.models import card_of
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem
 
@@ -196,6 +197,8 @@ def check(experiment: Experiment) -> None:
         if not isinstance(getattr(experiment, name), int):
             raise ExperimentError(f"{name} must be a whole number: {getattr(experiment, name)}")
     _check_epochs(experiment.epochs)
+    if isinstance(experiment.model, str) and ":" not in experiment.model:
+        card_of(experiment.model)
     assert experiment.participation is not None
     share_of(experiment.participation)
     for name, choices in (("on_nonfinite", ("drop", "stop")), ("buffers", ("average", "keep"))):

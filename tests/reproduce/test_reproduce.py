@@ -273,3 +273,5 @@ def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
     words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
     assert call([*words, "partition.form=balanced"]) == 2
     assert "known forms: class-wise" in capsys.readouterr().err
+    assert call([*words, "model=resnet9"]) == 2
+    assert "did you mean 'resnet20-gn'?" in capsys.readouterr().err

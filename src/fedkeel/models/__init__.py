@@ -202,10 +202,14 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
             raise ModelError(f"model {name!r} cannot be built with {options}: {error}") from error
 
 
-def _check(name: str, shape: Shape, options: dict[str, Any]) -> None:
-    card = MODELS.get(name)
-    if card is None:
+def card_of(name: str) -> ModelCard:
+    if name not in MODELS:
         raise ModelError(f"no model is called {name!r}", hint=nearest(name, MODELS, "models"))
+    return MODELS[name]
+
+
+def _check(name: str, shape: Shape, options: dict[str, Any]) -> None:
+    card = card_of(name)
     if not card.takes.fit(shape):
         raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {card.takes}")
     for option in options.keys() - card.defaults.keys():
