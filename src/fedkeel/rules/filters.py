@@ -198,21 +198,21 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     With n = a b and a > 2 bins, they are sums of b short transforms, X[q] = Σ_j ω^(jq) rfft_a(row[j::b])[q], and the
     band is synthesised the same way: exact, with less than half of the arithmetic.
     """
-    return rows if bins >= rows.shape[-1] // 2 + 1 else part_of(rows, bins)
+    return rows if bins >= rows.shape[-1] // 2 + 1 else below(rows, bins)
 
 
-@opaque("low_band(Tensor rows, int bins) -> Tensor", like_first)
-def part_of(rows: Tensor, bins: int) -> Tensor:
+@opaque("below(Tensor rows, int bins) -> Tensor", like_first)
+def below(rows: Tensor, bins: int) -> Tensor:
     n = rows.shape[-1]
     a = short_length(n, bins)
     if a is None:
         band: Tensor = torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
         return band
     omega = twiddles(n, bins, n // a, rows.dtype, rows.device)
-    z = torch.fft.rfft(rows.view((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
+    z = torch.fft.rfft(rows.reshape((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
     x = (z * omega).sum(-1, keepdim=True) / (n // a)
     band = torch.fft.irfft(x * torch.conj_physical(omega), n=a, dim=-2)
-    return band.reshape(rows.shape)
+    return band.reshape(rows.shape).contiguous()
 
 
 @cache
