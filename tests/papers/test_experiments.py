@@ -171,4 +171,13 @@ def test_protocol_of_fedfsa() -> None:
 def test_questions_ask_nothing_that_was_reported() -> None:
     cells: list[Cell] = find("questions")
     assert all(cell.reported is None for cell in cells)
-    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors"}
+    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors", "split"}
+
+
+def test_the_question_of_the_split_changes_nothing_else() -> None:
+    for row in ("FedAvg", "FedDyn", "FedCM", "SpecGradFilter"):
+        for alpha in (0.1, 0.6):
+            printed = experiment("specgradfilter:I", f"{row}, cifar10, {alpha}")
+            assert experiment("questions:split", f"{row}, class-wise, {alpha}") == printed
+            split = {"kind": "dirichlet", "form": "client-prior-refill", "clients": 100, "alpha": alpha}
+            assert experiment("questions:split", f"{row}, balanced, {alpha}") == printed | {"partition": split}
