@@ -128,3 +128,17 @@ def test_an_interrupted_stack_keeps_what_each_of_its_runs_has_reached(reproduce,
     monkeypatch.setattr("fedkeel.reproduce.chosen", lambda spec, pattern: list(CELLS[:3]))
     assert command() == 0  # goes on from there
     assert [entry.rounds for entry in ledger.read(book) if not entry.shortened] == [4, 4, 4]
+
+
+def test_a_cell_that_cannot_be_run_is_told_and_the_others_go_on(reproduce, monkeypatch, capsys):
+    command, _, book = reproduce
+    wrong = {"partition": {"kind": "pathological", "classes": 20, "clients": 4}}  # there are ten
+    cells = [*CELLS[:2], *table(("FedAvg", "Pat 20", wrong), ("FedProx", "Pat 20", wrong | {"method": "fedprox"}))]
+    monkeypatch.setattr("fedkeel.reproduce.chosen", lambda spec, pattern: list(cells))
+    assert command("--rounds", "2") == 1
+    told = capsys.readouterr().err
+    assert "FedAvg, Pat 20: clients cannot hold 20 classes" in told
+    assert "FedProx, Pat 20: clients cannot hold 20 classes" in told
+    assert [entry.column for entry in ledger.read(book)] == ["0.1", "0.6"]
+    monkeypatch.setattr("fedkeel.reproduce.chosen", lambda spec, pattern: cells[-1:])
+    assert command("--rounds", "2") == 2

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli import pages
-from fedkeel.cli.console import count, duration, stdout, table
+from fedkeel.cli.console import complain, count, duration, stdout, table
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 
 if TYPE_CHECKING:
-    from fedkeel.cli.training import Machine
+    from fedkeel.cli.progress import Display
+    from fedkeel.cli.training import Machine, Outcome, Plan
     from fedkeel.ledger import Entry
     from fedkeel.papers import Cell
     from fedkeel.runs import Run
@@ -102,8 +103,10 @@ def reproduce(
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
     machine = Machine(engine, workers, device, precision, Tracking(("state",) if steps else ()))
-    carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
+    failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
     show_verdicts(cells, ledger)
+    if failed:
+        raise typer.Exit(1)
 
 
 def alternatives(text: str) -> list[str]:
@@ -173,10 +176,11 @@ def show_costs(
 def carry_out(
     cells: list[Cell], seeds: list[int], rounds: int | None, machine: Machine, out: Path,
     ledger: Path, progress: bool, skipped: list[Entry],
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
+    """Train what is not done, and write it down as it comes; how many runs failed."""
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Plan, stacks, titles, train
+    from fedkeel.cli.training import Plan, stacks, titles
     from fedkeel.reproduce import done, experiment_of, folder_of, runnable
 
     planned: dict[Path, tuple[Cell, Plan]] = {}
@@ -193,18 +197,36 @@ def carry_out(
                 planned[folder] = cell, Plan(f"{cell.row}, {cell.column}", experiment, folder)
     fetch(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
     # seeds and columns of a row train at once, where the engine stacks
-    groups = stacks([plan for _, plan in planned.values()], machine)
+    groups, failed = stacks([plan for _, plan in planned.values()], machine), 0
     with display(progress, [title for group in groups for title in titles(group)]) as shown:
         for group in groups:
             try:
-                outcomes = train(group, machine, shown)
+                outcomes = trained(group, machine, shown, alone=len(planned) == 1)
             except (KeyboardInterrupt, Stopped):
                 for plan in group:
                     keep_reached(planned[plan.folder][0], plan.folder, ledger)
                 raise
             for outcome in outcomes:
+                failed += outcome.run is None
                 if outcome.run is not None:
                     keep(planned[outcome.plan.folder][0], outcome.run, ledger, again=not outcome.found)
+    return failed
+
+
+def trained(group: list[Plan], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
+    """The runs of a group. What cannot be run so is told, unless it is all that was asked for, and the others go on."""
+    from fedkeel.cli.training import Outcome, train
+    from fedkeel.errors import RequestError
+
+    try:
+        return train(group, machine, shown)
+    except RequestError as error:
+        if alone:
+            raise
+        if len(group) > 1:
+            return [outcome for plan in group for outcome in trained([plan], machine, shown, alone)]
+        complain(f"{group[0].label}: {error.message}", error.hint)
+        return [Outcome(group[0], None)]
 
 
 def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
