@@ -10,6 +10,21 @@ from fedkeel.objectives import objective_of
 CURVATURE = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
 CENTRE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
 
+ABLATIONS = [
+    fk.HighPass(0.05, order="random"),
+    fk.HighPass(0.05, order="2310"),
+    fk.HighPass2d(0.05),
+    fk.GaussianDetrend(2.0),
+    fk.PoolDetrend(5),
+    fk.Rescale(0.05),
+    fk.Rescale(0.05, whole=True),
+    fk.LowPass(0.05),
+    fk.RandomBand(0.05),
+    fk.RandomEnergy(0.05),
+    fk.ClipMedian(),
+]
+"""What the papers put in the place of their filters."""
+
 
 def quadratic(params, batch):
     """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: one value per sample."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from fedkeel.folder import RunFolder
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
 
@@ -40,9 +41,8 @@ def environment(
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
     """Which engines trained the rounds that are done, as the folder tells."""
     try:
-        told = json.loads((folder / "environment.json").read_text())["engines"]
-        return [one for one in told if one["after_round"] < done]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
+    except (KeyError, TypeError):
         return []
 
 

@@ -18,7 +18,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.methods import METHODS, build
 from fedkeel.task import Task
-from problems import model_for
+from problems import ABLATIONS, model_for
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -44,22 +44,7 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     assert engine.graphs.possible or lift is vmapped
 
 
-TABLED = [
-    fk.HighPass(0.05, order="random"),
-    fk.HighPass(0.05, order="2310"),
-    fk.HighPass2d(0.05),
-    fk.GaussianDetrend(2.0),
-    fk.PoolDetrend(5),
-    fk.Rescale(0.05),
-    fk.Rescale(0.05, whole=True),
-    fk.LowPass(0.05),
-    fk.RandomBand(0.05),
-    fk.RandomEnergy(0.05),
-    fk.ClipMedian(),
-]
-
-
-@pytest.mark.parametrize("rule", TABLED, ids=repr)
+@pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
 def test_rules_of_ablations_are_compiled_and_captured(rule: fk.Rule) -> None:
     training = Training(seed=1, epochs=2, batch_size=3)
     task = Task(problem(model=network()), device="cuda", dtype=torch.float64)
