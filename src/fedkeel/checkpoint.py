@@ -6,7 +6,8 @@ checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from fedkeel.errors import FolderError
 from fedkeel.layout import Layout
 from fedkeel.rule import State
 from fedkeel.states import Damaged, join, read, split, write
+from fedkeel.task import Scores
 from fedkeel.trees import Tree
 
 KEPT = 2  # the last two: one may be damaged
@@ -24,11 +26,15 @@ Places = dict[int, str]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server's state after `round` rounds, and where the states of the clients that took part stand."""
+    """The server's state after `round` rounds, and where the states of the clients that took part stand.
+
+    Scores of clients' own models are kept: made again beside others, their last digits might be other ones.
+    """
 
     round: int
     server: State
     places: Places
+    scores: Mapping[int, list[Scores]] = field(default_factory=dict)
 
     def save(self, folder: Path, fingerprint: str) -> None:
         # the model by name, so that others can read it; other slots as flat buffers
@@ -41,6 +47,7 @@ class Checkpoint:
             "places": {str(client): name for client, name in sorted(self.places.items())},
             "model_layout": params.layout.dumps(),
             "layouts": layouts,
+            "scores": {str(client): scores for client, scores in sorted(self.scores.items())},
         }
         write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
@@ -53,12 +60,18 @@ class Checkpoint:
             params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
             server = {"params": params} | join(arrays, facts["layouts"], "server/", device)
             places = {int(client): str(name) for client, name in facts["places"].items()}
-            found = Checkpoint(int(facts["round"]), server, places)
-        except (KeyError, ValueError, TypeError) as error:
+            scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
+            found = Checkpoint(int(facts["round"]), server, places, scores)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Damaged(f"{path.name}: {error}") from error
         for name in sorted(set(places.values())):
             read(path.parent / name)
         return found
+
+
+def scores_of(told: Mapping[str, Sequence[float]]) -> Scores:
+    """Sums and counts, as they were before they were written."""
+    return {name: (float(total), int(count)) for name, (total, count) in told.items()}
 
 
 def names(folder: Path) -> list[Path]:

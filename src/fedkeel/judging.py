@@ -37,11 +37,19 @@ class Judge:
     store: ClientStore
     seconds: Clock
     unchanged: dict[int, list[Scores]] = field(default_factory=dict)  # of clients' own models, since they last trained
+    scored: dict[int, list[Scores]] = field(default_factory=dict)  # of clients' own models, in this round
 
-    def trained(self, clients: Iterable[int]) -> None:
-        """These clients' own models are other ones now."""
-        for client in clients:
+    def settle(self, trained: Iterable[int]) -> None:
+        """A round is complete, in which these clients trained: what was scored before they did is out of date."""
+        policy = self.experiment.policy
+        first = policy is not None and policy.when == "before"
+        if first:
+            self.unchanged.update(self.scored)
+        for client in trained:
             self.unchanged.pop(client, None)
+        if not first:
+            self.unchanged.update(self.scored)
+        self.scored.clear()
 
     def due(self, round: int) -> bool:
         return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
@@ -87,10 +95,10 @@ class Judge:
 
         before = self.unchanged if policy.model == "local" else {}
         asked = [client for client in clients if client in known or client not in before]
-        scores = before | dict(zip(asked, evaluated(engine, map(model_of, asked)), strict=True))
-        if policy.model == "local":
-            self.unchanged.update(scores)
-        found = [scores[client] for client in clients]
+        now = dict(zip(asked, evaluated(engine, map(model_of, asked)), strict=True))
+        self.scored.clear()
+        self.scored.update(now if policy.model == "local" else {})
+        found = [now[client] if client in now else before[client] for client in clients]
         measured: Measures = {}
         for name in found[0][0] if found else ():
             weights = [float(sizes[c]) if policy.weights == "size" else 1.0 for c in clients]

@@ -126,6 +126,7 @@ class Loop:
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
+            self.judge.unchanged.update(found.scores)
         # nothing is written before everything there was read
         self.folder.write_experiment(self.experiment.save())
         self.records = self.folder.begin(self.done)
@@ -137,7 +138,9 @@ class Loop:
         began = time.perf_counter()
         self.folder.sync()
         places = self.store.save()
-        Checkpoint(self.done, self.server, places).save(self.folder.checkpoints, self.experiment.fingerprint())
+        Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
+            self.folder.checkpoints, self.experiment.fingerprint()
+        )
         checkpoint.prune(self.folder.checkpoints)
         self.saved, self.saving = self.done, time.perf_counter() - began
         self.seconds.add("checkpoints", self.saving)
@@ -204,7 +207,6 @@ class Loop:
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
-        self.judge.trained(outcome.client for outcome in kept)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
         if kept:
@@ -246,6 +248,7 @@ class Loop:
                 self.history.append(server["params"].named())
             self.records.append(record)
             self.done, self.server = t + 1, server
+            self.judge.settle(outcome.client for outcome in kept)
             for outcome in kept:
                 if outcome.state:
                     self.store.put(outcome.client, outcome.state, self.done)

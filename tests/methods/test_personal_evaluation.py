@@ -12,6 +12,7 @@ from fedkeel import judging
 from fedkeel.engines.engine import Model
 from fedkeel.engines.scoring import Scorer
 from fedkeel.evaluation import spread
+from fedkeel.folder import RunFolder
 from fedkeel.gradients import Workspace
 from fedkeel.task import Task
 from problems import small_problem
@@ -101,6 +102,15 @@ def test_resuming_judges_the_same_models(tmp_path, model, when, method):
     assert [r.extra for r in resumed.records] == [r.extra for r in whole.records]
 
 
+def stopping_after(rounds, append):
+    def appended(folder, record):
+        if record.round > rounds:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    return appended
+
+
 @pytest.mark.parametrize("engine", ["serial", "stacked"])
 @pytest.mark.parametrize("changes", [{}, {"evaluate_every": 2}, {"evaluation": {"when": "before", "tune": True}}])
 def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
@@ -117,9 +127,14 @@ def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch,
     least, most = 3, 3 * exp.evaluate_every  # half of the clients train in a round
     assert counts[0] == 6
     assert all(least <= count <= most for count in counts[1:6])
-    fk.run(exp.with_(rounds=4), out=tmp_path, engine=engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", stopping_after(4, RunFolder.append))  # scored, but not written down
+        with pytest.raises(KeyboardInterrupt):
+            fk.run(exp, out=tmp_path, engine=engine)
+    counts.clear()
     resumed = fk.run(exp, out=tmp_path, engine=engine)
-    monkeypatch.setattr(judging.Judge, "trained", lambda judge, clients: judge.unchanged.clear())
+    assert all(least <= count <= most for count in counts[:2])  # also the first round after a crash
+    monkeypatch.setattr(judging.Judge, "settle", lambda judge, clients: judge.unchanged.clear())
     thorough = fk.run(exp, engine=engine)
     assert [r.extra for r in resumed.records] == [r.extra for r in found.records]
     assert [r.extra for r in thorough.records] == [r.extra for r in found.records]
