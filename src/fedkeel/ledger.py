@@ -67,8 +67,13 @@ class Entry:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Runs of one identity are the same run; the newest counts."""
+        return *self.run, self.rounds
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """The same for a run that was shortened first and for what it became when it went on."""
         made = json.dumps(self.settings, sort_keys=True) if self.settings else (*self.cell, self.fingerprint)
-        return made, self.seed, self.rounds
+        return made, self.seed
 
     @property
     def seconds_per_round(self) -> float:
@@ -114,6 +119,15 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None
         found[entry.identity] = entry
+    return list(found.values())
+
+
+def furthest(entries: Iterable[Entry]) -> list[Entry]:
+    """Each run once, as far as it came."""
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        if entry.run not in found or found[entry.run].rounds < entry.rounds:
+            found[entry.run] = entry
     return list(found.values())
 
 

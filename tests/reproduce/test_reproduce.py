@@ -174,6 +174,14 @@ def test_costs_follow_gradient_evaluations():
     assert gradient_evaluations(personal) <= gradient_evaluations(plain)
 
 
+def test_a_run_that_went_on_counts_once(tmp_path):
+    one = cell()
+    lines = [entry_of(one, run_of(one, seed, rounds), {}) for seed, rounds in ((0, 3), (0, 6), (1, 3))]
+    assert [(entry.seed, entry.rounds) for entry in ledger.furthest(lines)] == [(0, 6), (1, 3)]
+    text = page([replace(entry, seconds=360.0 * entry.rounds) for entry in lines])
+    assert "2 runs, 0.9 hours" in text
+
+
 def test_a_damaged_ledger_is_said(tmp_path):
     path = tmp_path / "ledger.jsonl"
     for damage in (b"{not json}\n", b"3\n", b'{"paper": "fedfft"}\n', b"\xff\xfe\n"):
