@@ -41,14 +41,12 @@ class Judge:
 
     def settle(self, trained: Iterable[int]) -> None:
         """A round is complete, in which these clients trained: what was scored before they did is out of date."""
-        policy = self.experiment.policy
-        first = policy is not None and policy.when == "before"
-        if first:
-            self.unchanged.update(self.scored)
-        for client in trained:
+        gone = set(trained)
+        if (policy := self.experiment.policy) is not None and policy.when == "after":
+            gone -= self.scored.keys()
+        self.unchanged.update(self.scored)
+        for client in gone:
             self.unchanged.pop(client, None)
-        if not first:
-            self.unchanged.update(self.scored)
         self.scored.clear()
 
     def due(self, round: int) -> bool:

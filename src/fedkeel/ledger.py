@@ -131,6 +131,13 @@ def furthest(entries: Iterable[Entry]) -> list[Entry]:
     return list(found.values())
 
 
+def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
+    """How many runs there are, the hours they took, and on what."""
+    runs = furthest(entries)
+    devices = sorted({str(entry.environment.get("device")) for entry in runs})
+    return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
+
+
 def longest(entries: Iterable[Entry]) -> list[Entry]:
     """Of these runs those that went on longest, one for each seed."""
     found = list(entries)

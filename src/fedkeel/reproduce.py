@@ -99,14 +99,8 @@ def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experimen
     return Experiment.load(dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)})
 
 
-def runnable(cell: Cell) -> str | None:
+def obstacle(cell: Cell) -> FedkeelError | None:
     """Why a cell cannot be run here; None when it can."""
-    wrong = unrunnable(cell)
-    return None if wrong is None else wrong.message
-
-
-def unrunnable(cell: Cell) -> FedkeelError | None:
-    """The same, with a hint."""
     if cell.unmeasured:
         return RequestError(cell.unmeasured)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedkeel.contradictions import ABOUT, contradictions
-from fedkeel.ledger import Entry, furthest
+from fedkeel.ledger import Entry, spent
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, Table, checks, choices, tables
 from fedkeel.verdicts import NOISE, SHARE, Judgement, Lead, judge, leads
 
@@ -74,10 +74,8 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted(set(verdicts)))
         whole = sum(not one.shortened for one in judged)
         rows.append([f"{table.paper}:{table.name}", f"{len(judged)} of {len(table.cells)}", str(whole), counts])
-    runs = furthest(entries)
-    hours = sum(entry.seconds for entry in runs) / 3600
-    devices = sorted({str(entry.environment.get("device")) for entry in runs})
-    told = f"\n{plural(len(runs), 'run')}, {hours:.1f} hours, on: {', '.join(devices)}.\n"
+    runs, hours, devices = spent(entries)
+    told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {', '.join(devices)}.\n"
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 

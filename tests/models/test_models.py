@@ -54,7 +54,7 @@ def test_a_failed_build_leaves_the_callers_generator_alone() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ModelError) as caught:
         build("resnet20gn", shape=(3, 32, 32), classes=10, seed=0)
-    assert caught.value.message == "no model is called 'resnet20gn'"
+    assert caught.value.message == "unknown model: resnet20gn"
     assert caught.value.hint == "did you mean 'resnet20-gn'?"
 
 

@@ -29,8 +29,7 @@ def models(
 
     Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
     """
-    from fedkeel.errors import ModelError, nearest
-    from fedkeel.models import MODELS
+    from fedkeel.models import MODELS, card_of
 
     console = stdout()
     if name is None:
@@ -40,9 +39,7 @@ def models(
         console.print(made)
         console.print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
         return
-    if name not in MODELS:
-        raise ModelError(f"unknown model: {name}", nearest(name, MODELS, "models"))
-    card = MODELS[name]
+    card = card_of(name)
     console.print(Text(name, "bold") + Text(f"  {card.title}", "dim"))
     console.print(Text(card.about))
     console.print()

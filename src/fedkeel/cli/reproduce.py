@@ -82,7 +82,7 @@ def reproduce(
     from fedkeel.errors import RequestError
     from fedkeel.ledger import read
     from fedkeel.matching import matched
-    from fedkeel.reproduce import chosen, unrunnable, varied
+    from fedkeel.reproduce import chosen, obstacle, varied
 
     if page is not None:
         write_page(page, ledger)
@@ -93,7 +93,7 @@ def reproduce(
     asked, known = chosen(spec, cell), read(ledger)
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
     cells = [cell for text in alternatives(try_) for cell in varied(cells, [assignment(text)])] if try_ else cells
-    wrong = [error for cell in cells if (error := unrunnable(cell))] if set_ or try_ else []
+    wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
     wanted, skipped = list(numbers(seeds)), known if skip_done else []
@@ -145,13 +145,14 @@ def show_costs(
     cells: list[Cell], seeds: list[int], rounds: int | None, known: list[Entry], skipped: list[Entry]
 ) -> None:
     """Gradient evaluations of each cell, and seconds where the ledger knows a like run."""
-    from fedkeel.reproduce import done, gradient_evaluations, length_of, runnable, seconds_like, settings_of
+    from fedkeel.reproduce import done, gradient_evaluations, length_of, obstacle, seconds_like, settings_of
 
     made = table(["cell", "method!", "model!", "rounds>", "seeds>", "gradients>", "time>", "state!"])
     total, runs, unknown = 0.0, 0, 0
     planned: list[object] = []
     for cell in cells:
-        name, reason = f"{cell.paper}:{cell.table} {cell.label}", runnable(cell)
+        name, wrong = f"{cell.paper}:{cell.table} {cell.label}", obstacle(cell)
+        reason = None if wrong is None else wrong.message
         left = [seed for seed in seeds if not done(cell, seed, rounds, skipped)]
         if reason is None and not left:
             reason = "in the ledger"
@@ -181,13 +182,12 @@ def carry_out(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Plan, stacks, titles
-    from fedkeel.reproduce import done, experiment_of, folder_of, runnable
+    from fedkeel.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Plan]] = {}
     for cell in cells:
-        reason = runnable(cell)
-        if reason is not None:
-            stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {reason}")
+        if (wrong := obstacle(cell)) is not None:
+            stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {wrong.message}")
             continue
         for seed in seeds:
             experiment = experiment_of(cell, seed, rounds)

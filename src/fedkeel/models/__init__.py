@@ -204,7 +204,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
 
 def card_of(name: str) -> ModelCard:
     if name not in MODELS:
-        raise ModelError(f"no model is called {name!r}", hint=nearest(name, MODELS, "models"))
+        raise ModelError(f"unknown model: {name}", hint=nearest(name, MODELS, "models"))
     return MODELS[name]
 
 

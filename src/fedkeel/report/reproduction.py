@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.contradictions import ABOUT, contradictions
-from fedkeel.ledger import Entry, furthest, read
+from fedkeel.ledger import Entry, read, spent
 from fedkeel.papers import PAPERS, Table, tables
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
@@ -34,7 +34,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    return len(furthest(entries))
+    return spent(entries)[0]
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
@@ -49,10 +49,8 @@ def page(entries: Sequence[Entry], title: str) -> str:
         parts.append(f"<section><h2>{escape(name)}</h2>{''.join(made)}</section>" if made else "")
     parts.append(contradiction_section([one for _, judged in every for one in judged], entries))
     parts.append(unmeasured_section())
-    runs = furthest(entries)
-    hours = sum(entry.seconds for entry in runs) / 3600
-    devices = ", ".join(sorted({str(entry.environment.get("device")) for entry in runs}))
-    about = f"{plural(len(runs), 'run')} · {hours:.1f} hours" + (f" · {devices}" if devices else "")
+    runs, hours, devices = spent(entries)
+    about = " · ".join([plural(runs, "run"), f"{hours:.1f} hours", *devices])
     css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'

@@ -203,6 +203,7 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
 
 @opaque("below(Tensor rows, int bins) -> Tensor", like_first)
 def below(rows: Tensor, bins: int) -> Tensor:
+    """The band itself, where it is not the whole row."""
     n = rows.shape[-1]
     a = short_length(n, bins)
     if a is None:

@@ -143,6 +143,7 @@ def _folded(v: Tensor, dimensions: int) -> Tensor:
 
 @opaque("folded(Tensor v, int dimensions) -> Tensor", _folded)
 def folded(v: Tensor, dimensions: int) -> Tensor:
+    """The sketch of a vector that is longer than it."""
     bucket, sign = places(v.shape[-1], dimensions, v.device)
     return torch.index_add(v.new_zeros((*v.shape[:-1], dimensions)), -1, bucket, v * sign.to(v.dtype))
 
