@@ -24,7 +24,7 @@ def _moments(
     BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Of one stretch of rows: how many count, their mean, and their squared distances from it."""
-    client, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     row, channel = chunk * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = row < rows
     weight = there.to(tl.float32)
@@ -46,8 +46,8 @@ def _rescale(
     x, scale, shift, shortcut, y, rows, CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
     SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(0).to(tl.int64)
-    row, channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    client = tl.program_id(1).to(tl.int64)
+    row, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = (row < rows)[:, None]
     at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
     of = client * CHANNELS + channel
@@ -66,7 +66,7 @@ def _slopes(
     BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope."""
-    client, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     row, channel = chunk * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = (row < rows)[:, None]
     at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
@@ -89,8 +89,8 @@ def _input_slopes(
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """dx = gain / std · (dz − mean(dz) − unit · mean(dz · unit))."""
-    client = tl.program_id(0).to(tl.int64)
-    row, channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    client = tl.program_id(1).to(tl.int64)
+    row, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = row < rows
     at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
     of = client * CHANNELS + channel
@@ -121,7 +121,7 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     counts = torch.empty((clients, chunks), dtype=torch.float32, device=x.device)
     count = torch.full_like(counts[:, 0], rows) if mask is None else mask.sum(1, dtype=torch.float32) * pixels
-    _moments[(clients, chunks, channels // wide)](
+    _moments[(chunks, clients, channels // wide)](
         x, x if mask is None else mask.contiguous(), counts, parts[0], parts[1], rows, pixels, chunks,
         CHANNELS=channels, WIDE=wide, BLOCK=block, MASKED=mask is not None, num_warps=8,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
     rows, _, channels, block, wide = shape(x)
     y = torch.empty_like(x)
-    _rescale[(len(x), triton.cdiv(rows, block), channels // wide)](
+    _rescale[(triton.cdiv(rows, block), len(x), channels // wide)](
         x, scale.contiguous(), shift.contiguous(), x if shortcut is None else shortcut, y, rows, CHANNELS=channels,
         WIDE=wide, BLOCK=block, SHORTCUT=shortcut is not None, RELU=relu, num_warps=8,
     )  # fmt: skip
@@ -158,7 +158,7 @@ def rescale_gradient(
     clients, chunks = len(x), triton.cdiv(rows, block)
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
-    grid, sizes = (clients, chunks, channels // wide), {"CHANNELS": channels, "WIDE": wide, "BLOCK": block}
+    grid, sizes = (chunks, clients, channels // wide), {"CHANNELS": channels, "WIDE": wide, "BLOCK": block}
     _slopes[grid](
         dy, y, x, mean, inverse, parts[0], parts[1], dz if joins else dx, rows, chunks, **sizes, SHORTCUT=joins,
         RELU=relu, num_warps=8,
