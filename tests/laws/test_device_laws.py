@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,15 +18,18 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
+from fedkeel.engines.engine import Training
 from fedkeel.engines.lifts import HOT, broadcasting, vmapped
+from fedkeel.engines.serial import SerialEngine
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method
 from fedkeel.methods import METHODS, build
 from fedkeel.papers import PAPERS, find
 from fedkeel.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
 from fedkeel.rule import Local, Rule, Setting, State
+from fedkeel.task import Task
 from fedkeel.trees import Tree, tensors
-from problems import ABLATIONS
+from problems import ABLATIONS, small_problem
 
 CLIENTS = 3
 LEAVES = {
@@ -122,6 +126,17 @@ def test_a_step_stays_on_the_device(method: Method, monkeypatch: pytest.MonkeyPa
         monkeypatch.undo()
         assert not hosted.found
         assert all(slot.device.type == "meta" for slot in tensors(carry))
+
+
+@pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
+def test_one_client_after_another_draws_where_its_gradients_are(rule: Rule) -> None:
+    method = fk.method("ablation", gradient=[rule], weights=fk.Uniform())
+    wide = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
+    task = Task(replace(small_problem(), model=wide), device="meta")
+    engine = SerialEngine(task, method, Training(seed=0, epochs=1, batch_size=4))
+    message = broadcast(method, init_server(method, task.initial))
+    (outcome,) = engine.train(message, 0, 0.1, [0], [None])
+    assert all(slot.device.type == "meta" for slot in tensors(outcome.report))
 
 
 def in_one_graph(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:

@@ -126,7 +126,7 @@ class Subject:
         slope = Tree(self.gradients.buffer[number], self.params.layout)
         lr = self.params.scalar(self.run.experiment.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
-        of = step_keys(self.training, self.round, client, 0, 1)[0]
+        of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = state_of(self.method, self.task, self.states[number])

@@ -118,7 +118,9 @@ def state_of(method: Method, task: Task, state: State | None) -> State:
     return init_client(method, task.initial, task.buffers) if state is None else state
 
 
-def step_keys(training: Training, round: int, client: int, phase: int, steps: int) -> Tensor:
-    """One key per step, for rules that are random."""
+def step_keys(
+    training: Training, round: int, client: int, phase: int, steps: int, device: torch.device | None = None
+) -> Tensor:
+    """One key per step, for rules that are random: they draw on the device where their key lies."""
     keys = [training.key("rule", round, client, phase, step) for step in range(steps)]
-    return torch.from_numpy(np.asarray(keys, dtype=np.int64))
+    return torch.as_tensor(np.asarray(keys, dtype=np.int64), device=device)

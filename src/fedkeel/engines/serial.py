@@ -71,7 +71,7 @@ class SerialEngine:
         of = key(self.training.seed, "samples", round, client, index)
         noisy = "key" in self.task.asks
         random = noisy or any(rule.random for rule in phase.rules)
-        keys = step_keys(self.training, round, client, index, len(plan)) if random else None
+        keys = step_keys(self.training, round, client, index, len(plan), self.task.device) if random else None
         for step, rows in enumerate(plan):
             began = time.perf_counter()
             seeds = sample_keys(of, step, rows) if self.task.augments else None
