@@ -20,6 +20,7 @@ from fedkeel.engines.engine import Training
 from fedkeel.engines.graphs import Graph, GraphScan
 from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
 from fedkeel.engines.scoring import Lowered, Scorer, merged
+from fedkeel.engines.scoring_stacked import largest_layer
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked import StackedEngine
 from fedkeel.errors import FedkeelError
@@ -242,6 +243,21 @@ def test_scores_do_not_depend_on_how_they_are_batched() -> None:
     for scorer in (Scorer(workspace), Scorer(workspace, lowered=True)):
         for _ in range(2):  # from the host, then from what was kept
             assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
+
+
+def test_no_layer_of_a_batch_that_is_scored_outgrows_the_kernels_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(problem(model=network(nn.BatchNorm2d(4)), test=samples(1203, 99)), dtype=torch.float64)
+    assert task.module is not None
+    before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
+    whole = Scorer(Workspace(task), lowered=True)
+    assert whole.rows == 10_000
+    monkeypatch.setattr("fedkeel.engines.scoring.OFFSETS", 600 * largest_layer(task, task.ready(samples(1, 99))))
+    pieces = Scorer(Workspace(task), lowered=True)
+    assert pieces.rows == 600
+    found = [scorer(task.initial, task.buffers, "test") for scorer in (whole, pieces)]
+    assert [len(scores) for scores in found] == [1, 3]
+    assert add_up(found[0]) == pytest.approx(add_up(found[1]), rel=1e-12)
+    assert all(torch.equal(before[name], buffer) for name, buffer in task.module.named_buffers())
 
 
 def test_only_the_arithmetic_of_scores_is_lowered() -> None:

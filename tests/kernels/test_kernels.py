@@ -224,3 +224,15 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
 def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
     check_triton("cuda", dtype, tolerance)
     check_triton_batch("cuda", dtype, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_batch_norms_take_more_rows_than_the_second_axis_of_a_grid_has_programs() -> None:
+    batch = importlib.import_module("fedkeel.kernels.triton_batch")
+    x = torch.ones((1, 8208, 32, 32, 64), dtype=torch.bfloat16, device="cuda")
+    assert batch.shape(x)[0] // batch.shape(x)[3] > 65_535
+    two = torch.full((1, 64), 2.0, device="cuda")
+    assert (batch.rescale(x, two, two, None, False) == 4).all()
+    mean, variance, _ = batch.moments(x, None)
+    assert (mean == 1).all()
+    assert (variance == 0).all()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.engines.engine import Model
-from fedkeel.engines.scoring_stacked import Means, Prepared, Stacks, apart, frame_of
+from fedkeel.engines.scoring_stacked import Means, Prepared, Stacks, apart, frame_of, largest_layer
 from fedkeel.gradients import Workspace
 from fedkeel.kernels.network import forward
 from fedkeel.task import CLIENT, Part, Scores
 from fedkeel.trees import Tree
 
 ROWS = 2500  # scored at once
+OFFSETS = 2**31  # kernels count the numbers of a layer in 32 bits
 
 
 class Lowered(nn.Module):
@@ -49,7 +51,7 @@ class Scorer:
         self.workspace, self.task = workspace, workspace.task
         self.samples = Prepared(self.task)
         self.model = Lowered(workspace) if lowered else workspace.model
-        self.rows = ROWS * (4 if lowered else 1)
+        self.lowered = lowered
         self.stacks = Stacks(self.task, self.samples) if stacked and apart(self.task) else None
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
@@ -66,6 +68,14 @@ class Scorer:
 
     def group(self, models: list[Model]) -> list[Means]:
         return [self.single(models[0])] if self.stacks is None or len(models) == 1 else self.stacks(models)
+
+    @cached_property
+    def rows(self) -> int:
+        """How many samples are scored at once."""
+        if not self.lowered or self.task.test is None:
+            return ROWS
+        one = self.task.ready(self.task.raw(Part("test", -1, 0, 1)))
+        return min(4 * ROWS, OFFSETS // largest_layer(self.task, one))
 
     def single(self, asked: Model) -> Means:
         """Means over the stretches of one model."""

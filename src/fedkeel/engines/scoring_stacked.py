@@ -90,23 +90,10 @@ class Stacks:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Of one sample: itself twice, and the largest layer's input and output, without and with a bias."""
-        task, numbers = self.task, [0]
-        assert task.module is not None
-        assert task.tests is not None
-
-        def seen(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            numbers.append(inputs[0].numel() + output.numel() * (1 if getattr(layer, "bias", None) is None else 2))
-
-        sample = task.ready(task.raw(Part(CLIENT, int(task.tests.sizes.argmax()), 0, 1)))
-        hooks = [layer.register_forward_hook(seen) for layer in task.module.modules()]
-        try:
-            with torch.no_grad():
-                task.predict(task.module, sample)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return 2 * sum(part.nbytes for part in sample) + task.compute.itemsize * max(numbers)
+        """Of one sample: itself twice, and the largest layer's input and output."""
+        assert self.task.tests is not None
+        sample = self.task.ready(self.task.raw(Part(CLIENT, int(self.task.tests.sizes.argmax()), 0, 1)))
+        return 2 * sum(part.nbytes for part in sample) + self.task.compute.itemsize * largest_layer(self.task, sample)
 
     def __call__(self, group: Sequence[Model]) -> list[Means]:
         """A forward pass for as many models with test sets about as long as fit into memory."""
@@ -136,6 +123,25 @@ class Stacks:
         rows = [torch.cat(column) for column in columns]
         index = stretches(starts(sizes), sizes, self.task.device)[0]
         return tuple(part.index_select(0, index.flatten()) for part in rows), (len(sizes), max(sizes))
+
+
+def largest_layer(task: Task, sample: Sample) -> int:
+    """How many numbers go into a layer and come out of it, without and with a bias: the most of all, for a sample."""
+    numbers = [0]
+    assert task.module is not None
+
+    def seen(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        numbers.append(inputs[0].numel() + output.numel() * (1 if getattr(layer, "bias", None) is None else 2))
+
+    hooks, training = [layer.register_forward_hook(seen) for layer in task.module.modules()], task.module.training
+    try:
+        with torch.no_grad():
+            task.predict(task.module.eval(), sample)  # batch norms learn nothing from it
+    finally:
+        task.module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return max(numbers)
 
 
 def frame_of(task: Task, weights: Tree, buffers: Tree | None = None) -> Frame:
