@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
@@ -18,6 +19,14 @@ class Group(NamedTuple):
     leaves: int
     length: int
     vector: bool  # fewer than two dimensions
+
+
+class Block(NamedTuple):
+    """Neighbouring leaves of one shape: `[leaves, *shape]` inside the buffer."""
+
+    offset: int
+    leaves: int
+    shape: Shape
 
 
 class Run(NamedTuple):
@@ -36,7 +45,7 @@ class Layout:
     scalars), so that a filter sees all leaves of one length as a matrix without copying.
     """
 
-    __slots__ = ("_key", "groups", "shapes", "size", "spans")
+    __slots__ = ("_key", "blocks", "groups", "shapes", "size", "spans")
 
     def __init__(self, shapes: dict[str, Shape]):
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -51,6 +60,9 @@ class Layout:
             offset += length
         self.size = offset
         self.groups = tuple(Group(at[0], len(at), length, vector) for (vector, length), at in found.items())
+        neighbours = groupby(self.spans, key=lambda n: self.shapes[n])
+        alike = [(shape, list(names)) for shape, names in neighbours]
+        self.blocks = tuple(Block(self.spans[names[0]][0], len(names), shape) for shape, names in alike)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._key == other._key)

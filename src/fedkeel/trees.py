@@ -7,6 +7,7 @@ and on `[clients, D]` for many: every operation works along the last axis. Trees
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree
 
-from fedkeel.layout import Layout, layout, runs
+from fedkeel.layout import Layout, Shape, layout, runs
 
 BLOCK = 4096
 EPSILON = 1e-7  # of `unit`: the direction of a zero vector is zero, not NaN
@@ -81,6 +82,16 @@ class Tree:
             if vectors or not vector:
                 part = f(part.view((*axes, leaves, length))).reshape((*axes, leaves * length))
             parts.append(part)
+        return Tree(torch.cat(parts, -1), self.layout) if parts else self
+
+    def map_by_shape(self, f: Callable[[Tensor, Shape], Tensor]) -> Tree:
+        """f on neighbouring leaves of one shape at once, `[..., leaves, *shape]`, and on their shape."""
+        axes = self.buffer.shape[:-1]
+        parts = []
+        for offset, leaves, shape in self.layout.blocks:
+            size = leaves * prod(shape)
+            part = self.buffer.narrow(-1, offset, size).view((*axes, leaves, *shape))
+            parts.append(f(part, shape).reshape((*axes, size)))
         return Tree(torch.cat(parts, -1), self.layout) if parts else self
 
     def only(self, keep: Callable[[str], bool] | Layout) -> Tree:

@@ -62,6 +62,7 @@ def test_stacked_operations_are_those_of_each_client():
         lambda a, b: a.dot(b) * a.unit(),
         lambda a, b: a.map(lambda v, u: v * u.mean(), b),
         lambda a, b: a.map_by_length(lambda v: v - v.mean(-1, keepdim=True)),
+        lambda a, b: a.map_by_shape(lambda v, shape: v.flip(-1) if shape else 2 * v),
         lambda a, b: a | b.only(lambda n: n.startswith("fc")),
         lambda a, b: a.only(lambda n: n != "conv"),
     ):
@@ -81,6 +82,20 @@ def test_leaves_of_one_length_are_seen_together_without_a_copy():
     assert sorted(shape for shape, _ in seen) == [(1, 1), (1, 3), (3, 12)]
     inside = range(tree.buffer.data_ptr(), tree.buffer.data_ptr() + tree.buffer.nbytes)
     assert all(pointer in inside for _, pointer in seen)
+
+
+def test_leaves_of_one_shape_are_seen_together():
+    leaves = {"a": (2, 6), "b": (3, 4), "c": (3, 4), "d": (), "e": (12,)}
+    tree = Tree.of({name: torch.randn(shape) for name, shape in leaves.items()})
+    seen = []
+
+    def turned(leaves, shape):
+        seen.append(tuple(leaves.shape))
+        return leaves.flip(-1) if shape else -leaves
+
+    found = tree.map_by_shape(turned)
+    assert sorted(seen) == [(1,), (1, 2, 6), (1, 12), (2, 3, 4)]
+    assert all(torch.equal(found[name], turned(tree[name], shape)) for name, shape in leaves.items())
 
 
 def test_vectors_can_be_left_alone():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import floor
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.kernels.band import high_pass
 from fedkeel.kernels.opaque import like_first, opaque
-from fedkeel.layout import Group
+from fedkeel.layout import Group, Shape
 from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
@@ -44,14 +43,14 @@ class BandFilter(Rule, ABC):
         require(self.order in ORDERS, self, f"order must be one of {', '.join(ORDERS)}")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        def filtered(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
+        def filtered(leaves: Tensor, shape: Shape) -> Tensor:
             if len(shape) < self.min_dims:
-                return leaf
-            return restored(self.filter(laid_out(leaf, len(shape), self.order), at), shape, self.order)
+                return leaves
+            return restored(self.filter(laid_out(leaves, len(shape), self.order), at), shape, self.order)
 
         if self.order == NATURAL:
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
-        return each_leaf(tree, filtered), client
+        return tree.map_by_shape(filtered), client
 
     @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
@@ -131,37 +130,32 @@ class HighPass2d(Rule):
         require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return each_leaf(tree, self.filter), client
+        return tree.map_by_shape(self.filter), client
 
-    def filter(self, leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def filter(self, leaves: Tensor, shape: Shape) -> Tensor:
         height, width = shape[-2:] if len(shape) == 4 else (1, 1)
         if height * width == 1:
-            return leaf
-        across, along = torch.fft.fftfreq(height, device=leaf.device), torch.fft.rfftfreq(width, device=leaf.device)
+            return leaves
+        across, along = torch.fft.fftfreq(height, device=leaves.device), torch.fft.rfftfreq(width, device=leaves.device)
         radius = torch.hypot(across[:, None], along[None])
         removed = max(1, floor(self.ratio * radius.numel() + 1e-9))
         # all of one radius together: half of a conjugate pair would leave a complex kernel
         keep = radius > radius.flatten().sort().values[removed - 1] + 1e-6
-        kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaf) * keep, s=(height, width))
+        kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaves) * keep, s=(height, width))
         return kept
 
 
-def each_leaf(tree: Tree, f: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tree:
-    """f on every leaf, and its shape; stacked clients' leaves have an axis more."""
-    return Tree.of({name: f(leaf, tree.layout.shapes[name]) for name, leaf in tree.items()}, tree.layout)
-
-
 # ---- orders --------------------------------------------------------------------------------------------------------
-def laid_out(leaf: Tensor, dims: int, order: str) -> Tensor:
+def laid_out(leaves: Tensor, dims: int, order: str) -> Tensor:
     """The last `dims` axes of a tensor as one row, in the given order."""
-    first = leaf.dim() - dims
+    first = leaves.dim() - dims
     if order != "random" and dims == 4:
-        leaf = leaf.permute([*range(first), *(first + int(axis) for axis in order)])
-    row = leaf.flatten(first) if dims else leaf.unsqueeze(-1)
+        leaves = leaves.permute([*range(first), *(first + int(axis) for axis in order)])
+    row = leaves.flatten(first) if dims else leaves.unsqueeze(-1)
     return shuffled(row, False) if order == "random" else row
 
 
-def restored(row: Tensor, shape: tuple[int, ...], order: str) -> Tensor:
+def restored(row: Tensor, shape: Shape, order: str) -> Tensor:
     """A row back in the shape of the tensor it was made from."""
     before = row.shape[:-1]
     if order == "random":
