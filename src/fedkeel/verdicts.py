@@ -70,9 +70,8 @@ class Judgement:
         return max(least, self.cell.spread or 0.0, self.std or 0.0)
 
     def mean_at(self, round: int) -> float | None:
-        """The mean over seeds had the runs stopped at a round; None where the ledger does not tell."""
-        if round == self.rounds or self.cell.kind != "accuracy":
-            return self.mean
+        """The mean over seeds of what had been reached by a round, before any final tuning; None where the ledger does
+        not tell."""
         if round > self.rounds:
             return None
         last = self.cell.evaluation == "last"
@@ -146,9 +145,21 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
         return None
     if a.kind != "accuracy" and mine.rounds != other.rounds:
         return None
+    _, ahead = _ahead(mine, other)
+    return None if ahead is None else ahead * (a.reported - b.reported) > 0
+
+
+def _ahead(mine: Judgement, other: Judgement) -> tuple[int, float | None]:
+    """The last round that both have reached, and how far one was ahead then; None where the ledger does not tell.
+
+    Where one went on, what the other gained by a final tuning does not count: the first was not tuned at that round.
+    """
     common = min(mine.rounds, other.rounds)
-    here, there = mine.mean_at(common), other.mean_at(common)
-    return None if here is None or there is None else (here - there) * (a.reported - b.reported) > 0
+    if mine.rounds == other.rounds:
+        here, there = mine.mean, other.mean
+    else:
+        here, there = mine.mean_at(common), other.mean_at(common)
+    return common, None if here is None or there is None else here - there
 
 
 @dataclass(frozen=True)
@@ -177,14 +188,13 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
             if (row, column) not in by_name or (over, column) not in by_name:
                 continue
             mine, other = _paired(by_name[row, column], by_name[over, column])
-            common = min(mine.rounds, other.rounds)
-            here, there = mine.mean_at(common), other.mean_at(common)
-            if here is None or there is None:
+            common, ahead = _ahead(mine, other)
+            if ahead is None:
                 continue
             a, b = mine.cell.reported, other.cell.reported
             told = None if a is None or b is None else a - b
             runs = tuple(one.entries[0].identity for one in (mine, other))
-            found.append(Lead(row, over, column, common, told, here - there, len(mine.entries), runs))
+            found.append(Lead(row, over, column, common, told, ahead, len(mine.entries), runs))
     return found
 
 

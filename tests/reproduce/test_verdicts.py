@@ -141,6 +141,17 @@ def test_a_lead_is_measured_at_a_round_and_over_seeds_that_both_have():
     assert leads(table, judge(cells, lines[:2])) == []
 
 
+def test_a_final_tuning_counts_only_where_both_were_tuned_at_the_same_round():
+    cells = [cell(row, reported, evaluation="personal best") for row, reported in (("A", 80.0), ("B", 70.0))]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    long, short, tuned = entry("A", 80.0), entry("B", 7.0, rounds=10, personal=20.0), entry("B", 70.0, personal=78.0)
+    (lead,) = leads(table, judge(cells, [long, short]))
+    assert lead.measured == pytest.approx(8.0 - 7.0)
+    assert verdicts(cells, [long, short])[1] == "ordering holds"
+    (lead,) = leads(table, judge(cells, [long, tuned]))
+    assert lead.measured == pytest.approx(80.0 - 78.0)
+
+
 def test_leads_that_others_measured_stand_beside_ours_at_their_round():
     found = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
     lines = [
