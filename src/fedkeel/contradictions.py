@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.ledger import Entry, longest
-from fedkeel.papers.cells import merged
+from fedkeel.papers.cells import Cell, merged
 from fedkeel.reproduce import settings_of
-from fedkeel.verdicts import DIFFERS, TIMES, WITHIN, Judgement, measured
+from fedkeel.verdicts import TIMES, WITHIN, Judgement, measured
 
 ABOUT = (
-    "Experiments whose number differs from the paper's by more than seed noise, though their order among the others "
-    "may hold, and those for which other settings were tried with "
+    "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "
+    "among the others may hold, and those for which another setting was tried: by a question, or with "
     "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. What was tried is told and nothing more: the tables "
-    "keep the settings chosen beforehand."
+    "keep the settings chosen beforehand. Shortened runs contradict nothing yet; their verdicts say where the order "
+    "differs so far."
 )
+QUESTIONS = "questions"
+SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,11 @@ def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> lis
 
 
 def contradicts(judged: Judgement) -> bool:
-    """Whether a full run gives another number than the paper, or a shorter one another order."""
+    """Whether a full run gives another number than the paper."""
     cell = judged.cell
     if not judged.entries or cell.reported is None or cell.uncertain or cell.unmeasured or cell.kind in TIMES:
         return False
-    if judged.shortened:
-        return judged.verdict.startswith(DIFFERS)
-    return judged.verdict != WITHIN
+    return not judged.shortened and judged.verdict != WITHIN
 
 
 def place(judged: Judgement) -> str:
@@ -71,32 +72,55 @@ def told(judged: Judgement) -> str:
 
 
 def others(judged: Judgement, entries: Sequence[Entry]) -> list[str]:
-    """Runs made for the cell with other settings: what was changed, and what came out."""
+    """Runs made for the cell with other settings, or for a question with one other: what was changed, what came out."""
     cell, base = judged.cell, settings_of(judged.cell)
-    if cell.lr_matches:
-        return []  # its rate is meant to vary
+    if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
+        return []  # what is asked about is meant to vary; other numbers follow from these
     name = (cell.paper, cell.table, cell.row, cell.column)
     found: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.cell == name and entry.settings and entry.settings != base:
-            found.setdefault(", ".join(changed(base, entry.settings)), []).append(entry)
+        if not entry.settings or entry.settings == base:
+            continue
+        changes = changed(base, entry.settings)
+        if entry.cell == name or (judged.entries and entry.paper == QUESTIONS and one_choice(changes)):
+            words = [said(key, *both) for key, both in changes.items() if entry.cell == name or None not in both]
+            found.setdefault(", ".join(words), []).append(entry)
     lines = []
-    for words, runs in found.items():
+    for change, runs in found.items():
         kept = longest(runs)
         values = [value for entry in kept if (value := measured(cell, entry)) is not None]
-        came = f"{sum(values) / len(values):.2f}" if values else "not reached"
         seeds = f"{len(kept)} seeds" if len(kept) > 1 else "1 seed"
-        lines.append(f"{words}: {came} after {kept[0].rounds} rounds ({seeds})")
+        lines.append(f"{change}: {outcome(cell, values, kept[0].rounds)} ({seeds})")
     return lines
 
 
-def changed(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    """`lr = 0.05` (chosen: 0.1): each setting that differs, and what it was."""
-    found = []
+def outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
+    """What a try gave, in words."""
+    if not values:
+        return f"target not reached in {rounds} rounds"
+    mean = sum(values) / len(values)
+    return f"target reached in {mean:.0f} rounds" if cell.kind == "rounds" else f"{mean:.2f} after {rounds} rounds"
+
+
+def changed(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Each setting that differs, what it was and what it is; None where it is not set."""
+    found: dict[str, tuple[Any, Any]] = {}
     for key in merged(base, other):
         mine, theirs = base.get(key), other.get(key)
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            found += changed(mine, theirs, f"{prefix}{key}.")
+            found |= changed(mine, theirs, f"{prefix}{key}.")
         elif mine != theirs:
-            found.append(f"`{prefix}{key} = {theirs}`" + ("" if mine is None else f" (chosen: {mine})"))
+            found[f"{prefix}{key}"] = (mine, theirs)
     return found
+
+
+def one_choice(changes: dict[str, tuple[Any, Any]]) -> bool:
+    """Whether the same was run and one choice made otherwise; what only one of two choices has goes with it."""
+    if any(key.partition(".")[0] in SUBJECT for key in changes):
+        return False
+    return len([both for both in changes.values() if None not in both]) == 1
+
+
+def said(key: str, mine: Any, theirs: Any) -> str:
+    """`lr = 0.05` (chosen: 0.1)."""
+    return f"`{key} = {theirs}`" + ("" if mine is None else f" (chosen: {mine})")

@@ -181,3 +181,25 @@ def test_a_page_without_runs_still_names_the_questions_and_what_is_not_measured(
     assert text.count("\n### questions:") == 6
     assert "## Not measured, and why" in text
     assert "## Contradictions" not in text
+
+
+def test_a_question_that_changes_one_choice_was_a_try():
+    (one,) = [cell("A", 80.0)]
+    made = SETTINGS | {"augment": "A"}
+    split = {"kind": "iid", "clients": 30}
+    asked = [
+        entry("asked", 70.0, paper="questions", settings=made | {"partition": split}),
+        entry("asked", 71.0, paper="questions", settings=made | {"partition": split | {"min_size": 2}, "lr": 0.5}),
+        entry("asked", 72.0, paper="questions", settings=made | {"method": {"name": "fedprox"}}),
+        entry("B", 73.0, settings=made | {"partition": split | {"clients": 40}}),  # of another cell
+    ]
+    lines = [entry("A", 60.0), *asked]
+    (found,) = contradictions(judge([one], lines), lines)
+    assert found.tried == ["`partition.clients = 30` (chosen: 20): 70.00 after 100 rounds (1 seed)"]
+
+
+def test_a_shortened_run_contradicts_nothing_yet():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    lines = [entry("A", 5.0, rounds=10), entry("B", 6.0, rounds=10)]
+    assert verdicts(cells, lines) == ["differs so far"] * 2
+    assert contradictions(judge(cells, lines), lines) == []
