@@ -55,6 +55,7 @@ SETTINGS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "clients": lambda e: e["partition"]["clients"],
     "participation": lambda e: e["participation"],
     "lr": lambda e: e["lr"],
+    "decay": lambda e: e["lr_decay"],
     "classes": lambda e: e["partition"]["classes"],
     "Pat": lambda e: e["partition"]["classes"],
     "Dir": lambda e: e["partition"]["alpha"],
@@ -171,7 +172,7 @@ def test_protocol_of_fedfsa() -> None:
 def test_questions_ask_nothing_that_was_reported() -> None:
     cells: list[Cell] = find("questions")
     assert all(cell.reported is None for cell in cells)
-    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors", "split"}
+    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol"}
 
 
 def test_the_question_of_the_split_changes_nothing_else() -> None:
@@ -181,3 +182,12 @@ def test_the_question_of_the_split_changes_nothing_else() -> None:
             assert experiment("questions:split", f"{row}, class-wise, {alpha}") == printed
             split = {"kind": "dirichlet", "form": "client-prior-refill", "clients": 100, "alpha": alpha}
             assert experiment("questions:split", f"{row}, balanced, {alpha}") == printed | {"partition": split}
+
+
+def test_the_question_of_the_protocol_changes_one_thing_at_a_time() -> None:
+    changes = {"decay 0.998": {"lr_decay": 0.998}, "not augmented": {"augment": "none"}, "lr 0.2": {"lr": 0.2}}
+    for row in ("FedAvg", "SpecGradFilter"):
+        chosen = experiment("questions:split", f"{row}, balanced, 0.1")
+        assert experiment("questions:protocol", f"{row}, as chosen") == chosen
+        for column, change in (changes | {"no clip": {"clip": 0.0}}).items():
+            assert experiment("questions:protocol", f"{row}, {column}") == chosen | change

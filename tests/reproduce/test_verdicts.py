@@ -178,7 +178,7 @@ def test_contradictions_say_what_was_tried():
 
 def test_a_page_without_runs_still_names_the_questions_and_what_is_not_measured():
     text = page([])
-    assert text.count("\n### questions:") == 6
+    assert text.count("\n### questions:") == 7
     assert "## Not measured, and why" in text
     assert "## Contradictions" not in text
 
