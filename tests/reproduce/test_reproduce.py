@@ -10,7 +10,7 @@ import pytest
 import fedkeel as fk
 from fedkeel import ledger
 from fedkeel.cli.main import call
-from fedkeel.papers import Cell, find
+from fedkeel.papers import Cell, find, tables
 from fedkeel.papers.order import in_order, parts
 from fedkeel.reproduce import (
     chosen,
@@ -24,6 +24,7 @@ from fedkeel.reproduce import (
     varied,
 )
 from fedkeel.results_page import page
+from fedkeel.verdicts import judge, leads
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -262,6 +263,28 @@ def test_the_results_page_is_made_from_the_ledger():
     written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert written == page(entries)
     assert page(entries) == page(list(entries))
+
+
+def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
+    entries = ledger.read(ROOT / "results" / "ledger.jsonl")
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    def lead(spec, row, over, column):
+        paper, name = spec.split(":")
+        (table,) = [table for table in tables(paper) if table.name == name]
+        found = leads(table, judge(table.cells, entries))
+        (one,) = [x for x in found if (x.row, x.over, x.column) == (row, over, column)]
+        return one
+
+    assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
+    first, second = (lead("specgradfilter:I", "SpecGradFilter", "FedAvg", f"cifar10, {a}") for a in (0.1, 0.6))
+    assert f"leads FedAvg by {first.measured:.1f} points at Dirichlet 0.1" in said
+    assert f"its paper has {first.reported:.1f}, and by {second.measured:.1f} at 0.6 ({second.reported:.1f})" in said
+    deep = [lead("questions:resnet18", f"{b}, ratio 0.05", b, "FedFFT's setting") for b in ("FedAvg", "FedDyn")]
+    words = f"after {deep[0].round} rounds it does, by {deep[0].measured:.1f} points over FedAvg and by"
+    assert f"{words} {deep[1].measured:.1f} over FedDyn" in said
+    own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10")]
+    assert "reaches {:.1f} and {:.1f} %".format(*(one.mean for one in own)) in said
 
 
 def test_every_entry_of_the_ledger_belongs_to_a_cell():
