@@ -278,13 +278,14 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
     first, second = (lead("specgradfilter:I", "SpecGradFilter", "FedAvg", f"cifar10, {a}") for a in (0.1, 0.6))
-    assert f"leads FedAvg by {first.measured:.1f} points at Dirichlet 0.1" in said
-    assert f"its paper has {first.reported:.1f}, and by {second.measured:.1f} at 0.6 ({second.reported:.1f})" in said
+    assert f"leads FedAvg by {first.measured:.2f} points at Dirichlet 0.1" in said
+    assert f"its paper has {first.reported:.2f}, and by {second.measured:.2f} at 0.6 ({second.reported:.2f})" in said
     deep = [lead("questions:resnet18", f"{b}, ratio 0.05", b, "FedFFT's setting") for b in ("FedAvg", "FedDyn")]
-    words = f"after {deep[0].round} rounds it does, by {deep[0].measured:.1f} points over FedAvg and by"
-    assert f"{words} {deep[1].measured:.1f} over FedDyn" in said
-    own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10")]
-    assert "reaches {:.1f} and {:.1f} %".format(*(one.mean for one in own)) in said
+    words = f"after {deep[0].round} rounds it does, by {deep[0].measured:.2f} points over FedAvg and by"
+    assert f"{words} {deep[1].measured:.2f} over FedDyn" in said
+    own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10, ")]
+    (first, second), (one, other) = ([f"{x.mean:.2f}" for x in own], [f"{x.cell.reported:.2f}" for x in own])
+    assert f"reaches {first} and {second} % on CIFAR-10 where its paper has {one} and {other}" in said
 
 
 def test_every_entry_of_the_ledger_belongs_to_a_cell():
