@@ -243,13 +243,14 @@ def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
     small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
     asked = ["reproduce", "fedscam:2", "--cell", "FedAvg, cifar10, 0.1", "--ledger", str(book), *small]
     asked += ["--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress"]
-    for rounds, kept in ((1, []), (3, [3])):  # a tenth of 15 rounds is the least
+    # a tenth of the rounds asked for is the least: of 15, or of 8
+    for rounds, shorter, kept in ((1, [], []), (1, ["--rounds", "8"], [1]), (3, [], [1, 3])):
         monkeypatch.setattr("fedkeel.cli.training.train", stopped_at(rounds))
-        assert call(asked) == 130
+        assert call([*asked, *shorter]) == 130
         assert [entry.rounds for entry in ledger.read(book)] == kept
     monkeypatch.undo()
     assert call(asked) == 0  # goes on with round 4
-    assert [entry.rounds for entry in ledger.read(book)] == [3, 15]
+    assert [entry.rounds for entry in ledger.read(book)] == [1, 3, 15]
 
 
 def test_every_table_and_part_is_listed(capsys):

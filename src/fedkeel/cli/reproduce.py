@@ -204,7 +204,7 @@ def carry_out(
                 outcomes = trained(group, machine, shown, alone=len(planned) == 1)
             except (KeyboardInterrupt, Stopped):
                 for plan in group:
-                    keep_reached(planned[plan.folder][0], plan.folder, ledger)
+                    keep_reached(planned[plan.folder][0], plan, ledger)
                 raise
             for outcome in outcomes:
                 failed += outcome.run is None
@@ -240,16 +240,16 @@ def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
         append(entry, ledger)
 
 
-def keep_reached(cell: Cell, folder: Path, ledger: Path) -> None:
-    """What an interrupted run has reached is a shortened run, if it is a tenth of the paper's at least."""
+def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
+    """What an interrupted run has reached is a shortened run, if it is a tenth of what was asked for at least."""
     from fedkeel.errors import FolderError
     from fedkeel.runs import load_run
 
     try:
-        run = load_run(folder)
+        run = load_run(plan.folder)
     except FolderError:  # it has not begun
         return
-    if len(run.records) >= int(cell.experiment["rounds"]) / 10:
+    if len(run.records) >= (plan.experiment.rounds or 0) / 10:
         keep(cell, run, ledger, again=False)
 
 
