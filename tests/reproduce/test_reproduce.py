@@ -10,6 +10,7 @@ import pytest
 import fedkeel as fk
 from fedkeel import ledger
 from fedkeel.cli.main import call
+from fedkeel.errors import DataError
 from fedkeel.papers import Cell, find, tables
 from fedkeel.papers.order import in_order, parts
 from fedkeel.reproduce import (
@@ -251,6 +252,23 @@ def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert call(asked) == 0  # goes on with round 4
     assert [entry.rounds for entry in ledger.read(book)] == [1, 3, 15]
+
+
+def test_data_that_cannot_be_had_cost_only_their_own_cells(tmp_path, monkeypatch, capsys):
+    def fetch(names, progress):
+        if "cifar10" in names:
+            raise DataError("there is no network", "bring it yourself")
+
+    monkeypatch.setattr("fedkeel.cli.fetching.fetch", fetch)
+    small = [cell("A"), cell("B", experiment=TINY | {"dataset": "cifar10", "model": "logistic"})]
+    monkeypatch.setattr("fedkeel.reproduce.chosen", lambda *given: small)
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--ledger", str(book), "--out", str(tmp_path / "runs"), "--engine", "serial"]
+    assert call([*asked, "--no-progress"]) == 1
+    assert [entry.row for entry in ledger.read(book)] == ["A"]
+    assert "cifar10: there is no network" in capsys.readouterr().err
+    monkeypatch.setattr("fedkeel.reproduce.chosen", lambda *given: small[1:])
+    assert call([*asked, "--no-progress"]) == 2  # nothing else was asked for
 
 
 def test_every_table_and_part_is_listed(capsys):

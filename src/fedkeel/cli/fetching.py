@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedkeel.cli.console import stderr
+from fedkeel.cli.console import complain, stderr
 from fedkeel.data import data_root, load
 from fedkeel.data.datasets import SOURCES
+from fedkeel.errors import DataError
 
 
 def present(name: str) -> bool:
@@ -23,6 +24,20 @@ def fetch(names: Iterable[str], progress: bool) -> None:
         if name in SOURCES and not present(name):
             with following(name, progress) as follow:
                 load(name, progress=follow)
+
+
+def fetched(names: Collection[str], progress: bool) -> set[str]:
+    """Those of several data sets that can be had; of the others it is told why. The only one is an error."""
+    had = set()
+    for name in names:
+        try:
+            fetch([name], progress)
+            had.add(name)
+        except DataError as error:
+            if len(names) == 1:
+                raise
+            complain(f"{name}: {error.message}", error.hint)
+    return had
 
 
 @contextmanager

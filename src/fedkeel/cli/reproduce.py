@@ -179,7 +179,7 @@ def carry_out(
     ledger: Path, progress: bool, skipped: list[Entry],
 ) -> int:  # fmt: skip
     """Train what is not done, and write it down as it comes; how many runs failed."""
-    from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Plan, stacks, titles
     from fedkeel.reproduce import done, experiment_of, folder_of, obstacle
@@ -195,9 +195,10 @@ def carry_out(
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
                 planned[folder] = cell, Plan(f"{cell.row}, {cell.column}", experiment, folder)
-    fetch(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
+    had = fetched(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
+    ready = [plan for _, plan in planned.values() if (plan.experiment.dataset or "") in had]
     # seeds and columns of a row train at once, where the engine stacks
-    groups, failed = stacks([plan for _, plan in planned.values()], machine), 0
+    groups, failed = stacks(ready, machine), len(planned) - len(ready)
     with display(progress, [title for group in groups for title in titles(group)]) as shown:
         for group in groups:
             try:
