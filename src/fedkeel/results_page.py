@@ -52,8 +52,9 @@ def page(entries: Sequence[Entry]) -> str:
 
 
 def worth(table: Table, judged: Sequence[Judgement], entries: Sequence[Entry]) -> bool:
-    """Whether a table of a paper is shown: runs were made for it, or those made for others give numbers it reports."""
-    if table.paper == QUESTIONS:
+    """Whether a table of a paper is shown: runs were made for it as it is, or those made for others give numbers it
+    reports."""
+    if table.paper == QUESTIONS or not shown(judged):
         return False
     made_for = any((entry.paper, entry.table) == (table.paper, table.name) for entry in entries)
     return made_for or any(one.mean is not None and one.cell.reported is not None for one in judged)

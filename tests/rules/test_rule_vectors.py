@@ -135,6 +135,23 @@ def test_three_forms_of_server_momentum(form, expected):
     assert far == pytest.approx(expected)
 
 
+def test_the_momentum_of_clients_that_take_unequally_many_steps():
+    """Two steps of 2 and eight of 1 are ten steps of 1.2 on the way; the clients' own mean would be 1.5."""
+    sent = reports(delta=stacked([-0.4], [-0.8]), steps=[2.0, 8.0], lr=[0.1, 0.1])
+    momentum = [
+        rule.server_step(tree(w=[0.0]), {}, sent)[1]["momentum"]
+        for rule in (fk.ClientMomentum(0.1), fk.ClientMomentum(0.1, own_steps=True))
+    ]
+    near(momentum[0]["w"], [1.2])
+    near(momentum[1]["w"], [1.5])
+    near(momentum[0]["w"] * 0.1 * 5, (-sent["delta"].mean())["w"].tolist())  # K η m is how far the model moved
+    _, server = fk.PersonalMomentum().server_step(
+        tree(w=[0.0]), fk.PersonalMomentum().server_slots(tree(w=[0.0])),
+        sent | reports(c_moved=stacked([0.0], [0.0]), population=2.0),
+    )  # fmt: skip
+    near(server["momentum"]["w"], [1.2])
+
+
 def test_fedlws_shrinks_by_layers():
     w = fk.Tree.of({"fc.weight": torch.tensor([3.0, 4.0], dtype=torch.float64)})
     delta = stack([fk.Tree.of({"fc.weight": torch.tensor(d, dtype=torch.float64)}) for d in ([0, 0.4], [0.6, 0])])

@@ -53,13 +53,13 @@ def feddyn_released(lam: float = 0.1) -> Method:
     return method("feddyn@released", gradient=gradient, weights=Uniform(), papers=["feddyn"])
 
 
-def fedcm(alpha: float = 0.1) -> Method:
+def fedcm(alpha: float = 0.1, own_steps: bool = False) -> Method:
     """Client steps mixed with the last global direction.
 
     Paper: the server steps by η_g m in units of a gradient. Released code (FL-Simulator): it averages, which is
-    η_g = K η. Here: averaging.
+    η_g = K η, and takes the steps of one client for K. Here: averaging, and the mean number of steps for K.
     """
-    return method("fedcm", gradient=[ClientMomentum(alpha)], weights=Uniform(), papers=["fedcm"])
+    return method("fedcm", gradient=[ClientMomentum(alpha, own_steps)], weights=Uniform(), papers=["fedcm"])
 
 
 def feddc(lam: float = 0.01) -> Method:

@@ -202,21 +202,28 @@ class ActiveDual(Rule):
         return report | {"delta": report["delta"] + h}, client | {"h_i": h}
 
 
-def mean_direction(reports: State) -> Tree:
-    """−mean_i Δ_i / (K_i η): the clients' mean step, without a copy of their reports."""
-    scales = -1 / (reports["lr"] * reports["steps"])
-    delta: Tree = reports["delta"]
-    return delta.average(scales / len(scales))
+def mean_direction(reports: State, own_steps: bool = False) -> Tree:
+    """−Σ_i Δ_i / (η Σ_i K_i), the mean direction of all steps; with `own_steps` −mean_i Δ_i / (K_i η), that of clients.
+
+    Without a copy of the reports.
+    """
+    way, delta = reports["lr"] * reports["steps"], reports["delta"]
+    total = way * len(way) if own_steps else way.sum().expand_as(way)
+    found: Tree = delta.average(-1 / total)
+    return found
 
 
 @dataclass(frozen=True)
 class ClientMomentum(Rule):
-    """Mix the gradient with the last global direction: α g + (1 − α) m, m = −mean_i Δ_i / (K_i η).
+    """Mix the gradient with the last global direction: α g + (1 − α) m, m = −Σ_i Δ_i / (η Σ_i K_i).
 
-    alpha = 1 is FedAvg. m = 0 in the first round, which therefore runs at α η.  (FedCM, Xu et al. 2021)
+    alpha = 1 is FedAvg. m = 0 in the first round, which therefore runs at α η. own_steps = True takes
+    −mean_i Δ_i / (K_i η) for m: the same if all clients take as many steps; else those that take few count for more
+    than they moved the model.  (FedCM, Xu et al. 2021)
     """
 
     alpha: float
+    own_steps: bool = False
 
     def __post_init__(self) -> None:
         require(0 < self.alpha <= 1, self, "alpha must lie in (0, 1]")
@@ -231,4 +238,4 @@ class ClientMomentum(Rule):
         return self.alpha * tree + (1 - self.alpha) * at.message["momentum"], client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"momentum": mean_direction(reports)}
+        return update, server | {"momentum": mean_direction(reports, self.own_steps)}

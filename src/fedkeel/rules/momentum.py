@@ -20,8 +20,8 @@ class PersonalMomentum(Rule):
 
     α moves by `smooth` towards the mean of 1 + cos(Δ_i, m), kept in [0.1, 0.9]: clients that follow the momentum lower
     it, and rely on the momentum more. alpha = 0.1 is where α begins. smooth = 0 keeps it there. mix = False steps along
-    g alone; the momentum is still followed. decay = 1 leaves m = −mean_i Δ_i / (K_i η) as it is; the released code
-    multiplies it by the decay of the learning rate.  (FedWMSAM, Li et al. 2025)
+    g alone; the momentum is still followed. decay = 1 leaves m = −Σ_i Δ_i / (η Σ_i K_i) as it is; the released
+    code multiplies it by the decay of the learning rate.  (FedWMSAM, Li et al. 2025)
     """
 
     alpha: float = 0.1
