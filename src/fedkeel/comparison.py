@@ -11,6 +11,7 @@ from typing import Any
 from scipy.stats import t as student
 
 from fedkeel.analysis import cost
+from fedkeel.checkpoint import names as checkpoints
 from fedkeel.folder import RunFolder
 from fedkeel.runs import Run
 
@@ -105,6 +106,25 @@ def unfair(groups: Sequence[Group]) -> list[str]:
         if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
             found.add("selected clients")
     return sorted(found)
+
+
+def unfinished(groups: Sequence[Group]) -> list[str]:
+    """Each run with fewer rounds than its experiment has, in words: interrupted, failed, or its file damaged."""
+    found = []
+    for group in groups:
+        for seed, run in group.runs.items():
+            if len(run.records) < (run.experiment.rounds or 0):
+                name = group.label if len(group.runs) == 1 else f"{group.label} seed {seed}"
+                found.append(f"{name} {_reached(run)}")
+    return found
+
+
+def _reached(run: Run) -> str:
+    at = f"round {len(run.records)} of {run.experiment.rounds}"
+    saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
+    if saved and int(saved[0].stem) > len(run.records):
+        return f"is known up to {at} only: files of it are damaged"
+    return f"is not finished: it stands at {at}"
 
 
 def machines(groups: Sequence[Group]) -> list[str]:

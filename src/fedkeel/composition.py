@@ -11,6 +11,7 @@ from fedkeel.importing import import_name
 from fedkeel.method import Method, Phase
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import RULES
+from fedkeel.values import shown, typed, types_of
 
 
 def save_rule(rule: Rule) -> dict[str, Any]:
@@ -30,7 +31,12 @@ def _save_value(value: Any) -> Any:
     return [_save_value(item) for item in value] if isinstance(value, tuple) else value
 
 
-def load_rule(data: Mapping[str, Any]) -> Rule:
+def load_rule(data: Any) -> Rule:
+    if not isinstance(data, Mapping):
+        name = data if isinstance(data, str) and data in RULES else "Sam"
+        needed = [f"{field.name} = …" for field in fields(cast(Any, RULES[name])) if field.default is MISSING]
+        written = ", ".join([f'rule = "{name}"', *needed])
+        raise MethodError(f"a rule is a table of its name and fields: {shown(data)}", f"write {{{written}}}")
     settings = dict(data)
     name = settings.pop("rule", None)
     if not isinstance(name, str):
@@ -38,6 +44,8 @@ def load_rule(data: Mapping[str, Any]) -> Rule:
     kind = import_name(name, "rule") if ":" in name else RULES.get(name)
     if kind is None:
         raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
+    if not (isinstance(kind, type) and issubclass(kind, Rule) and is_dataclass(cast(Any, kind))):
+        raise MethodError(f"{name} is not a rule.", "a rule is a subclass of fk.Rule under @dataclass(frozen=True)")
     known = {field.name: field for field in fields(cast(Any, kind))}
     for word in settings:
         if word not in known:
@@ -47,8 +55,13 @@ def load_rule(data: Mapping[str, Any]) -> Rule:
     ]
     if missing:
         raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
-    rule: Rule = kind(**{word: _load_value(value) for word, value in settings.items()})
-    return rule
+    values = {word: _load_value(value) for word, value in settings.items()}
+    defaults = {word: field.default for word, field in known.items() if field.default is not MISSING}
+    values = typed(values, types_of(kind), MethodError, f"{{}} of rule {name}", defaults)
+    try:
+        return kind(**values)
+    except TypeError as error:  # where annotations do not say what fits
+        raise MethodError(f"rule {name} refused its fields: {error}", f"its fields: {', '.join(known)}") from error
 
 
 def _load_value(value: Any) -> Any:
@@ -95,39 +108,48 @@ def load(data: Mapping[str, Any]) -> Method:
             raise MethodError(f"a method has no part: {word}", nearest(word, known, "parts"))
     single = {part: settings.pop(part) for part in ("perturb", "gradient") if part in settings}
     phases = settings.pop("phases", None)
+    if phases is not None and not isinstance(phases, list | tuple):
+        raise MethodError(f"phases must be a list of tables: {shown(phases)}", "write phases = [{gradient = […]}]")
     if single and phases:
         raise MethodError("a method has either phases or perturb and gradient, not both.")
     extra: dict[str, Any] = {
         part: _load_phase(settings.pop(part)) for part in ("server_phase", "final") if part in settings
     }
+    extra |= {part: _load_rules(part, settings.pop(part)) for part in ("server", "personal") if part in settings}
     weights = load_rule(settings.pop("weights", {"rule": "BySize"}))
     if not isinstance(weights, Weighting):
         raise MethodError(
             f"{type(weights).__name__} is not a weighting of clients.", 'use weights = {rule = "Uniform"}'
         )
+    settings = typed(settings, types_of(Method), MethodError, "{} of a method")
     return Method(
-        name=str(settings.pop("name", "composed")),
+        name=settings.pop("name", "composed"),
         phases=tuple(_load_phase(phase) for phase in (phases or [single])),
         weights=weights,
-        server=_load_rules(settings.pop("server", [])),
-        personal=_load_rules(settings.pop("personal", [])),
         papers=tuple(settings.pop("papers", ())),
         **extra,
         **settings,
     )
 
 
-def _load_rules(data: Any) -> tuple[Rule, ...]:
-    return tuple(load_rule(rule) for rule in data)
+def _load_rules(part: str, data: Any) -> tuple[Rule, ...]:
+    chain = [data] if isinstance(data, Mapping) else data  # a rule alone is a chain of one
+    if not isinstance(chain, list | tuple):
+        raise MethodError(
+            f"{part} must be a list of rules: {shown(data)}", f'write {part} = [{{rule = "Sam", rho = 0.1}}]'
+        )
+    return tuple(load_rule(rule) for rule in chain)
 
 
-def _load_phase(data: Mapping[str, Any]) -> Phase:
+def _load_phase(data: Any) -> Phase:
+    if not isinstance(data, Mapping):
+        raise MethodError(f"a phase is a table of its parts: {shown(data)}", "write {gradient = […], epochs = 1}")
     settings = dict(data)
     known = [field.name for field in fields(Phase)]
     for word in settings:
         if word not in known:
             raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
     chains: dict[str, Any] = {
-        part: _load_rules(settings.pop(part)) for part in ("perturb", "gradient") if part in settings
+        part: _load_rules(part, settings.pop(part)) for part in ("perturb", "gradient") if part in settings
     }
-    return Phase(**chains, **settings)
+    return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))

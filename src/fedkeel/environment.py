@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from fedkeel.folder import RunFolder
+from fedkeel.rule import Rule
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
 
@@ -23,6 +25,7 @@ def environment(
     engine: str,
     command: Sequence[str] | None,
     engines: Sequence[Mapping[str, Any]] = (),
+    rules: Iterable[Rule] = (),
 ) -> dict[str, Any]:
     """`engines` tells which engine trained after which round and, where it was measured, why."""
     return {
@@ -33,9 +36,27 @@ def environment(
         "engine": engine,
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),
+        "sources": sources(rules),
         "git_revision": git_revision(),
         "command": list(command if command is not None else sys.argv),
     }
+
+
+def sources(rules: Iterable[Rule]) -> dict[str, str]:
+    """The digest of each module, other than fedkeel's own, that rules come from."""
+    modules = {type(rule).__module__ for rule in rules}
+    found = {}
+    for name in sorted(modules):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and name.partition(".")[0] != "fedkeel":
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return found
+
+
+def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
+    """Modules of rules that have changed since a run was made."""
+    before = RunFolder(folder).read_json("environment.json").get("sources") or {}
+    return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
@@ -44,6 +65,12 @@ def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
         return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
     except (KeyError, TypeError):
         return []
+
+
+def precision_before(folder: Path) -> str | None:
+    """What the rounds that are done were reckoned in, as the folder tells."""
+    found = RunFolder(folder).read_json("environment.json").get("precision")
+    return found if isinstance(found, str) else None
 
 
 def installed(name: str) -> str | None:

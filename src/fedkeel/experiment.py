@@ -20,10 +20,21 @@ from fedkeel.method import Method
 from fedkeel.methods import build
 from fedkeel.models import card_of
 from fedkeel.participation import share_of
-from fedkeel.problem import Problem
+from fedkeel.problem import Problem, digest_of
+from fedkeel.values import typed, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
 """Settings that neither the experiment nor its data set's preset gives."""
+
+EXAMPLES = PLAIN | {
+    "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
+    "participants": [[0, 1], [2, 3]], "on_nonfinite": "drop", "buffers": "average", "init": "model.safetensors",
+    "evaluation": {"model": "local"},
+}  # fmt: skip
+"""What a key may look like, for those who gave it something else."""
+
+SEEDS = 2**63
+"""Seeds lie below it in absolute value: randomness would take larger ones for smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class Experiment:
     drawn per client and round; clip = 0 does not clip; `participants` an explicit schedule; `unavailable` the chance
     that a selected client does not answer; `validation` a share of each client's training data that sweeps may choose
     on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or "keep".
+    Seeds are whole numbers below 2^63 in absolute value.
     """
 
     method: str | Method | Mapping[str, Any] = "fedavg"
@@ -62,10 +74,15 @@ class Experiment:
     evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
 
     def __post_init__(self) -> None:
-        resolved = resolve(self)
-        for name, value in resolved.items():
-            object.__setattr__(self, name, value)
+        # what a method may be, `resolve` says
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "method"}
+        self._set(typed(given, types_of(Experiment), ExperimentError, examples=EXAMPLES))
+        self._set(resolve(self))
         check(self)
+
+    def _set(self, found: Mapping[str, Any]) -> None:
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     # the fields below are never None once an experiment exists; these names spare every reader the question
     @property
@@ -97,7 +114,7 @@ class Experiment:
             if value is None or field.name in ("method", "partition", "problem"):
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
-                value = f"python:{type(value).__qualname__}"
+                value = f"python:{type(value).__qualname__} {digest_of(value)}"
             data[field.name] = value.save() if isinstance(value, Evaluation) else _plain(value)
         if self.problem is not None:
             data["problem"] = f"python:{self.problem.digest()}"
@@ -160,8 +177,8 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
         found["clip"] = preset["clip"]
     if experiment.epochs is not None and not isinstance(experiment.epochs, int):
         found["epochs"] = tuple(experiment.epochs)  # a list, from a file
-    if isinstance(experiment.evaluation, Mapping):
-        found["evaluation"] = Evaluation.load(experiment.evaluation)
+    if experiment.evaluation is not None:
+        found["evaluation"] = _evaluation(experiment.evaluation)
     if experiment.partition_seed is None:
         found["partition_seed"] = experiment.seed
     return found
@@ -180,6 +197,12 @@ def _method(given: Any) -> Method:
     raise ExperimentError(f"a method is a name or a Method, not {given!r}.", 'method="fedavg"')
 
 
+def _evaluation(given: Evaluation | Mapping[str, Any]) -> Evaluation:
+    table = given.save() if isinstance(given, Evaluation) else given
+    defaults = Evaluation().save()
+    return Evaluation.load(typed(table, types_of(Evaluation), ExperimentError, "evaluation.{}", defaults))
+
+
 def check(experiment: Experiment) -> None:
     """Refuse values out of range, naming the key and the value."""
     for name in ("rounds", "batch_size", "evaluate_every"):
@@ -194,8 +217,10 @@ def check(experiment: Experiment) -> None:
     for name in ("validation", "unavailable"):
         _number(experiment, name, low=0, high=1)
     for name in ("seed", "partition_seed"):
-        if not isinstance(getattr(experiment, name), int):
-            raise ExperimentError(f"{name} must be a whole number: {getattr(experiment, name)}")
+        if not -SEEDS < getattr(experiment, name) < SEEDS:
+            raise ExperimentError(
+                f"{name} must be below 2^63 in absolute value: {getattr(experiment, name)}", "take a smaller number"
+            )
     _check_epochs(experiment.epochs)
     if isinstance(experiment.model, str) and ":" not in experiment.model:
         card_of(experiment.model)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fedkeel.errors import RequestError
+from fedkeel.errors import RequestError, RunError
 
 LEDGER = Path("results") / "ledger.jsonl"
 
@@ -98,9 +99,29 @@ class Entry:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(entry.dumps() + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as lines:
+            lines.write(entry.dumps() + "\n")
+    except OSError as error:
+        raise RunError(
+            f"cannot write the ledger {path}: {error.strerror}",
+            "the run is kept in its folder: the same command again adds its line",
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a ledger that no line can be appended to. One that is not there is not made: the folder is tried."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("a").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RequestError(
+            f"cannot write the ledger {path}: {error.strerror}", "name another file: --ledger FILE"
+        ) from None
 
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
@@ -109,9 +130,15 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
         return []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise RequestError(
+            f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
+        ) from None
     known = {f.name for f in fields(Entry)}
     found: dict[tuple[Any, ...], Entry] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             entry = Entry(**{name: value for name, value in json.loads(line).items() if name in known})
         except (ValueError, TypeError, AttributeError) as error:  # not text, not JSON, not an entry

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -136,22 +137,34 @@ class Method:
 def method(
     name: str,
     *,
-    perturb: Sequence[Rule] = (),
-    gradient: Sequence[Rule] = (),
+    perturb: Rule | Sequence[Rule] = (),
+    gradient: Rule | Sequence[Rule] = (),
     weights: Weighting,
-    server: Sequence[Rule] = (),
-    personal: Sequence[Rule] = (),
+    server: Rule | Sequence[Rule] = (),
+    personal: Rule | Sequence[Rule] = (),
     server_lr: float = 1.0,
-    papers: Sequence[str] = (),
+    papers: str | Sequence[str] = (),
     objective: str = "loss",
 ) -> Method:
-    """The common case: one phase of local work."""
-    phase = Phase(tuple(perturb), tuple(gradient), objective=objective)
-    return Method(name, (phase,), weights, tuple(server), tuple(personal), server_lr, tuple(papers))
+    """The common case: one phase of local work. A rule alone is a chain of one."""
+    phase = Phase(_several(perturb), _several(gradient), objective=objective)
+    return Method(name, (phase,), weights, _several(server), _several(personal), server_lr, _several(papers))
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def check(method: Method) -> None:
     """Refuse rules that do not fit together, before anything runs."""
+    if not isinstance(method.name, str) or not method.name.strip():
+        raise MethodError(f"a method needs a name, not {method.name!r}.", 'for example name = "mine"')
+    for part, chain in _chains(method):
+        wrong = chain if not isinstance(chain, tuple) else next((r for r in chain if not isinstance(r, Rule)), None)
+        if wrong is not None:
+            raise MethodError(
+                f"{part} of {method.name!r} must hold rules, not {wrong!r}.", f"for example {part}=(Sam(0.1),)"
+            )
     if not any(phase.uploads for phase in method.phases):
         raise MethodError(
             f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
@@ -171,6 +184,15 @@ def check(method: Method) -> None:
                     "put it first; filters follow it",
                 )
     _check_slots(method)
+
+
+def _chains(method: Method) -> Iterator[tuple[str, Any]]:
+    """Every chain of rules, by the name of its part."""
+    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
+        yield "perturb", phase.perturb
+        yield "gradient", phase.gradient
+    yield "server", method.server
+    yield "personal", method.personal
 
 
 def _check_slots(method: Method) -> None:

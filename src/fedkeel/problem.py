@@ -76,12 +76,14 @@ class Problem:
         return TensorClients([as_tensors(self.test, "the test set")])
 
     def digest(self) -> str:
-        """Identity of the problem for run folders: initial weights, what the settings say, and the data.
+        """Identity of the problem for run folders: layers, initial weights, what the settings say, and the data.
 
         Data are seen whole up to 256 clients and 16 MB; beyond that all sizes, and as many clients and rows, drawn
         from everywhere. Of functions only the names are seen.
         """
         seen = hashlib.sha256()
+        if self.model is not None:
+            seen.update(repr(self.model).encode())
         functions = {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
         settings = [self.head, self.classes, self.separable, sorted((n, _name(f)) for n, f in functions.items())]
         seen.update(repr(settings).encode())
@@ -94,6 +96,14 @@ class Problem:
             if data is not None:
                 _feed_data(seen, name, data)
         return seen.hexdigest()[:16]
+
+
+def digest_of(module: nn.Module) -> str:
+    """Identity of a network for run folders: its layers, as it prints them, and its weights."""
+    seen = hashlib.sha256(repr(module).encode())
+    for name, value in sorted(module.state_dict().items()):
+        _feed(seen, name, value)
+    return seen.hexdigest()[:16]
 
 
 def _name(function: Callable[..., Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
-from fedkeel.environment import engines_before, environment
+from fedkeel.environment import edited, engines_before, environment, precision_before
 from fedkeel.errors import FolderError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
@@ -25,6 +26,8 @@ from fedkeel.machine import device_of, steady
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.tracking import Observer, observers
+
+log = logging.getLogger("fedkeel")
 
 CHECKPOINT_SECONDS = 30.0
 
@@ -99,13 +102,16 @@ def start(
     closing.callback(loop.store.close)
     loop.restore()
     engines = [] if folder is None else engines_before(folder.path, loop.done)
+    if folder is not None and loop.done:
+        notice(folder.path, experiment, on.dtype)
     job = Job(task, method, training, maker, on.workers, loop.left())
     made, choice = choose(on.engine, job, before=engines[-1]["engine"] if engines else None)
     closing.callback(made.close)
     loop.seconds.add("setup", time.perf_counter() - began)
     if folder is not None:
         engines.append(choice.record(loop.done))
-        folder.write_json("environment.json", environment(on.device, on.dtype, made.name, on.command, engines))
+        made_with = environment(on.device, on.dtype, made.name, on.command, engines, method.rules)
+        folder.write_json("environment.json", made_with)
     if progress is not None:
         progress.started(experiment, loop.done, made.name)
 
@@ -117,6 +123,15 @@ def start(
         return engine_there
 
     return Started(loop, made, loop.going(made, training, progress, tuner))
+
+
+def notice(folder: Path, experiment: Experiment, dtype: torch.dtype) -> None:
+    """Rounds reckoned otherwise than those before them are told: the result is that of neither."""
+    before, now = precision_before(folder), str(dtype).removeprefix("torch.")
+    if before is not None and before != now:
+        log.warning("this run was begun in %s and goes on in %s", before, now)
+    for name in edited(folder, experiment.composed.rules):
+        log.warning("the module %s has been edited since this run was begun; its first rounds are the old rule's", name)
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -83,7 +84,12 @@ def load_run(path: str | PathLike[str]) -> Run:
     experiment = Experiment.load(read_experiment(folder))
     found, _ = checkpoint.newest(folder / "checkpoint")
     if found is None:
-        raise FolderError(f"{folder} has no checkpoint yet.", f"`fedkeel resume {folder}` trains it")
+        if (folder / "result.json").exists():
+            raise FolderError(
+                f"{folder} has lost its checkpoint: the weights are gone.",
+                "`fedkeel report` still shows its numbers; without its result.json it is trained anew",
+            )
+        raise FolderError(f"{folder} has no checkpoint yet.", f"`fedkeel resume {shlex.quote(str(folder))}` trains it")
     records = read_rounds(folder)[: found.round]
     final = result(records, found.server["params"], experiment.evaluate_every, experiment.fingerprint())
     return Run(experiment, records, final, found.server, folder, None, None)

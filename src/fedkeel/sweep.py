@@ -39,6 +39,8 @@ SAME = (
     "participants", "unavailable", "rounds", "evaluate_every",
 )  # fmt: skip
 """What every method gets alike, so no grid varies it."""
+FAILED = "the run failed"
+NO_SAMPLE = "no client has a validation sample"
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
@@ -136,11 +138,12 @@ def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
 
 @dataclass
 class Tuned:
-    """How a method was tuned: each setting's score on validation data, and the best one. `edge` names a key at whose
-    edge the best value still lay when the budget was spent."""
+    """How a method was tuned: each setting's score on validation data, or the reason why it has none, and the best one.
+    `edge` names a key at whose edge the best value still lay when the budget was spent."""
 
     method: str
     scores: dict[Setting, float | None] = field(default_factory=dict)
+    reasons: dict[Setting, str] = field(default_factory=dict)
     widened: list[str] = field(default_factory=list)
     refined: int = 0
     edge: str = ""
@@ -180,10 +183,12 @@ def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
 
 def attempt(sweep: Sweep, tuned: Tuned, settings: Sequence[Setting], execute: Execute) -> None:
     """Run settings with the first seed, and keep their scores."""
-    named = [f"{tuned.method} {describe(setting)}".strip() for setting in settings]
+    named = [label_of(tuned.method, setting) for setting in settings]
     asked = [sweep.experiment(tuned.method, setting, sweep.seeds[0]) for setting in settings]
     for setting, run in zip(settings, execute(list(zip(named, asked, strict=True))), strict=True):
         tuned.scores[setting] = None if run is None else validation_score(run)
+        if tuned.scores[setting] is None:
+            tuned.reasons[setting] = FAILED if run is None else unscored(run)
 
 
 def _beyond(
@@ -266,12 +271,23 @@ def validation_score(run: Run) -> float | None:
     return -min(losses) if losses else None
 
 
+def unscored(run: Run) -> str:
+    """Why a run has no score on validation data."""
+    if any(name.startswith("validation_") for record in run.records for name in record.extra):
+        return "the loss on validation data is not finite"
+    return NO_SAMPLE
+
+
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
     """The chosen setting with every seed."""
     if tuned.best is None:
         return []
-    label = f"{tuned.method} {describe(tuned.best)}".strip()
+    label = label_of(tuned.method, tuned.best)
     return [(f"{label} seed={seed}", sweep.experiment(tuned.method, tuned.best, seed)) for seed in sweep.seeds]
+
+
+def label_of(method: str, setting: Setting) -> str:
+    return f"{method} {describe(setting)}".strip()
 
 
 def describe(setting: Setting) -> str:

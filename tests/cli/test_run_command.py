@@ -185,3 +185,48 @@ def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypa
     assert fk.load_run(tmp_path / "a").result["rounds"] == 2
     whole = fk.run(experiment, engine="serial").result
     assert fk.run(experiment, out=tmp_path / "a", engine="serial").result == whole
+
+
+def test_resume_goes_on_in_the_arithmetic_of_the_run(fedkeel):
+    small = ["run", "--dataset", "digits", "--method", "scaffold", "--model", "logistic", "--precision", "float64"]
+    assert fedkeel(*small, "--rounds", "2", "--out", "cut").code == 0
+    assert fedkeel("resume", "cut", "--rounds", "4").code == 0
+    assert fedkeel(*small, "--rounds", "4", "--out", "whole").code == 0
+    cut, whole = (json.loads(Path(name, "result.json").read_text())["model_digest"] for name in ("cut", "whole"))
+    assert cut == whole
+    assert json.loads(Path("cut", "environment.json").read_text())["precision"] == "float64"
+    done = fedkeel("resume", "cut", "--rounds", "5", "--precision", "float32")
+    assert "begun in float64 and goes on in float32" in done.err
+    assert fedkeel("run", "--dataset", "digits", "--rounds", "1", "--model", "logistic", "--out", "more/b").code == 0
+    Path("whole").rename("more/a")
+    assert fedkeel("resume", "more").code == 2
+
+
+RULE = """from dataclasses import dataclass
+import fedkeel as fk
+
+@dataclass(frozen=True)
+class Shorter(fk.Rule):
+    def step(self, tree, client, at):
+        return FACTOR * tree, client
+
+def shorter():
+    return fk.method("shorter", gradient=[Shorter()], weights=fk.Uniform())
+"""
+
+
+def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(tmp_path, monkeypatch):
+    """In processes of their own: a module is imported once."""
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--method", "shorter:shorter", "--out", "here"]
+    there = os.environ | {"PYTHONPATH": str(Path(fk.__file__).parents[1])}
+
+    def ran(rounds, factor):
+        Path("shorter.py").write_text(RULE.replace("FACTOR", factor))
+        done = subprocess.run([*words, "--rounds", rounds], env=there, capture_output=True, text=True, check=True)
+        return " ".join(done.stderr.split())
+
+    assert "edited" not in ran("1", "0.5")
+    assert "edited" not in ran("1", "0.5")
+    assert "module shorter has been edited since here was made" in ran("1", "0.25")
+    assert "module shorter has been edited since this run was begun" in ran("2", "0.25")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import fedkeel as fk
 import fedkeel.problem
+from fedkeel.errors import FolderError
 from problems import small_problem
 
 
@@ -42,6 +44,7 @@ def test_it_is_the_same_for_the_same():
         lambda p: replace(p, head=("2.weight",)),
         lambda p: replace(p, loss=torch.nn.functional.cross_entropy),
         lambda p: replace(p, metrics={"accuracy": torch.eq}),
+        lambda p: replace(p, model=torch.nn.Sequential(p.model[0], torch.nn.Tanh(), p.model[2])),  # the same weights
     ],
 )
 def test_whatever_changes_results_changes_it(change):
@@ -80,3 +83,21 @@ def test_large_clients_are_seen_in_part(monkeypatch):
     few.sizes = np.array([400_000, 3, 0, 400_000])
     replace(problem, clients=few).digest()
     assert few.made == 333 + 3 + 333 + 1
+
+
+def test_a_network_given_from_python_is_known_by_its_layers_and_weights(tmp_path):
+    def experiment(*layers, rounds=1):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            made = [layer() for layer in layers]
+        return fk.Experiment(dataset="digits", model=torch.nn.Sequential(*made), rounds=rounds, method="fedavg")
+
+    flat, small, wide = torch.nn.Flatten, lambda: torch.nn.Linear(64, 10), lambda: torch.nn.Linear(64, 64)
+    one = experiment(flat, small)
+    assert one.fingerprint() == experiment(flat, small).fingerprint()
+    others = [experiment(flat, wide, kind, small) for kind in (torch.nn.ReLU, torch.nn.Tanh)]
+    assert len({e.fingerprint() for e in (one, *others)}) == 3
+    fk.run(one, out=tmp_path / "a", engine="serial")
+    with pytest.raises(FolderError, match="differs in: model"):
+        fk.run(others[0], out=tmp_path / "a", engine="serial")
+    assert fk.run(experiment(flat, small, rounds=2), out=tmp_path / "a", engine="serial").result["rounds"] == 2

@@ -52,6 +52,16 @@ class Extent:
             raise RequestError(
                 f"unknown directions: {self.directions}", nearest(self.directions, ("random", "eigen"), "directions")
             )
+        if self.radius is not None and not (math.isfinite(self.radius) and self.radius > 0):
+            raise RequestError(
+                f"the radius of a landscape must be a number above 0: {self.radius:g}", "leave it out, or take 0.5"
+            )
+        if self.points < 3 or self.points % 2 == 0:
+            raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
+        if not (math.isfinite(self.rho) and self.rho >= 0):
+            raise RequestError(
+                f"the radius of the sharpness must be a number of at least 0: {self.rho:g}", "0.05 is usual"
+            )
 
 
 def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:
@@ -206,10 +216,11 @@ def landscape_of(subject: Subject, extent: Extent) -> dict[str, Any]:
         product = hessian_product(subject.loss, subject.params)
         found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
         first, second = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
-        radius, along = extent.radius or 0.5, "top Hessian eigenvectors"
+        usual, along = 0.5, "top Hessian eigenvectors"
     else:
         first, second = (random_direction(subject.params, subject.seed, number) for number in (0, 1))
-        radius, along = extent.radius or 1.0, "random filter-normalised directions"
+        usual, along = 1.0, "random filter-normalised directions"
+    radius = usual if extent.radius is None else extent.radius
     ways: tuple[Landscape, ...] = (
         line(subject.loss, subject.params, first, radius, 2 * extent.points - 1, along),
         plane(subject.loss, subject.params, first, second, radius, extent.points, along),

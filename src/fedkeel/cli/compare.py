@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli import pages
-from fedkeel.cli.console import count, duration, megabytes, say, stderr, stdout, table
+from fedkeel.cli.console import count, duration, in_json, megabytes, say, stderr, stdout, table
 from fedkeel.cli.pages import option
 from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
@@ -67,13 +67,13 @@ def show(
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """The tables, or one JSON document, with `more` in it; on stderr, what makes the comparison unfair."""
-    import json
-
-    from fedkeel.comparison import common_target, document, machines, unfair
+    from fedkeel.comparison import common_target, document, machines, unfair, unfinished
     from fedkeel.errors import nearest
 
     for key in unfair(groups):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
+    for told in unfinished(groups):
+        say(stderr(), "note", "bold yellow", told)
     if len(places := machines(groups)) > 1:
         say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}")
     names = [group.label for group in groups]
@@ -85,7 +85,7 @@ def show(
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
     aim = common_target(groups) if target is None else target
     if as_json:
-        typer.echo(json.dumps(document(groups, base, aim) | dict(more or {}), indent=2, ensure_ascii=False))
+        typer.echo(in_json(document(groups, base, aim) | dict(more or {})))
         return
     show_accuracy(groups, base)
     show_cost(groups, aim)
@@ -95,7 +95,8 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.comparison import mean_and_std, paired
 
-    judged = {run.result.get("judged_on", "accuracy") for group in groups for run in group.runs.values()}
+    results = [run.result for group in groups for run in group.runs.values()]
+    judged = {result.get("judged_on") for result in results if result.get("best") is not None}
     scale, unit, digits = (100, " %", 2) if judged == {"accuracy"} else (1, "", 4)
     made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"best to {base.label}>", "95 % interval>"])
     for group in groups:

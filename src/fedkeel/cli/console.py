@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from collections.abc import Iterable
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -22,12 +23,30 @@ class Trimmed(io.TextIOBase):
     def __init__(self, stream: TextIO):
         self.stream = stream
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream: where it is not UTF-8, tables are drawn in ASCII."""
+        return self.stream.encoding or "utf-8"
+
     def write(self, text: str) -> int:
         self.stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
         return len(text)
 
     def flush(self) -> None:
         self.stream.flush()
+
+
+def tolerate() -> None:
+    """A stream that cannot write a character, such as ± in ASCII, writes a question mark instead."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def in_json(data: Any) -> str:
+    """One JSON document, escaped where stdout cannot write every character."""
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    return json.dumps(data, indent=2, ensure_ascii=plain)
 
 
 def stdout() -> Console:

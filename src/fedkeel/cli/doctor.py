@@ -47,7 +47,7 @@ def doctor(
     if file is not None:
         from fedkeel.cli.settings import Request, experiments
 
-        for asked in experiments(Request(file=file)):
+        for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file")):
             section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
 
 

@@ -36,10 +36,12 @@ def model(
     from safetensors.torch import save_file
 
     from fedkeel.cli.console import byte_size, count, stderr
+    from fedkeel.cli.writing import refuse_folder
     from fedkeel.errors import RequestError
     from fedkeel.runs import load_run
     from fedkeel.states import write_whole
 
+    refuse_folder(file, "model.safetensors")
     if file.suffix != ".safetensors":
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
     done = load_run(run)

@@ -48,9 +48,19 @@ def flower(
     from fedkeel.errors import RequestError
     from fedkeel.export_flower import export
 
+    if clients and data == "partition":
+        raise RequestError(
+            "--clients counts nodes with data of their own, but here each takes its part of the data set.",
+            f"add --data folder, or write --set partition.clients={clients}",
+        )
     file = experiment / "experiment.toml" if experiment.is_dir() else experiment
     asked = experiments(
-        Request(file=file, methods=() if method is None else (method,), assignments=tuple(settings or ()))
+        Request(
+            file=file,
+            file_hint="give an experiment's .toml file, or a run's folder",
+            methods=() if method is None else (method,),
+            assignments=tuple(settings or ()),
+        )
     )
     if len(asked) != 1:
         raise RequestError(

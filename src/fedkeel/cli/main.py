@@ -27,7 +27,7 @@ from fedkeel.cli import (
     run,
     sweep,
 )
-from fedkeel.cli.console import complain, say, stderr
+from fedkeel.cli.console import complain, say, stderr, tolerate
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
 
@@ -83,6 +83,7 @@ def main() -> None:
 def call(arguments: Sequence[str]) -> int:
     """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
     command = typer.main.get_command(app)
+    tolerate()
     try:
         with stopping():
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)

@@ -29,7 +29,9 @@ def add_to(app: typer.Typer) -> None:
 
 def methods(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
-    pages_in: Annotated[Path | None, option("--pages", metavar="DIR", help="Write a page for each method.")] = None,
+    pages_in: Annotated[
+        Path | None, option("--pages", metavar="DIR", help="Write a page for each method, or this one.")
+    ] = None,
 ) -> None:
     """List the methods, or show one: its rules, settings, costs and papers.
 
@@ -39,13 +41,29 @@ def methods(
     from fedkeel.cards import card, cards
 
     if pages_in is not None:
-        from fedkeel.method_pages import write_pages
-
-        stdout().print(f"{len(write_pages(pages_in))} pages written to {pages_in}")
+        write_pages(pages_in, name)
     elif name is None:
         show_table(cards(), stdout())
     else:
         show_card(card(name), stdout())
+
+
+def write_pages(folder: Path, name: str | None) -> None:
+    """Every method's page and the index, or one method's page alone."""
+    from fedkeel.cards import card
+    from fedkeel.cli.writing import writing
+    from fedkeel.method_pages import page
+    from fedkeel.method_pages import write_pages as write_all
+
+    shown = None if name is None else card(name)
+    with writing(folder):
+        if shown is None:
+            stdout().print(f"{len(write_all(folder))} pages written to {folder}", soft_wrap=True)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{shown.name}.md"
+        file.write_text(page(shown), encoding="utf-8")
+    stdout().print(f"1 page written to {file}", soft_wrap=True)
 
 
 def show_table(cards: Iterable[MethodCard], console: Console) -> None:

@@ -48,18 +48,25 @@ def report(
     It opens without a network. What `fedkeel analyse` found in a run is part of it. Prints the files that it wrote.
     """
     from fedkeel.cli.training import runs_in
+    from fedkeel.cli.writing import refuse_folder, writing
     from fedkeel.report.figures import write_figures
     from fedkeel.report.page import write_report
 
+    refuse_folder(out, "report.html")
     if ledger is not None:
         from fedkeel.report.reproduction import write_reproduction
 
-        say(stderr(), "report", "bold green", f"{write_reproduction(ledger, out, title)} runs of the ledger")
+        with writing(out):
+            number = write_reproduction(ledger, out, title)
+        say(stderr(), "report", "bold green", f"{number} runs of the ledger")
         typer.echo(out)
         return
     folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
     made = write_report(folders, out, target=target, title=title)
     say(stderr(), "report", "bold green", f"{len(folders)} runs, {byte_size(out.stat().st_size)}")
     typer.echo(out)
-    for file in write_figures(made, figures) if figures is not None else ():
-        typer.echo(file)
+    if figures is not None:
+        with writing(figures):
+            drawn = write_figures(made, figures)
+        for file in drawn:
+            typer.echo(file)

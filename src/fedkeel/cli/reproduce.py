@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from fedkeel.cli import pages
 from fedkeel.cli.console import complain, count, duration, stdout, table
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
+from fedkeel.cli.writing import writing
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
@@ -79,8 +81,10 @@ def reproduce(
     from fedkeel.cli.settings import assignment, numbers
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
+    from fedkeel.cli.trying import tried
     from fedkeel.errors import RequestError
-    from fedkeel.ledger import read
+    from fedkeel.ledger import check_writable, read
+    from fedkeel.machine import device_of
     from fedkeel.matching import matched
     from fedkeel.reproduce import chosen, obstacle, varied
 
@@ -90,9 +94,10 @@ def reproduce(
     if spec is None or list_:
         show_tables(spec)
         return
+    machine = Machine(engine, workers, device, precision)
     asked, known = chosen(spec, cell), read(ledger)
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
-    cells = [cell for text in alternatives(try_) for cell in varied(cells, [assignment(text)])] if try_ else cells
+    cells = tried(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
@@ -100,23 +105,15 @@ def reproduce(
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
+    device_of(device)  # refuses what is not here
+    check_writable(ledger)
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
-    machine = Machine(engine, workers, device, precision, Tracking(("state",) if steps else ()))
+    machine = replace(machine, tracking=Tracking(("state",) if steps else ()))
     failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
     show_verdicts(cells, ledger)
     if failed:
         raise typer.Exit(1)
-
-
-def alternatives(text: str) -> list[str]:
-    """`lr=0.01,0.05` as one assignment for each value."""
-    from fedkeel.errors import RequestError
-
-    key, _, values = text.partition("=")
-    if not values.strip():
-        raise RequestError(f"--try needs key=values: {text}", "for example --try lr=0.01,0.05")
-    return [f"{key}={value.strip()}" for value in values.split(",")]
 
 
 def show_tables(spec: str | None) -> None:
@@ -137,7 +134,9 @@ def write_page(path: Path, ledger: Path) -> None:
     from fedkeel.ledger import read
     from fedkeel.results_page import page
 
-    path.write_text(page(read(ledger, needed=True)), encoding="utf-8")
+    text = page(read(ledger, needed=True))
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
     stdout().print(f"written to {path}")
 
 
@@ -194,7 +193,7 @@ def carry_out(
             folder = folder_of(experiment, out)
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
-                planned[folder] = cell, Plan(f"{cell.row}, {cell.column}", experiment, folder)
+                planned[folder] = cell, Plan(cell.label, experiment, folder)
     had = fetched(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
     ready = [plan for _, plan in planned.values() if (plan.experiment.dataset or "") in had]
     # seeds and columns of a row train at once, where the engine stacks

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.console import count, measured, megabytes, table
+from fedkeel.cli.console import count, in_json, measured, megabytes, table
 from fedkeel.cli.training import Outcome
 
 
@@ -70,7 +69,7 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
 
 def document(outcomes: Sequence[Outcome]) -> str:
     """The same as JSON."""
-    return json.dumps({"runs": [entry(outcome) for outcome in outcomes]}, indent=2, ensure_ascii=False)
+    return in_json({"runs": [entry(outcome) for outcome in outcomes]})
 
 
 def entry(outcome: Outcome) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,7 +118,9 @@ def resume(
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
-    precision: Precision = "float32",
+    precision: Annotated[
+        str | None, option(metavar="NAME", help="float32, float64 or bfloat16; default: as the run began.")
+    ] = None,
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -133,17 +136,31 @@ def resume(
     from fedkeel.experiment import Experiment
     from fedkeel.folder import read_experiment
 
-    plans = []
-    for path in runs_in(folder):
+    plans, folders = [], runs_in(folder)
+    arithmetic = precision or precision_of(folders)
+    for path in folders:
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
         plans.append(Plan(experiment.composed.name, experiment, path))
     carry_out(
         plans,
-        Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, arithmetic, Tracking.of(track, tensorboard, mlflow, wandb)),
         json=json,
         progress=not no_progress,
     )
+
+
+def precision_of(folders: list[Path]) -> str:
+    """What the runs were made in."""
+    from fedkeel.environment import precision_before
+    from fedkeel.errors import RequestError
+
+    found = sorted({precision_before(path) or "float32" for path in folders})
+    if len(found) > 1:
+        raise RequestError(
+            f"these runs were begun in {' and '.join(found)}.", "resume them one by one, or give all --precision NAME"
+        )
+    return found[0]
 
 
 def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool) -> None:
@@ -186,4 +203,4 @@ def how_to_go_on(plans: list[Plan]) -> str:
         return f"{plan.label} had not begun. The same command again goes on."
     done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
     stands = f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written."
-    return f"{stands} Go on with: fedkeel resume {plan.folder}{again}"
+    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{again}"

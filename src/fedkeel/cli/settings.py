@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,9 +22,13 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; None and () mean: as the file, the preset or the quick start says."""
+    """What the command line asks for; None and () mean: as the file, the preset or the quick start says.
+
+    `file_hint` says what to give where the file is missing, for commands that are not `run`.
+    """
 
     file: Path | None = None
+    file_hint: str | None = None
     methods: tuple[str, ...] = ()
     dataset: str | None = None
     model: str | None = None
@@ -48,6 +53,7 @@ def experiments(request: Request) -> list[Asked]:
         if (value := getattr(request, name)) is not None:
             data[name] = value
     changes = [assignment(text) for text in request.assignments]
+    check_once(request, changes)
     data |= {path[0]: value for path, value in changes if len(path) == 1}
     given = list(request.methods) or as_list(data.pop("method", "fedavg"))
     hyper: dict[str, Any] = {}
@@ -66,6 +72,9 @@ def experiments(request: Request) -> list[Asked]:
     check_keys(data, given)
     methods = with_hyperparameters(given, hyper)
     seeds = list(request.seeds) or as_list(data.pop("seed", 0))
+    for word, values, example in (("method", methods, '"fedavg"'), ("seed", seeds, "[0, 1]")):
+        if not values:
+            raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
         Asked(label, Experiment.load(data | {"method": method, "seed": seed}))
         for label, method in zip(labels(methods), methods, strict=True)
@@ -78,11 +87,18 @@ def experiments(request: Request) -> list[Asked]:
     return made
 
 
+def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> None:
+    """Methods and seeds are lists with an option of their own: what --set gives besides would be lost."""
+    for option, given, path in (("--method", request.methods, ("method",)), ("--seeds", request.seeds, ("seed",))):
+        if given and any(path == changed for changed, _ in changes):
+            raise RequestError(f"given twice: {option} and --set {path[0]}=…", f"leave out --set {path[0]}=…")
+
+
 # ---- where settings come from --------------------------------------------------------------------------------------
 def base(request: Request) -> dict[str, Any]:
     """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
     if request.file is not None:
-        data = read(request.file)
+        data = read(request.file, request.file_hint)
         if "dataset" not in data and "problem" not in data and request.dataset is None:
             raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
         return data
@@ -93,14 +109,14 @@ def quick_start() -> dict[str, Any]:
     return tomllib.loads(files("fedkeel.cli").joinpath("quickstart.toml").read_text())
 
 
-def read(file: Path) -> dict[str, Any]:
-    """An experiment file as plain data."""
+def read(file: Path, hint: str | None = None) -> dict[str, Any]:
+    """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
         return tomllib.loads(file.read_text())
     except FileNotFoundError:
-        raise RequestError(f"no such file: {file}", meant(str(file))) from None
+        raise RequestError(f"no such file: {file}", hint or meant(str(file))) from None
     except IsADirectoryError:
-        raise RequestError(f"{file} is a folder, not an experiment file.", meant(str(file))) from None
+        raise RequestError(f"{file} is a folder, not an experiment file.", hint or meant(str(file))) from None
     except OSError as error:
         raise RequestError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -114,7 +130,7 @@ def meant(word: str) -> str:
     if word in DATASETS:
         return f"a data set is chosen with --dataset {word}"
     if (Path(word) / "experiment.toml").exists():
-        return f"`fedkeel resume {word}` goes on with this run"
+        return f"`fedkeel resume {shlex.quote(word)}` goes on with this run"
     return "give a .toml file, or none for the quick start"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,14 +11,14 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.compare import Baseline, Target, show
-from fedkeel.cli.console import say, stderr, stdout, table
+from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Workers
-from fedkeel.errors import RequestError
+from fedkeel.errors import RequestError, RunError, nearest
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
     from fedkeel.runs import Run
-    from fedkeel.sweep import Tuned
+    from fedkeel.sweep import Sweep, Tuned
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,17 +51,18 @@ def sweep(
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Plan, train
-    from fedkeel.comparison import grouped
     from fedkeel.reproduce import place_of
     from fedkeel.sampling import propose, tuner
     from fedkeel.sweep import Sweep, finals, tune, tune_all
 
-    data = read(file)
+    data = read(file, "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
 
     if on not in ("here", "ray"):
         raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
+    check_baseline(asked, baseline)
+    broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         with display(not no_progress, [label for label, _ in requests]) as shown:
@@ -70,7 +71,9 @@ def sweep(
 
                 return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
             plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-            return [outcome.run for outcome in train(plans, machine, shown)]
+            outcomes = train(plans, machine, shown)
+            broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
+            return [one.run for one in outcomes]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster(on):
@@ -80,9 +83,48 @@ def sweep(
         for one in (one for one in tuned if one.edge):
             edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent"
             say(stderr(), "note", "bold yellow", f"{edge}: raise it, or shift the grid")
-        runs = [run for run in execute([request for one in tuned for request in finals(asked, one)]) if run is not None]
-    if runs:
-        show(grouped(runs), target, baseline, json, {"tuning": [one.save() for one in tuned]})
+        ends = execute([request for one in tuned for request in finals(asked, one)])
+    show_ends([run for run in ends if run is not None], tuned, target, baseline, json)
+    for one in (one for one in tuned if one.best is None):
+        reason, hint = reason_of(one, broken)
+        complain(f"every setting of {one.method} failed: {reason}", hint)
+    if None in ends or any(one.best is None for one in tuned):
+        raise typer.Exit(1)
+
+
+def check_baseline(asked: Sweep, baseline: str | None) -> None:
+    """Refuse one that is not swept, before anything is trained."""
+    from fedkeel.sweep import settings_of
+
+    names = [asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).composed.name for m, grid in asked.grids.items()]
+    if baseline is not None and baseline not in names:
+        raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
+
+
+def show_ends(
+    runs: Sequence[Run], tuned: Sequence[Tuned], target: float | None, baseline: str | None, as_json: bool
+) -> None:
+    """The final runs held against each other, as far as there are any."""
+    from fedkeel.comparison import grouped
+
+    tuning, groups = {"tuning": [one.save() for one in tuned]}, grouped(runs)
+    if baseline is not None and groups and baseline not in [group.label for group in groups]:
+        say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
+        baseline = None
+    if groups:
+        show(groups, target, baseline, as_json, tuning)
+    elif as_json:
+        typer.echo(in_json({"methods": []} | tuning))
+
+
+def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
+    """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
+    from fedkeel.sweep import NO_SAMPLE, label_of
+
+    setting, reason = next(iter(tuned.reasons.items()))
+    if (error := broken.get(label_of(tuned.method, setting))) is not None:
+        return error.message, error.hint
+    return reason, "raise validation, the share that each client sets aside" if reason == NO_SAMPLE else None
 
 
 def cluster(on: str) -> contextlib.AbstractContextManager[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ import torch
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
+from fedkeel.engines.choose import ENGINES
+from fedkeel.environment import edited
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
@@ -22,6 +25,9 @@ from fedkeel.run import run
 from fedkeel.runs import Run, load_run
 from fedkeel.together import alike, run_together
 
+log = logging.getLogger("fedkeel")
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -45,6 +51,10 @@ class Machine:
     tracking: Tracking = field(default_factory=Tracking)
 
     def __post_init__(self) -> None:
+        if self.engine not in (*ENGINES, "auto"):
+            raise RequestError(f"unknown engine: {self.engine}", nearest(self.engine, (*ENGINES, "auto"), "engines"))
+        if self.device.partition(":")[0] not in DEVICES:  # whether it is here, is asked where it is used
+            raise RequestError(f"unknown device: {self.device}", "use auto, cpu, cuda or mps")
         if self.workers is not None and self.workers < 1:
             raise RequestError(f"--workers must be at least 1: {self.workers}", "leave it out for one per core")
         if self.precision not in PRECISIONS:
@@ -67,6 +77,7 @@ class Outcome:
     plan: Plan
     run: Run | None
     found: bool = False
+    error: RunError | None = None
 
     @property
     def seconds(self) -> float:
@@ -78,6 +89,10 @@ def folder_of(label: str, experiment: Experiment, out: Path | None, alone: bool)
     name = folder_name(label)
     if out is None:
         return Path("runs") / f"{name}-{experiment.fingerprint()}"
+    if not alone and (out / EXPERIMENT).exists():  # runs below a run are found by no other command
+        raise FolderError(
+            f"{out} is a run itself, so several runs cannot stand in it.", "choose another folder with --out"
+        )
     return out if alone else out / name / str(experiment.seed)
 
 
@@ -103,7 +118,11 @@ def finished(plan: Plan) -> Run | None:
     if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
         return None
     made = load_run(plan.folder)
-    return made if len(made.records) == plan.experiment.rounds else None
+    if len(made.records) != plan.experiment.rounds:
+        return None
+    for name in edited(plan.folder, plan.experiment.composed.rules):
+        log.warning("the module %s has been edited since %s was made: this is the old result", name, plan.folder)
+    return made
 
 
 def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
@@ -125,7 +144,9 @@ def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Out
         for plan, run_or_error in zip(group, ended, strict=True):
             if isinstance(run_or_error, RunError):
                 complain(f"{named[id(plan)]}: {run_or_error.message}", run_or_error.hint)
-            outcomes[id(plan)] = Outcome(plan, run_or_error if isinstance(run_or_error, Run) else None)
+                outcomes[id(plan)] = Outcome(plan, None, error=run_or_error)
+            else:
+                outcomes[id(plan)] = Outcome(plan, run_or_error)
     return [outcomes[id(plan)] for plan in plans]
 
 

@@ -89,4 +89,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 body = pickle.dumps(answer, protocol=5)
             except Exception:
                 body = pickle.dumps(RuntimeError(f"{type(answer).__name__}: {answer}"))
-            send(replies, body)
+            try:
+                send(replies, body)
+            except BrokenPipeError:  # the parent was killed; what is still in the buffer must not complain at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), replies.fileno())
+                return

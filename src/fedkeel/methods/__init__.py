@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import import_name
@@ -61,6 +61,7 @@ from fedkeel.methods.weighting import (
     fednolowe,
     qfedavg,
 )
+from fedkeel.values import typed, types_of
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -131,7 +132,7 @@ PLUGINS: dict[str, Callable[..., Method]] = {
 def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """The method of that name, with some of its hyper-parameters set.
 
-    `module:function` is one of the user's own; `specgradfilter+scaffold` puts a plug-in on a base.
+    `module:name` is one of the user's own, a function or a Method; `specgradfilter+scaffold` puts a plug-in on a base.
     """
     makers, known = makers_of(name), settings_of(name)
     settings = dict(settings or {})
@@ -147,7 +148,7 @@ def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 def makers_of(name: str) -> list[Callable[..., Method]]:
     """The functions behind a name: plug-ins in the order in which they are written, then the base."""
-    *plugins, base = name.split("+") if ":" not in name else [name]
+    *plugins, base = name.split("+")
     return [_plugin(word) for word in plugins] + [_maker(base)]
 
 
@@ -157,12 +158,32 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def _maker(name: str) -> Callable[..., Method]:
-    make: Callable[..., Method] | None = import_name(name, "method") if ":" in name else METHODS.get(name)
+    if ":" in name:
+        return _own(name)
+    make = METHODS.get(name)
     if make is None and name in PLUGINS:
         raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
     if make is None:
         raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
     return make
+
+
+def _own(name: str) -> Callable[..., Method]:
+    """The user's own function of that name; a Method is made by a function without hyper-parameters."""
+    found = import_name(name, "method")
+    if isinstance(found, Method):
+
+        def make() -> Method:
+            return found
+
+        make.__module__ = name.partition(":")[0]  # what its card is told from
+        return make
+    if not callable(found):
+        raise MethodError(
+            f"{name} is of type {type(found).__name__}, neither a Method nor a function that returns one.",
+            "write mine = fk.method(…), or def mine(…): return fk.method(…)",
+        )
+    return cast(Callable[..., Method], found)
 
 
 def _plugin(name: str) -> Callable[..., Method]:
@@ -173,10 +194,14 @@ def _plugin(name: str) -> Callable[..., Method]:
 
 def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:
     own = hyperparameters(make)
+    defaults = {word: default for word, default in own.items() if default is not inspect.Parameter.empty}
+    mine = {word: value for word, value in settings.items() if word in own}
+    mine = typed(mine, types_of(make), MethodError, f"{{}} of method {name}", defaults)
     try:
-        made = make(*base, **{word: _whole(value) for word, value in settings.items() if word in own})
-    except TypeError as error:
-        raise MethodError(f"method {name} refused its hyper-parameters: {error}") from error
+        made = make(*base, **{word: _whole(value) for word, value in mine.items()})
+    except TypeError as error:  # where annotations do not say what fits
+        hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
+        raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
     if not isinstance(made, Method):
         raise MethodError(f"{name} returned {type(made).__name__}, not a Method", "return fk.method(…)")
     return made

@@ -1,0 +1,122 @@
+"""Values from outside, held against the types that the code is annotated with."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from fedkeel.errors import RequestError
+
+KINDS: dict[Any, tuple[str, str, str]] = {
+    bool: ("true or false", "true or false", "true"),
+    int: ("a whole number", "whole numbers", "1"),
+    float: ("a number", "numbers", "0.1"),
+    str: ("a text", "texts", '"…"'),
+    Mapping: ("a table", "tables", "{…}"),
+}
+"""One of a type, several of it, and an example."""
+
+HELD = ("builtins", "collections", "fedkeel", "torch")
+"""Whose classes values are held against; what an annotation of another's class lets in is not ours to say."""
+
+
+def typed(
+    values: Mapping[str, Any],
+    types: Mapping[str, Any],
+    error: type[RequestError],
+    place: str = "{}",
+    examples: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The values as Python's own numbers, texts and lists; one that is not of its annotated type is refused."""
+    found = {word: plain(value) for word, value in values.items()}
+    for word, value in found.items():
+        wanted, example = types.get(word, Any), (examples or {}).get(word)
+        if not fits(value, wanted):
+            written = example_of(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
+            message = f"{place.format(word)} must be {described(wanted)}: {shown(value)}"
+            raise error(message, f"for example {word} = {written}")
+    return found
+
+
+def types_of(made: Any) -> dict[str, Any]:
+    """The annotated types of a class's fields or a function's parameters; none where they cannot be evaluated."""
+    try:
+        if isinstance(made, type):
+            return get_type_hints(made)
+        return {name: one.annotation for name, one in inspect.signature(made, eval_str=True).parameters.items()}
+    except (NameError, AttributeError, TypeError, ValueError, SyntaxError):  # names that only a type checker sees
+        return {}
+
+
+def plain(value: Any) -> Any:
+    """numpy's numbers and arrays, ranges and paths as Python's own."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    if isinstance(value, range):
+        return list(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of an annotated type: lists are tuples, whole numbers are numbers, true is neither."""
+    if get_origin(wanted) in (Union, UnionType):
+        return any(fits(value, one) for one in get_args(wanted))
+    kind, items = get_origin(wanted) or wanted, get_args(wanted)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if kind in (list, tuple, Sequence):
+        several = items if kind is tuple and items[-1:] != (...,) else None
+        if not isinstance(value, list | tuple) or (several and len(several) != len(value)):
+            return False
+        return all(fits(item, one) for item, one in zip(value, several or items[:1] * len(value), strict=False))
+    if (
+        not isinstance(kind, type)
+        or kind.__module__.partition(".")[0] not in HELD
+        or getattr(kind, "_is_protocol", False)
+    ):
+        return True
+    return isinstance(value, kind)
+
+
+def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The types that a type allows, each with those of its items."""
+    for one in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
+        if one is not NoneType:
+            yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
+
+
+def described(wanted: Any, *, many: bool = False) -> str:
+    """A type in words: "a whole number, or a list of 2 whole numbers"."""
+    words = []
+    for kind, items in _options(wanted):
+        if kind in KINDS:
+            words.append(KINDS[kind][many])
+        elif kind in (list, tuple, Sequence):
+            count = f"{len(items)} " if len(items) > 1 else ""
+            of = f" of {count}{described(items[0], many=True)}" if items else ""
+            words.append(f"{'lists' if many else 'a list'}{of}")
+        else:
+            name = getattr(kind, "__name__", str(kind))
+            words.append(f"{name}s" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
+    return ", or ".join(words)
+
+
+def example_of(wanted: Any) -> str:
+    kind, items = next(_options(wanted))
+    if kind in (list, tuple, Sequence):
+        return f"[{', '.join(example_of(item) for item in items)}]"
+    return KINDS[kind][2] if kind in KINDS else f"{getattr(kind, '__name__', kind)}(…)"
+
+
+def shown(value: Any) -> str:
+    """A value in one line, the end of a long one left out."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:79]}…"
