@@ -34,9 +34,9 @@ from problems import ABLATIONS, small_problem
 CLIENTS = 3
 LEAVES = {
     "patches.project.weight": (8, 12),
-    "conv": (6, 4, 3, 3),
-    "conv_bias": (6,),
-    "long": (64, 3000),
+    "conv1.weight": (6, 4, 3, 3),
+    "bn1.bias": (6,),
+    "layer1.weight": (64, 3000),
     "fc.weight": (10, 6),
     "fc.bias": (10,),
 }
