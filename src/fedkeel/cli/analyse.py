@@ -37,7 +37,7 @@ def analyse(
     directions: Annotated[str, option(metavar="NAME", help="Of a landscape: random or eigen.")] = "random",
     radius: Annotated[float | None, option(metavar="R", help="How far a landscape goes.")] = None,
     points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
-    rho: Annotated[float, option(metavar="RHO", min=0.0, help="Radius of the sharpness.")] = 0.05,
+    rho: Annotated[float, option(metavar="RHO", help="Radius of the sharpness.")] = 0.05,
     device: Annotated[str, option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
     json: Json = False,
 ) -> None:
