@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.ledger import Entry, longest
-from fedkeel.papers.cells import Cell, merged
+from fedkeel.papers import QUESTIONS, Cell
+from fedkeel.papers.cells import merged
 from fedkeel.reproduce import settings_of
 from fedkeel.verdicts import TIMES, WITHIN, Judgement, measured
 
@@ -19,7 +20,6 @@ ABOUT = (
     "keep the settings chosen beforehand. Shortened runs contradict nothing yet; their verdicts say where the order "
     "differs so far."
 )
-QUESTIONS = "questions"
 SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
 
 

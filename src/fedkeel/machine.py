@@ -16,14 +16,20 @@ import torch
 from fedkeel.errors import RequestError
 
 
+def check_device(name: str) -> None:
+    """Refuse what is no device; whether it is here, `device_of` says."""
+    with contextlib.suppress(RuntimeError):
+        if name == "auto" or torch.device(name).type in ("cpu", "cuda", "mps"):
+            return
+    raise RequestError(f"unknown device: {name}", "use auto, cpu, cuda or mps")
+
+
 def device_of(name: str) -> torch.device:
     """`auto` is the GPU where there is one."""
+    check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError(f"unknown device: {name}", "use auto, cpu, cuda or mps") from None
+    device = torch.device(name)
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if not there.get(device.type, False):
         raise RequestError(f"no such device here: {name}", "see `fedkeel doctor`")

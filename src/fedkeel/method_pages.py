@@ -14,11 +14,13 @@ from fedkeel.rule import Rule
 HEAD = "<!-- made by `fedkeel methods --pages docs/methods`; do not edit -->\n"
 
 
-def write_pages(folder: Path) -> list[Path]:
-    """One file for each method, and an index."""
+def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
+    """One file for each method, and an index; or one method's file alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = cards()
-    files = {"README.md": index(made)} | {f"{card.name}.md": page(card) for card in made}
+    made = cards() if only is None else [only]
+    files = {f"{card.name}.md": page(card) for card in made}
+    if only is None:
+        files["README.md"] = index(made)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]

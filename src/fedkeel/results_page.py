@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from fedkeel.contradictions import ABOUT, contradictions
 from fedkeel.ledger import Entry, spent
-from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, Table, checks, choices, tables
+from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
 from fedkeel.verdicts import NOISE, SHARE, Judgement, Lead, judge, leads
-
-QUESTIONS = "questions"
 
 HEAD = f"""# Results: reported against measured
 

@@ -52,18 +52,13 @@ def write_pages(folder: Path, name: str | None) -> None:
     """Every method's page and the index, or one method's page alone."""
     from fedkeel.cards import card
     from fedkeel.cli.writing import writing
-    from fedkeel.method_pages import page
-    from fedkeel.method_pages import write_pages as write_all
+    from fedkeel.method_pages import write_pages as write
 
-    shown = None if name is None else card(name)
+    only = None if name is None else card(name)
     with writing(folder):
-        if shown is None:
-            stdout().print(f"{len(write_all(folder))} pages written to {folder}", soft_wrap=True)
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{shown.name}.md"
-        file.write_text(page(shown), encoding="utf-8")
-    stdout().print(f"1 page written to {file}", soft_wrap=True)
+        files = write(folder, only)
+    what = f"{len(files)} pages" if only is None else files[0].name
+    stdout().print(f"{what} written to {folder}", soft_wrap=True)
 
 
 def show_table(cards: Iterable[MethodCard], console: Console) -> None:

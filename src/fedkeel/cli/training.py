@@ -14,20 +14,19 @@ import torch
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
-from fedkeel.engines.choose import ENGINES
+from fedkeel.engines.choose import check_name
 from fedkeel.environment import edited
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
 from fedkeel.loop import Progress
-from fedkeel.machine import device_of
+from fedkeel.machine import check_device, device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
 from fedkeel.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -51,10 +50,8 @@ class Machine:
     tracking: Tracking = field(default_factory=Tracking)
 
     def __post_init__(self) -> None:
-        if self.engine not in (*ENGINES, "auto"):
-            raise RequestError(f"unknown engine: {self.engine}", nearest(self.engine, (*ENGINES, "auto"), "engines"))
-        if self.device.partition(":")[0] not in DEVICES:  # whether it is here, is asked where it is used
-            raise RequestError(f"unknown device: {self.device}", "use auto, cpu, cuda or mps")
+        check_name(self.engine)
+        check_device(self.device)
         if self.workers is not None and self.workers < 1:
             raise RequestError(f"--workers must be at least 1: {self.workers}", "leave it out for one per core")
         if self.precision not in PRECISIONS:

@@ -56,13 +56,18 @@ class Chosen(NamedTuple):
     choice: Choice
 
 
+def check_name(name: str) -> None:
+    """Refuse what is no engine."""
+    if name not in (*ENGINES, "auto"):
+        raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
+
+
 def choose(name: str, job: Job, before: str | None = None) -> Chosen:
     """The engine of that name, or for `auto` one that can do the job.
 
     `before` names the engine of the rounds that are done: a run goes on with one that gives the same bits.
     """
-    if name not in (*ENGINES, "auto"):
-        raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
+    check_name(name)
     if name != "auto":
         return Chosen(make_engine(name, job), Choice(name, name))
     names = candidates(job, before)

@@ -30,13 +30,15 @@ from typing import Any
 
 from fedkeel.errors import RequestError, nearest
 
+QUESTIONS = "questions"
+
 PAPERS: dict[str, str] = {
     "fedfft": "FedFFT: spectral filtering of SAM perturbations",
     "specgradfilter": "SpecGradFilter: spectral filtering of gradients",
     "fedscam": "FedSCAM: radius and weight by client heterogeneity",
     "fedwmsam": "FedWMSAM: weighted momentum and SAM",
     "fedfsa": "FedFSA: larger perturbations for sensitive layers",
-    "questions": "Questions the papers leave open",
+    QUESTIONS: "Questions the papers leave open",
 }
 
 KINDS: dict[str, str] = {

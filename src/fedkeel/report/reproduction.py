@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fedkeel.contradictions import ABOUT, contradictions
 from fedkeel.ledger import Entry, read, spent
-from fedkeel.papers import PAPERS, Table, tables
+from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.results_page import QUESTIONS, cells_of, meaning, plural, shown, unmeasured, worth
+from fedkeel.results_page import cells_of, meaning, plural, shown, unmeasured, worth
 from fedkeel.states import write_whole
 from fedkeel.verdicts import Judgement, judge, leads
 
