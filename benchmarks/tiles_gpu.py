@@ -1,6 +1,6 @@
-"""Which tiles are fastest for the convolutions of ResNet-20 and ResNet-18 with ten clients, on one GPU.
+"""Which tiles are fastest for the convolutions of a network with ten clients, on one GPU.
 
-    python benchmarks/tiles_gpu.py [--tries 20] [--processes 14]
+    python benchmarks/tiles_gpu.py [--network resnet20 resnet18] [--tries 20] [--processes 14]
 
 Prints for each shape and kernel the time of the tile that `kernels/tiles.py` chooses, and of the best ones found.
 """
@@ -22,12 +22,20 @@ from fedkeel.kernels.tiles import Tile, power
 
 CLIENTS, IMAGES = 10, 50
 # height, in, out, kernel, stride, padding, and how often the network has it
-SHAPES = [
-    (32, 3, 16, 3, 1, 1, 1), (32, 16, 16, 3, 1, 1, 6), (32, 16, 32, 3, 2, 1, 1), (16, 32, 32, 3, 1, 1, 5),
-    (16, 32, 64, 3, 2, 1, 1), (8, 64, 64, 3, 1, 1, 5),
-    (32, 3, 64, 7, 2, 3, 1), (8, 64, 128, 3, 2, 1, 1), (4, 128, 128, 3, 1, 1, 3), (4, 128, 256, 3, 2, 1, 1),
-    (2, 256, 256, 3, 1, 1, 3), (2, 256, 512, 3, 2, 1, 1), (1, 512, 512, 3, 1, 1, 3),
-]  # fmt: skip
+SHAPES = {
+    "resnet20": [
+        (32, 3, 16, 3, 1, 1, 1), (32, 16, 16, 3, 1, 1, 6), (32, 16, 32, 3, 2, 1, 1), (16, 32, 32, 3, 1, 1, 5),
+        (16, 32, 64, 3, 2, 1, 1), (8, 64, 64, 3, 1, 1, 5),
+    ],
+    "resnet18": [
+        (32, 3, 64, 7, 2, 3, 1), (8, 64, 128, 3, 2, 1, 1), (4, 128, 128, 3, 1, 1, 3), (4, 128, 256, 3, 2, 1, 1),
+        (2, 256, 256, 3, 1, 1, 3), (2, 256, 512, 3, 2, 1, 1), (1, 512, 512, 3, 1, 1, 3),
+    ],
+    "resnet18-cifar": [
+        (32, 3, 64, 3, 1, 1, 1), (32, 64, 64, 3, 1, 1, 4), (32, 64, 128, 3, 2, 1, 1), (16, 128, 128, 3, 1, 1, 3),
+        (16, 128, 256, 3, 2, 1, 1), (8, 256, 256, 3, 1, 1, 3), (8, 256, 512, 3, 2, 1, 1), (4, 512, 512, 3, 1, 1, 3),
+    ],
+}  # fmt: skip
 KERNELS = ("forward", "input", "weight")
 
 
@@ -66,9 +74,15 @@ def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
         for t in itertools.product(
             (32, 64, 128, 256), {power(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
         )
-        if t[0] * t[1] <= 128 * 128 and t[0] * t[1] >= 16 * 32 * t[3]
+        if 16 <= results(kernel, t) / (32 * t[3]) <= 128  # of a thread
+        if min(columns, channels) < 64 or (results(kernel, t) >= 64 * 64 and t[2] >= 64)
     ]
     return random.Random(0).sample(made, min(tries, len(made)))
+
+
+def results(kernel: str, tile: tuple[int, ...]) -> int:
+    """Sums that one program keeps: of a weight gradient the rows are what is summed over."""
+    return tile[1] * (tile[2] if kernel == "weight" else tile[0])
 
 
 def compiled(work: tuple[str, tuple[int, ...], Tile]) -> bool:
@@ -85,22 +99,29 @@ def main() -> None:
     from triton.testing import do_bench_cudagraph
 
     parser = argparse.ArgumentParser()
+    parser.add_argument("--network", nargs="+", choices=SHAPES, default=["resnet20", "resnet18"])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--processes", type=int, default=14)
     given = parser.parse_args()
-    wanted = [(kernel, shape) for shape in SHAPES for kernel in KERNELS if shape[1] > 3 or kernel != "input"]
-    works = [(*one, tile) for one in wanted for tile in candidates(*one, given.tries)]
+    wanted = [
+        (network, kernel, shape)
+        for network in given.network
+        for shape in SHAPES[network]
+        for kernel in KERNELS
+        if shape[1] > 3 or kernel != "input"
+    ]
+    works = [(kernel, shape, tile) for _, kernel, shape in wanted for tile in candidates(kernel, shape, given.tries)]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         fine = pool.map(compiled, works, chunksize=4)
     print(f"{len(works)} tiles, {sum(fine)} of them fit")
     print("kernel | shape | µs now | best tiles (rows, columns, depth, warps, stages)")
-    gained = {"resnet20": 0.0, "resnet18": 0.0}
-    for kernel, shape in wanted:
+    gained = dict.fromkeys(given.network, 0.0)
+    for network, kernel, shape in wanted:
         now = do_bench_cudagraph(job(kernel, shape, None), rep=5) * 1e3
         some = [w[2] for w, fits in zip(works, fine, strict=True) if fits and w[:2] == (kernel, shape)]
         found = sorted((do_bench_cudagraph(job(kernel, shape, tile), rep=5) * 1e3, tile) for tile in some)
         best = "; ".join(f"{us:.1f} {tuple(tile)}" for us, tile in found[:4])
-        gained["resnet20" if shape in SHAPES[:6] else "resnet18"] += shape[-1] * max(0.0, now - found[0][0])
+        gained[network] += shape[-1] * max(0.0, now - found[0][0])
         print(f"{kernel} | {shape} | {now:.1f} | {best}", flush=True)
     print({name: f"{us:.0f} µs to gain in a pass" for name, us in gained.items()})
 

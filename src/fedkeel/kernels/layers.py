@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.plain import Memory, Moments
 from fedkeel.trees import Tree
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -88,35 +89,29 @@ class Normalise(torch.autograd.Function):
 
 
 class BatchNormalise(torch.autograd.Function):
-    """relu(gain · (x − mean) / std + bias + shortcut), mean and variance being those of the client's batch.
-
-    These two and their number of pixels are returned besides.
-    """
+    """relu(gain · (x − mean) / std + bias + shortcut), mean and variance being those of the client's batch."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool, memory: Memory,
+    ) -> Tensor:  # fmt: skip
         ops = batch_norm_for(x)
-        mean, variance, count = ops.moments(x, mask)
-        inverse = (variance + epsilon).rsqrt()
-        scale = gain * inverse
+        made = ops.moments(x, mask, gain, bias, epsilon, memory)
         shortcut = None if shortcut is None else shortcut.contiguous()
-        y = ops.rescale(x, scale, bias - mean * scale, shortcut, relu)
-        ctx.save_for_backward(x, y, mean, inverse, gain, count, mask)
+        y: Tensor = ops.rescale(x, made.scale, made.shift, shortcut, relu)
+        ctx.save_for_backward(x, y, gain, mask, *made)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
-        ctx.mark_non_differentiable(mean, variance, count)
-        return y, mean, variance, count
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, mean, inverse, gain, count, mask = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, gain, mask, *made = ctx.saved_tensors
         dx, dz = ctx.ops.rescale_gradient(
-            dy.contiguous(), y, x, mean, inverse, gain, count, mask, ctx.relu, ctx.into, ctx.joins
+            dy.contiguous(), y, x, Moments(*made), gain, mask, ctx.relu, ctx.into, ctx.joins
         )
-        return dx, None, dz, None, None, None, None, None, None
+        return dx, None, dz, None, None, None, None, None, None, None
 
 
 class Multiply(torch.autograd.Function):

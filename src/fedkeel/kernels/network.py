@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from fedkeel.kernels.layers import (
     Normalise,
     batch_norm_for,
 )
+from fedkeel.kernels.plain import Memory
 from fedkeel.models.resnet import Block
 
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]
@@ -157,21 +157,16 @@ def batch_normalised(
     gain, bias, running, x = frame.params[f"{name}.weight"], frame.params[f"{name}.bias"], frame.running, x.contiguous()
     assert running is not None
     assert module.momentum is not None
-    old = {moment: running.before[f"{name}.running_{moment}"] for moment in ("mean", "var")}
+    moments = (f"{name}.running_mean", f"{name}.running_var")
+    mean, variance = (running.before[moment] for moment in moments)
     if running.after is None:
-        scale = gain * (old["var"] + module.eps).rsqrt()
+        scale = gain * (variance + module.eps).rsqrt()
         beside = None if shortcut is None else shortcut.contiguous()
-        y: Tensor = batch_norm_for(x).rescale(x, scale, bias - old["mean"] * scale, beside, relu)
+        y: Tensor = batch_norm_for(x).rescale(x, scale, bias - mean * scale, beside, relu)
         return y
     into = (frame.into[f"{name}.weight"], frame.into[f"{name}.bias"])
-    y, mean, variance, count = BatchNormalise.apply(
-        x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu
-    )
-    unbiased = variance * (count / (count - 1))[:, None]
-    for moment, new in (("mean", mean), ("var", unbiased)):
-        running.after[f"{name}.running_{moment}"].copy_(
-            torch.lerp(old[moment], new.to(old[moment].dtype), module.momentum)
-        )
+    memory = Memory((mean, variance), (running.after[moments[0]], running.after[moments[1]]), module.momentum)
+    y = BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, memory)
     return y
 
 

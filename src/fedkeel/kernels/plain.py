@@ -5,6 +5,8 @@ Images are `[clients, batch, height, width, channels]`; weights `[clients, out, 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -99,15 +101,45 @@ def normalise_gradient(
 
 
 # ---- batch norm: moments over the images of a client, then as above -------------------------------------------------
-def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance `[clients, channels]` over the pixels of the images that count, and how many these are."""
+class Memory(NamedTuple):
+    """Running mean and variance `[clients, channels]`: as they are, where they are written to, how fast they follow."""
+
+    before: tuple[Tensor, Tensor]
+    after: tuple[Tensor, Tensor]
+    momentum: float
+
+
+class Moments(NamedTuple):
+    """Mean and variance `[clients, channels]` over the pixels of the images that count, and how many these are;
+
+    with inverse = 1 / √(variance + ε), a batch norm is x · scale + shift: gain · inverse, bias − mean · scale.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    pixels: Tensor
+    inverse: Tensor
+    scale: Tensor
+    shift: Tensor
+
+
+def moments(
+    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, memory: Memory | None = None
+) -> Moments:
+    """Of a batch; `memory` follows them, its variance as that of a sample."""
     v = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     weight = v.new_ones(x.shape[:2]) if mask is None else mask.to(v.dtype)
     count = weight.sum(1) * (x.shape[2] * x.shape[3])
     of = weight[:, :, None, None, None]
     mean = (v * of).sum((1, 2, 3)) / count[:, None]
     variance = ((v - spatial(mean)).square() * of).sum((1, 2, 3)) / count[:, None]
-    return mean, variance, count
+    if memory is not None:
+        of_sample = variance * (count / (count - 1))[:, None]
+        for old, new, into in zip(memory.before, (mean, of_sample), memory.after, strict=True):
+            into.copy_(torch.lerp(old, new.to(old.dtype), memory.momentum))
+    inverse = (variance + epsilon).rsqrt()
+    scale = gain * inverse
+    return Moments(mean, variance, count, inverse, scale, bias - mean * scale)
 
 
 def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
@@ -121,10 +153,8 @@ def rescale_gradient(
     dy: Tensor,
     y: Tensor,
     x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
+    made: Moments,
     gain: Tensor,
-    count: Tensor,
     mask: Tensor | None,
     relu: bool,
     into: tuple[Tensor, Tensor],
@@ -135,11 +165,11 @@ def rescale_gradient(
     Images that do not count must have no slope, as they have none where the loss leaves them out.
     """
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
-    unit = (x.to(gain.dtype) - spatial(mean)) * spatial(inverse)
+    unit = (x.to(gain.dtype) - spatial(made.mean)) * spatial(made.inverse)
     into[0].copy_((dz * unit).sum((1, 2, 3)))
     into[1].copy_(dz.sum((1, 2, 3)))
-    level, tilt = (spatial(part / count[:, None]) for part in (into[1], into[0]))
-    dx = (dz - level - unit * tilt) * spatial(gain * inverse)
+    level, tilt = (spatial(part / made.pixels[:, None]) for part in (into[1], into[0]))
+    dx = (dz - level - unit * tilt) * spatial(made.scale)
     if mask is not None:
         dx = dx * mask[:, :, None, None, None]
     return dx.to(x.dtype), dz.to(x.dtype) if joins else None

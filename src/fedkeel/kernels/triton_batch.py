@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedkeel.kernels.plain import Memory, Moments
+from fedkeel.kernels.tiles import PROGRAMS
 from fedkeel.kernels.triton_norm import _sum_images
 
 __all__ = ["moments", "rescale", "rescale_gradient"]
@@ -20,25 +22,80 @@ __all__ = ["moments", "rescale", "rescale_gradient"]
 
 @triton.jit
 def _moments(
-    x, mask, counts, means, squares, rows, pixels, chunks, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+    x, mask, counts, means, squares, rows, pixels, chunks, turns, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Of one stretch of rows: how many count, their mean, and their squared distances from it."""
+    """Of one stretch of rows: how many count, their mean, and their squared distances from it.
+
+    Sums are of distances from the stretch's first row, so that those of squares lose nothing far from zero.
+    """
     client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    row, channel = chunk * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    there = row < rows
-    weight = there.to(tl.float32)
-    if MASKED:
-        weight = tl.load(mask + client * (rows // pixels) + row // pixels, mask=there, other=0.0).to(tl.float32)
-    at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
-    v = tl.load(x + at, mask=there[:, None], other=0.0).to(tl.float32)
-    count = tl.sum(weight, 0)
-    mean = tl.sum(v * weight[:, None], 0) / tl.maximum(count, 1.0)
-    off = v - mean[None, :]
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    base = x + client * rows * CHANNELS + channel
+    pivot = tl.load(base + chunk * turns * BLOCK * CHANNELS).to(tl.float32)
+    total, square = tl.zeros((BLOCK, WIDE), dtype=tl.float32), tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    counted = tl.zeros((BLOCK,), dtype=tl.float32)
+    for turn in range(turns):
+        row = (chunk * turns + turn) * BLOCK + tl.arange(0, BLOCK)
+        there = row < rows
+        weight = there.to(tl.float32)
+        if MASKED:
+            weight = tl.load(mask + client * (rows // pixels) + row // pixels, mask=there, other=0.0).to(tl.float32)
+        v = tl.load(base[None, :] + row[:, None] * CHANNELS, mask=there[:, None], other=0.0).to(tl.float32)
+        off = (v - pivot[None, :]) * weight[:, None]
+        counted += weight
+        total += off
+        square += off * off
+    count, off_sum = tl.sum(counted, 0), tl.sum(total, 0)
+    off_mean = off_sum / tl.maximum(count, 1.0)
     place = (client * chunks + chunk) * CHANNELS + channel
-    tl.store(means + place, mean)
-    tl.store(squares + place, tl.sum(off * off * weight[:, None], 0))
+    tl.store(means + place, pivot + off_mean)
+    tl.store(squares + place, tl.maximum(tl.sum(square, 0) - off_sum * off_mean, 0.0))
     tl.store(counts + client * chunks + chunk, count)
+
+
+@triton.jit
+def _join(
+    counts, means, squares, gain, bias, old_mean, old_variance, new_mean, new_variance, made, count_out, chunks,
+    clients, gain_stride, bias_stride, old_stride, new_stride, epsilon, momentum, CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, REMEMBERED: tl.constexpr,
+):  # fmt: skip
+    """The moments of all stretches from those of each, what follows from them, and what is remembered."""
+    client = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    chunk = tl.arange(0, BLOCK)
+    weights, total = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    for first in range(0, chunks, BLOCK):
+        there, at = first + chunk < chunks, client * chunks + first + chunk
+        weight = tl.load(counts + at, mask=there, other=0.0)
+        value = tl.load(means + at[:, None] * CHANNELS + channel[None, :], mask=there[:, None], other=0.0)
+        weights += weight
+        total += weight[:, None] * value
+    count = tl.sum(weights, 0)
+    mean = tl.sum(total, 0) / count
+    spread = tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    for first in range(0, chunks, BLOCK):
+        there, at = first + chunk < chunks, client * chunks + first + chunk
+        weight, place = tl.load(counts + at, mask=there, other=0.0), at[:, None] * CHANNELS + channel[None, :]
+        off = tl.load(means + place, mask=there[:, None], other=0.0) - mean[None, :]
+        spread += tl.load(squares + place, mask=there[:, None], other=0.0) + weight[:, None] * (off * off)
+    variance = tl.sum(spread, 0) / count
+    inverse = 1.0 / tl.sqrt(variance + epsilon)
+    scale = tl.load(gain + client * gain_stride + channel) * inverse
+    shift = tl.load(bias + client * bias_stride + channel) - mean * scale
+    at, apart = made + client * CHANNELS + channel, clients * CHANNELS
+    tl.store(at, mean)
+    tl.store(at + apart, variance)
+    tl.store(at + 2 * apart, inverse)
+    tl.store(at + 3 * apart, scale)
+    tl.store(at + 4 * apart, shift)
+    tl.store(count_out + client, count)
+    if REMEMBERED:
+        old, new = client * old_stride + channel, client * new_stride + channel
+        before = tl.load(old_mean + old)
+        tl.store(new_mean + new, before + momentum * (mean - before))
+        before = tl.load(old_variance + old)
+        tl.store(new_variance + new, before + momentum * (variance * (count / (count - 1)) - before))
 
 
 @triton.jit
@@ -62,46 +119,55 @@ def _rescale(
 
 @triton.jit
 def _slopes(
-    dy, y, x, mean, inverse, dgain, dbias, dz_out, rows, chunks, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    dy, y, x, mean, inverse, scale, shift, dgain, dbias, dz_out, rows, chunks, turns, CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope."""
     client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    row, channel = chunk * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    there = (row < rows)[:, None]
-    at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
+    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     of = client * CHANNELS + channel
-    dz = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-    if RELU:
-        dz = tl.where(tl.load(y + at, mask=there, other=0.0) > 0, dz, 0.0)
-    if SHORTCUT:
-        tl.store(dz_out + at, dz.to(dz_out.dtype.element_ty), mask=there)
-    off = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - tl.load(mean + of)[None, :]
+    middle, factor, lift = tl.load(mean + of), tl.load(scale + of), tl.load(shift + of)
+    level, tilt = tl.zeros((BLOCK, WIDE), dtype=tl.float32), tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    for turn in range(turns):
+        row = (chunk * turns + turn) * BLOCK + tl.arange(0, BLOCK)
+        there = (row < rows)[:, None]
+        at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
+        dz = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
+        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            if SHORTCUT:
+                dz = tl.where(tl.load(y + at, mask=there, other=0.0) > 0, dz, 0.0)
+            else:
+                dz = tl.where(v * factor[None, :] + lift[None, :] > 0, dz, 0.0)
+        if SHORTCUT:
+            tl.store(dz_out + at, dz.to(dz_out.dtype.element_ty), mask=there)
+        level += dz
+        tilt += dz * (v - middle[None, :])
     place = (client * chunks + chunk) * CHANNELS + channel
-    tl.store(dgain + place, tl.sum(dz * off, 0) * tl.load(inverse + of))
-    tl.store(dbias + place, tl.sum(dz, 0))
+    tl.store(dgain + place, tl.sum(tilt, 0) * tl.load(inverse + of))
+    tl.store(dbias + place, tl.sum(level, 0))
 
 
 @triton.jit
 def _input_slopes(
-    dy, y, x, mask, mean, inverse, gain, dgain, dbias, counts, dx, rows, pixels, gain_stride, dgain_stride,
-    dbias_stride, CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, RELU: tl.constexpr,
-    MASKED: tl.constexpr,
+    dy, x, mask, mean, inverse, scale, shift, dgain, dbias, counts, dx, rows, pixels, dgain_stride, dbias_stride,
+    CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """dx = gain / std · (dz − mean(dz) − unit · mean(dz · unit))."""
+    """dx = gain / std · (dz − mean(dz) − unit · mean(dz · unit)). RELU: dy has not met it yet."""
     client = tl.program_id(1).to(tl.int64)
     row, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = row < rows
     at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
     of = client * CHANNELS + channel
-    count, factor = tl.load(counts + client), tl.load(inverse + of)
+    count, factor = tl.load(counts + client), tl.load(scale + of)
     level = tl.load(dbias + client * dbias_stride + channel) / count
-    tilt = tl.load(dgain + client * dgain_stride + channel) / count * factor
+    tilt = tl.load(dgain + client * dgain_stride + channel) / count * tl.load(inverse + of)
     dz = tl.load(dy + at, mask=there[:, None], other=0.0).to(tl.float32)
+    v = tl.load(x + at, mask=there[:, None], other=0.0).to(tl.float32)
     if RELU:
-        dz = tl.where(tl.load(y + at, mask=there[:, None], other=0.0) > 0, dz, 0.0)
-    off = tl.load(x + at, mask=there[:, None], other=0.0).to(tl.float32) - tl.load(mean + of)[None, :]
-    slope = (dz - level[None, :] - off * tilt[None, :]) * (tl.load(gain + client * gain_stride + channel) * factor)
+        dz = tl.where(v * factor[None, :] + tl.load(shift + of)[None, :] > 0, dz, 0.0)
+    off = v - tl.load(mean + of)[None, :]
+    slope = (dz - level[None, :] - off * tilt[None, :]) * factor[None, :]
     if MASKED:
         slope *= tl.load(mask + client * (rows // pixels) + row // pixels, mask=there, other=0.0)[:, None]
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=there[:, None])
@@ -115,20 +181,37 @@ def shape(x: Tensor) -> tuple[int, int, int, int, int]:
     return rows, x.shape[2] * x.shape[3], channels, min(triton.next_power_of_2(rows), 8192 // wide), wide
 
 
-def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    rows, pixels, channels, block, wide = shape(x)
-    clients, chunks = len(x), triton.cdiv(rows, block)
+def stretches(x: Tensor) -> tuple[int, int, int]:
+    """Of sums over rows: rows that a program takes at a time, how often it does, and the programs of a client."""
+    rows, _, channels, block, wide = shape(x)
+    block = min(block, 4096 // wide)
+    turns = max(1, min(16, rows * len(x) * (channels // wide) // (block * 2 * PROGRAMS)))
+    return block, turns, triton.cdiv(rows, block * turns)
+
+
+def moments(
+    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, memory: Memory | None = None
+) -> Moments:
+    rows, pixels, channels, _, wide = shape(x)
+    clients, (block, turns, chunks) = len(x), stretches(x)
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     counts = torch.empty((clients, chunks), dtype=torch.float32, device=x.device)
-    count = torch.full_like(counts[:, 0], rows) if mask is None else mask.sum(1, dtype=torch.float32) * pixels
     _moments[(chunks, clients, channels // wide)](
-        x, x if mask is None else mask.contiguous(), counts, parts[0], parts[1], rows, pixels, chunks,
-        CHANNELS=channels, WIDE=wide, BLOCK=block, MASKED=mask is not None, num_warps=8,
+        x, x if mask is None else mask.contiguous(), counts, parts[0], parts[1], rows, pixels, chunks, turns,
+        CHANNELS=channels, WIDE=wide, BLOCK=block, MASKED=mask is not None, num_warps=4,
     )  # fmt: skip
-    (means, squares), share = parts, (counts / count[:, None]).unsqueeze(-1)
-    mean = (means * share).sum(1)
-    variance = (squares.sum(1) / count[:, None]) + ((means - mean[:, None]).square() * share).sum(1)
-    return mean, variance, count
+    made = torch.empty((5, clients, channels), dtype=torch.float32, device=x.device)
+    count = torch.empty((clients,), dtype=torch.float32, device=x.device)
+    before, after, momentum = memory or ((made[0], made[1]), (made[0], made[1]), 0.0)
+    assert before[0].stride() == before[1].stride()
+    assert after[0].stride() == after[1].stride()
+    _join[(clients, channels // wide)](
+        counts, parts[0], parts[1], gain, bias, *before, *after, made, count, chunks, clients, gain.stride(0),
+        bias.stride(0), before[0].stride(0), after[0].stride(0), epsilon, momentum, CHANNELS=channels, WIDE=wide,
+        BLOCK=64, REMEMBERED=memory is not None,
+    )  # fmt: skip
+    mean, variance, inverse, scale, shift = made
+    return Moments(mean, variance, count, inverse, scale, shift)
 
 
 def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
@@ -145,30 +228,28 @@ def rescale_gradient(
     dy: Tensor,
     y: Tensor,
     x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
+    made: Moments,
     gain: Tensor,
-    count: Tensor,
     mask: Tensor | None,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    """Where no shortcut joins, what the ReLU let through is worked out again from x, which is read anyway."""
     rows, pixels, channels, block, wide = shape(x)
-    clients, chunks = len(x), triton.cdiv(rows, block)
+    clients, (some, turns, chunks) = len(x), stretches(x)
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
-    grid, sizes = (chunks, clients, channels // wide), {"CHANNELS": channels, "WIDE": wide, "BLOCK": block}
-    _slopes[grid](
-        dy, y, x, mean, inverse, parts[0], parts[1], dz if joins else dx, rows, chunks, **sizes, SHORTCUT=joins,
-        RELU=relu, num_warps=8,
+    _slopes[(chunks, clients, channels // wide)](
+        dy, y, x, made.mean, made.inverse, made.scale, made.shift, parts[0], parts[1], dx if dz is None else dz, rows,
+        chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4,
     )  # fmt: skip
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, chunks, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
-    _input_slopes[grid](
-        dy, y, x, x if mask is None else mask.contiguous(), mean, inverse, gain, into[0], into[1], count, dx, rows,
-        pixels, gain.stride(0), into[0].stride(0), into[1].stride(0), **sizes, RELU=relu, MASKED=mask is not None,
-        num_warps=8,
+    _input_slopes[(triton.cdiv(rows, block), clients, channels // wide)](
+        dy if dz is None else dz, x, x if mask is None else mask.contiguous(), made.mean, made.inverse, made.scale,
+        made.shift, into[0], into[1], made.pixels, dx, rows, pixels, into[0].stride(0), into[1].stride(0),
+        CHANNELS=channels, WIDE=wide, BLOCK=block, RELU=relu and dz is None, MASKED=mask is not None, num_warps=8,
     )  # fmt: skip
     return dx, dz
