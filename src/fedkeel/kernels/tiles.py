@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 PROGRAMS = 132 * 4  # enough of them to fill a large GPU
+LARGE = 12_288  # rows of one client beyond which larger tiles still make enough programs
 
 
 class Tile(NamedTuple):
@@ -33,7 +34,9 @@ def product(rows: int, columns: int, channels: int, taps: int, clients: int) -> 
     """Of a convolution, or of its gradient by the input."""
     if channels % 64 == 0 and columns >= 64:
         if columns == 64:
-            return Tile(128, 64, 64, warps=8) if rows > 64 else Tile(64, 64, 64, stages=4)
+            return Tile(128, 64, 64, warps=4 if rows > LARGE else 8) if rows > 64 else Tile(64, 64, 64, stages=4)
+        if rows >= LARGE // 4:
+            return Tile(128, 128, 64)
         few = -(-rows // 64) * -(-columns // 128) * clients < PROGRAMS // 8  # narrower, so that more of them run
         return Tile(64, 64, 128, stages=4) if few and channels % 128 == 0 else Tile(64, 128, 64, stages=4)
     bm, bn = power(rows, 16, 128), power(columns, 16, 64)
@@ -46,7 +49,8 @@ def weights(pixels: int, outer: int, inner: int, taps: int) -> Tile:
     """Of a gradient by the weights; rows are the pixels that are summed over at a time."""
     bn = power(outer, 16, 64)
     if inner % 64 == 0:
-        return Tile(power(pixels, 16, 64), bn, 64)
+        wide = outer >= 128 and pixels * outer >= 32 * LARGE
+        return Tile(64, 128, 64, warps=8, stages=4) if wide else Tile(power(pixels, 16, 64), bn, 64)
     if inner == 16:  # a row of taps: three of them
         return Tile(power(pixels, 16, 128), bn, 64, warps=2 if bn == 16 else 4, stages=2)
     if inner >= 16:
