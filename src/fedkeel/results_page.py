@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedkeel.contradictions import ABOUT, contradictions
 from fedkeel.ledger import Entry, spent
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
-from fedkeel.verdicts import NOISE, SHARE, Judgement, Lead, judge, leads
+from fedkeel.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, judge, leads
 
 HEAD = f"""# Results: reported against measured
 
@@ -18,7 +18,7 @@ A run serves every cell that is the same experiment, so some appear more than on
 
 **Rounds** in bold mark a run that was *shortened*: it stopped before the paper's last round. Schedules go by the round,
 so it is the beginning of the full run; its number is not held against the paper's, only its order among rows that have
-come as far.
+come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: before, order says little.
 
 **Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
 (the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
@@ -115,7 +115,7 @@ def checked(every: Judged) -> list[str]:
 
 
 def lead_cells(lead: Lead) -> list[str]:
-    numbers = [signed(lead.reported), signed(lead.measured), str(lead.round), str(lead.seeds)]
+    numbers = [signed(lead.reported), signed(lead.measured), reached(lead.round, lead.rounds), str(lead.seeds)]
     return [f"{lead.row} − {lead.over}", lead.column, *numbers]
 
 
@@ -167,14 +167,13 @@ def notes(judged: Sequence[Judgement]) -> list[str]:
 def cells_of(judged: Judgement) -> list[str]:
     cell, runs = judged.cell, judged.entries
     last = [entry.last for entry in runs if entry.last is not None]
-    length = f"**{judged.rounds} of {cell.experiment['rounds']}**" if judged.shortened else f"{judged.rounds}"
     return [
         cell.label,
         number(cell.reported, cell.spread, cell.kind) + ("" if cell.source == "own run" else " (copied)"),
         number(judged.mean, judged.std, cell.kind),
         signed(judged.difference, cell.kind),
         f"{sum(last) / len(last):.2f}" if last and cell.kind == "accuracy" else "",
-        length,
+        reached(judged.rounds, int(cell.experiment["rounds"])),
         str(len(runs)),
         f"{sum(entry.seconds for entry in runs) / 60:.1f}",
     ]
@@ -223,6 +222,11 @@ def number(value: float | None, spread: float | None, kind: str = "accuracy") ->
 
 def signed(value: float | None, kind: str = "accuracy") -> str:
     return "–" if value is None else f"{value:+.{0 if kind == 'rounds' else 2}f}"
+
+
+def reached(round: int, rounds: int) -> str:
+    """How far a run, or two of them, have come."""
+    return f"**{round} of {rounds}**" if round < rounds else f"{round}"
 
 
 def plural(count: int, word: str) -> str:

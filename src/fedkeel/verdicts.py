@@ -13,6 +13,7 @@ from fedkeel.reproduce import runs_of, settings_of
 
 NOISE = 0.5  # points of accuracy: the least seed noise assumed where neither the paper nor our seeds give one
 SHARE = 0.05  # the same of rounds, bytes and seconds, as a share of the reported number
+EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged
 WITHIN, ORDERED, DIFFERS = "within seed noise", "ordering holds", "differs"
 TIMES = ("seconds", "seconds per round", "extra seconds per round")  # of the authors' machine, so never the same here
 
@@ -136,8 +137,8 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
 
 
 def _same_side(mine: Judgement, other: Judgement) -> bool | None:
-    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, or where the
-    ledger knows no round that both have reached."""
+    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
+    early to say, or where the ledger knows no round that both have reached."""
     a, b = mine.cell, other.cell
     if (a.paper, a.table, a.column) != (b.paper, b.table, b.column) or b.uncertain or not other.entries:
         return None
@@ -145,8 +146,15 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
         return None
     if a.kind != "accuracy" and mine.rounds != other.rounds:
         return None
-    _, ahead = _ahead(mine, other)
-    return None if ahead is None else ahead * (a.reported - b.reported) > 0
+    common, ahead = _ahead(mine, other)
+    return (
+        None if ahead is None or early(common, int(a.experiment["rounds"])) else ahead * (a.reported - b.reported) > 0
+    )
+
+
+def early(round: int, rounds: int) -> bool:
+    """Whether order says little yet."""
+    return round < EARLY * rounds
 
 
 def _ahead(mine: Judgement, other: Judgement) -> tuple[int, float | None]:
@@ -164,19 +172,26 @@ def _ahead(mine: Judgement, other: Judgement) -> tuple[int, float | None]:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one row is ahead of another in a column: as reported, and as measured at a round both have reached.
-
-    `runs` are the identities of a run of each.
+    """How far one row is ahead of another in a column: as reported after `rounds`, and as measured at a round both have
+    reached. `runs` are the identities of a run of each.
     """
 
     row: str
     over: str
     column: str
     round: int
+    rounds: int
     reported: float | None
     measured: float
     seeds: int
     runs: tuple[tuple[Any, ...], ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it has the sign that the paper has."""
+        if self.reported is None or early(self.round, self.rounds):
+            return "not judged"
+        return ORDERED if self.reported * self.measured > 0 else DIFFERS
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
@@ -194,7 +209,8 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
             a, b = mine.cell.reported, other.cell.reported
             told = None if a is None or b is None else a - b
             runs = tuple(one.entries[0].identity for one in (mine, other))
-            found.append(Lead(row, over, column, common, told, ahead, len(mine.entries), runs))
+            rounds = int(mine.cell.experiment["rounds"])
+            found.append(Lead(row, over, column, common, rounds, told, ahead, len(mine.entries), runs))
     return found
 
 

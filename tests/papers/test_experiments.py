@@ -188,6 +188,6 @@ def test_the_question_of_the_protocol_changes_one_thing_at_a_time() -> None:
     changes = {"decay 0.998": {"lr_decay": 0.998}, "not augmented": {"augment": "none"}, "lr 0.2": {"lr": 0.2}}
     for row in ("FedAvg", "SpecGradFilter"):
         chosen = experiment("questions:split", f"{row}, balanced, 0.1")
-        assert experiment("questions:protocol", f"{row}, as chosen") == chosen
-        for column, change in (changes | {"no clip": {"clip": 0.0}}).items():
-            assert experiment("questions:protocol", f"{row}, {column}") == chosen | change
+        assert experiment("questions:protocol", f"as chosen, {row}") == chosen
+        for what, change in (changes | {"no clip": {"clip": 0.0}}).items():
+            assert experiment("questions:protocol", f"{what}, {row}") == chosen | change

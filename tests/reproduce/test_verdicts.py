@@ -86,20 +86,29 @@ def test_a_run_made_again_counts_once():
 
 def test_a_shortened_run_is_never_within_noise():
     cells = [cell("A", 80.0), cell("B", 70.0)]
-    short = [entry("A", 80.0, rounds=10), entry("B", 60.0, rounds=10)]
+    short = [entry("A", 80.0, rounds=20), entry("B", 60.0, rounds=20)]
     assert verdicts(cells, short) == ["ordering holds"] * 2
     assert verdicts(cells, short[:1]) == ["shortened", "not run"]
-    turned = [entry("A", 60.0, rounds=10), entry("B", 70.0, rounds=10)]
+    turned = [entry("A", 60.0, rounds=20), entry("B", 70.0, rounds=20)]
     assert verdicts(cells, turned) == ["differs so far"] * 2
 
 
 def test_runs_of_unequal_length_are_ordered_where_both_have_been():
     cells = [cell("A", 80.0), cell("B", 70.0)]
-    # at round 10, B (which ends at 75) has come to 7.5
-    assert verdicts(cells, [entry("A", 60.0, rounds=10), entry("B", 75.0)])[0] == "ordering holds"
-    assert verdicts(cells, [entry("A", 5.0, rounds=10), entry("B", 75.0)])[0] == "differs so far"
+    # at round 20, B (which ends at 75) has come to 15
+    assert verdicts(cells, [entry("A", 60.0, rounds=20), entry("B", 75.0)])[0] == "ordering holds"
+    assert verdicts(cells, [entry("A", 14.0, rounds=20), entry("B", 75.0)])[0] == "differs so far"
     unknown = entry("B", 75.0, bests=[], curve={})
-    assert verdicts(cells, [entry("A", 60.0, rounds=10), unknown])[0] == "shortened"
+    assert verdicts(cells, [entry("A", 60.0, rounds=20), unknown])[0] == "shortened"
+
+
+def test_nothing_is_ordered_before_a_fifth_of_the_papers_rounds():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    for rounds, verdict, lead in ((19, "shortened", "not judged"), (20, "differs so far", "differs")):
+        judged = judge(cells, [entry("A", 5.0, rounds=rounds), entry("B", 75.0)])
+        assert judged[0].verdict == verdict
+        assert leads(table, judged)[0].verdict == lead
 
 
 def test_rounds_have_a_noise_of_their_own_and_may_not_be_reached():
@@ -144,9 +153,9 @@ def test_a_lead_is_measured_at_a_round_and_over_seeds_that_both_have():
 def test_a_final_tuning_counts_only_where_both_were_tuned_at_the_same_round():
     cells = [cell(row, reported, evaluation="personal best") for row, reported in (("A", 80.0), ("B", 70.0))]
     table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
-    long, short, tuned = entry("A", 80.0), entry("B", 7.0, rounds=10, personal=20.0), entry("B", 70.0, personal=78.0)
+    long, short, tuned = entry("A", 80.0), entry("B", 15.0, rounds=20, personal=40.0), entry("B", 70.0, personal=78.0)
     (lead,) = leads(table, judge(cells, [long, short]))
-    assert lead.measured == pytest.approx(8.0 - 7.0)
+    assert lead.measured == pytest.approx(16.0 - 15.0)
     assert verdicts(cells, [long, short])[1] == "ordering holds"
     (lead,) = leads(table, judge(cells, [long, tuned]))
     assert lead.measured == pytest.approx(80.0 - 78.0)
@@ -200,6 +209,6 @@ def test_a_question_that_changes_one_choice_was_a_try():
 
 def test_a_shortened_run_contradicts_nothing_yet():
     cells = [cell("A", 80.0), cell("B", 70.0)]
-    lines = [entry("A", 5.0, rounds=10), entry("B", 6.0, rounds=10)]
+    lines = [entry("A", 5.0, rounds=20), entry("B", 6.0, rounds=20)]
     assert verdicts(cells, lines) == ["differs so far"] * 2
     assert contradictions(judge(cells, lines), lines) == []

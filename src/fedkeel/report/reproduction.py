@@ -83,10 +83,8 @@ def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
             if lead.runs in seen:
                 continue
             seen.add(lead.runs)
-            same = lead.reported is not None and lead.reported * lead.measured > 0
-            verdict = "not judged" if lead.reported is None else "ordering holds" if same else "differs"
             label = f"{lead.row} − {lead.over} · {lead.column}"
-            dots.append(Dot(label, lead.reported, None, lead.measured, None, verdict, f"round {lead.round}"))
+            dots.append(Dot(label, lead.reported, None, lead.measured, None, lead.verdict, f"round {lead.round}"))
     if not dots:
         return ""
     about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
