@@ -17,6 +17,7 @@ import torch
 from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
+from fedkeel.engines.memory import enough
 from fedkeel.environment import edited, engines_before, environment, precision_before
 from fedkeel.errors import FolderError
 from fedkeel.experiment import Experiment
@@ -51,7 +52,7 @@ def run(
     `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
     """
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, track)
-    with steady(), contextlib.ExitStack() as closing:
+    with steady(), enough(on.device), contextlib.ExitStack() as closing:
         started = start(experiment, out, on, progress, closing)
         return driven(started.going, lambda request: started.engine.train(*request))
 

@@ -193,6 +193,43 @@ def test_batch_norms_are_judged_by_what_they_remember() -> None:
     assert one_by_one(task, [model]) != one_by_one(task, [model_of(task, 2)])
 
 
+class Small(Workspace):
+    """A workspace whose device takes no more than so many rows at a time."""
+
+    most: int
+
+    def load(self, params: Tree, buffers: Tree | None) -> None:
+        super().load(params, buffers)
+        self.seen: list[int] = []
+
+        def refuse(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            self.seen.append(len(given[0]))
+            if len(given[0]) > self.most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        assert self.task.module is not None
+        self.task.module.register_forward_pre_hook(refuse)
+
+
+def test_fewer_rows_are_scored_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fedkeel.task", "fedkeel.engines.scoring"):
+        monkeypatch.setattr(f"{module}.CHUNK", 4)
+    task = task_of()
+    wanted = Scorer(Workspace(task_of()))(task.initial, task.buffers, "test")
+    workspace = Small(task)
+    workspace.most = 16
+    scorer = Scorer(workspace)
+    scorer.rows = 40
+    found = scorer(task.initial, task.buffers, "test")
+    assert max(workspace.seen) <= 10  # 40 and 20 were too many, and no more are tried than fit
+    assert sum(n for part in found for _, n in [part["loss"]]) == 30
+    total, expected = (sum(part["loss"][0] for part in parts) for parts in (found, wanted))
+    assert total == pytest.approx(expected, rel=1e-12)
+    workspace.most = 3
+    with pytest.raises(torch.OutOfMemoryError):
+        scorer(task.initial, task.buffers, "test")
+
+
 def test_a_preparation_sees_the_same_rows() -> None:
     """One of the user's own may look at all samples it gets."""
 

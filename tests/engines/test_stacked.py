@@ -338,6 +338,25 @@ def test_too_many_clients_fall_back_to_fewer() -> None:
     assert difference(stacked, serial) < 1e-12
 
 
+def test_exhausted_memory_is_told_in_one_line_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    experiment = fk.Experiment(dataset="digits", rounds=3)
+    wanted = fk.run(experiment, engine="stacked").result["model_digest"]
+    evaluate, rounds = StackedEngine.evaluate, iter(range(9))
+
+    def late(self: StackedEngine, *given: Any) -> Any:
+        if next(rounds) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.22 GiB.")
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(StackedEngine, "evaluate", late)
+    with pytest.raises(fk.RunError, match="the memory of cpu does not suffice") as told:
+        fk.run(experiment, engine="stacked", out=tmp_path / "run")
+    assert "the same command goes on" in (told.value.hint or "")
+    assert fk.run(experiment, engine="stacked", out=tmp_path / "run").result["model_digest"] == wanted
+
+
 def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(problem())
     training = Training(seed=1, epochs=2, batch_size=3)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from fedkeel.engines.engine import Training, planned
+from fedkeel.errors import RunError
 from fedkeel.method import Method
 from fedkeel.round import init_client
 from fedkeel.task import Task
@@ -26,6 +29,20 @@ def free_bytes(device: torch.device) -> int:
     names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
     known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
     return os.sysconf(names[0]) * os.sysconf(names[1]) if known else 4 << 30
+
+
+@contextmanager
+def enough(device: torch.device) -> Iterator[None]:
+    """A GPU whose memory is exhausted, though smaller portions were tried, is told in one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        left = f": {free_bytes(device) / 2**30:.1f} GiB are free" if device.type == "cuda" else ""
+        raise RunError(
+            f"the memory of {device} does not suffice{left}.",
+            "do other programs use it? Wait for them, or run fewer at once; a smaller batch_size or "
+            "--precision bfloat16 needs less. Rounds made so far are kept: the same command goes on from there",
+        ) from error
 
 
 def data_budget(device: torch.device) -> int:

@@ -12,7 +12,7 @@ from fedkeel.engines.engine import Model
 from fedkeel.engines.scoring_stacked import Means, Prepared, Stacks, apart, frame_of, largest_layer
 from fedkeel.gradients import Workspace
 from fedkeel.kernels.network import forward
-from fedkeel.task import CLIENT, Part, Scores
+from fedkeel.task import CHUNK, CLIENT, Part, Scores
 from fedkeel.trees import Tree
 
 ROWS = 2500  # scored at once
@@ -78,7 +78,18 @@ class Scorer:
         return min(4 * ROWS, OFFSETS // largest_layer(self.task, one))
 
     def single(self, asked: Model) -> Means:
-        """Means over the stretches of one model."""
+        """Means over the stretches of one model; shorter ones where others have taken the memory."""
+        try:
+            return self.scored(asked)
+        except torch.OutOfMemoryError:
+            if self.rows <= CHUNK:  # stretches are not cut
+                raise
+        self.rows //= 2
+        self.samples.forget()
+        torch.cuda.empty_cache()
+        return self.single(asked)
+
+    def scored(self, asked: Model) -> Means:
         self.workspace.load(asked.params, asked.buffers)
         parts, model = list(self.task.parts(asked.split)), self.model
         # batches of a client's own test set may each count, however short

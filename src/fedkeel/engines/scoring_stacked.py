@@ -56,6 +56,10 @@ class Prepared:
             self.kept[part] = made
         return made
 
+    def forget(self) -> None:
+        self.room = KEPT_BYTES
+        self.kept.clear()
+
 
 class Stacks:
     """Scores models of clients by the kernels that train them, in the arithmetic of the gradients."""
