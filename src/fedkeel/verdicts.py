@@ -183,13 +183,14 @@ class Lead:
     rounds: int
     reported: float | None
     measured: float
+    noise: float
     seeds: int
     runs: tuple[tuple[Any, ...], ...]
 
     @property
     def verdict(self) -> str:
-        """Whether it has the sign that the paper has."""
-        if self.reported is None or early(self.round, self.rounds):
+        """Whether it has the sign that the paper has, where that is no noise."""
+        if self.reported is None or abs(self.reported) <= 2 * self.noise or early(self.round, self.rounds):
             return "not judged"
         return ORDERED if self.reported * self.measured > 0 else DIFFERS
 
@@ -210,7 +211,8 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
             told = None if a is None or b is None else a - b
             runs = tuple(one.entries[0].identity for one in (mine, other))
             rounds = int(mine.cell.experiment["rounds"])
-            found.append(Lead(row, over, column, common, rounds, told, ahead, len(mine.entries), runs))
+            noise = max(mine.noise, other.noise)
+            found.append(Lead(row, over, column, common, rounds, told, ahead, noise, len(mine.entries), runs))
     return found
 
 

@@ -111,6 +111,13 @@ def test_nothing_is_ordered_before_a_fifth_of_the_papers_rounds():
         assert leads(table, judged)[0].verdict == lead
 
 
+def test_a_lead_that_the_paper_has_within_noise_is_not_judged():
+    for reported, verdict in ((79.5, "not judged"), (70.0, "differs")):
+        cells = [cell("A", 80.0), cell("B", reported)]
+        table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+        assert leads(table, judge(cells, [entry("A", 70.0), entry("B", 75.0)]))[0].verdict == verdict
+
+
 def test_rounds_have_a_noise_of_their_own_and_may_not_be_reached():
     of = cell("A", 200, kind="rounds", target=40.0)
     assert verdicts([replace(of, reported=52.0)], [entry("A", 80.0)]) == ["within seed noise"]

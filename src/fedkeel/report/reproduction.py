@@ -84,7 +84,9 @@ def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
                 continue
             seen.add(lead.runs)
             label = f"{lead.row} − {lead.over} · {lead.column}"
-            dots.append(Dot(label, lead.reported, None, lead.measured, None, lead.verdict, f"round {lead.round}"))
+            short = lead.round < lead.rounds
+            so_far = length(lead.round, lead.rounds)
+            dots.append(Dot(label, lead.reported, None, lead.measured, None, lead.verdict, so_far, short))
     if not dots:
         return ""
     about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
@@ -131,10 +133,15 @@ def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
 def dot(judged: Judgement) -> Dot:
     cell, mean = judged.cell, judged.mean
     assert mean is not None
-    rounds = f"{judged.rounds} of {cell.experiment['rounds']}" if judged.shortened else f"{judged.rounds} rounds"
+    rounds = length(judged.rounds, int(cell.experiment["rounds"]))
     return Dot(
         cell.label, cell.reported, cell.spread, mean, judged.std, judged.verdict, rounds, shortened=judged.shortened
     )
+
+
+def length(round: int, rounds: int) -> str:
+    """How far runs have come."""
+    return f"{round} of {rounds}" if round < rounds else f"{round} rounds"
 
 
 def cell(text: str) -> str:
