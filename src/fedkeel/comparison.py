@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from fedkeel.analysis import cost
 from fedkeel.checkpoint import names as checkpoints
 from fedkeel.folder import RunFolder
+from fedkeel.record import judged_on
 from fedkeel.runs import Run
 
 LEVEL = 0.95
@@ -143,9 +144,16 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def measure_of(groups: Sequence[Group]) -> str | None:
+    """What all runs are judged on; None where they differ in it, or have nothing yet."""
+    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    return found.pop() if len(found) == 1 else None
+
+
 def cost_to(group: Group, target: float) -> Cost | None:
-    """Rounds, bytes, seconds and gradient evaluations until an accuracy was first reached."""
-    found = [reached for run in group.runs.values() if (reached := cost.cost_to(run.records, target)) is not None]
+    """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached."""
+    reached = [cost.cost_to(r.records, target, judged_on(r.records) or "accuracy") for r in group.runs.values()]
+    found = [one for one in reached if one is not None]
     if not found:
         return None
     each = [(c.rounds, c.bytes / 1e6, c.seconds, c.backward_passes) for c in found]
@@ -156,6 +164,7 @@ def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[st
     """The whole comparison as plain data."""
     return {
         "baseline": baseline.label,
+        "judged_on": measure_of(groups),
         "target": target,
         "methods": [
             {
@@ -176,8 +185,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def common_target(groups: Sequence[Group]) -> float:
-    """An accuracy that every run reached: the lowest of their bests."""
-    return min((value for group in groups for value in group.values("best").values()), default=0.0)
+    """What every run reached: the lowest of their best accuracies, or the highest of their best losses."""
+    worst = min if measure_of(groups) in ("accuracy", None) else max
+    return worst((value for group in groups for value in group.values("best").values()), default=0.0)
 
 
 def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:

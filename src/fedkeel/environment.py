@@ -26,8 +26,10 @@ def environment(
     command: Sequence[str] | None,
     engines: Sequence[Mapping[str, Any]] = (),
     rules: Iterable[Rule] = (),
+    track: Iterable[object] = (),
 ) -> dict[str, Any]:
-    """`engines` tells which engine trained after which round and, where it was measured, why."""
+    """`engines` tells which engine trained after which round and, where it was measured, why; `track` what is measured
+    besides, as far as it has a name."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -37,6 +39,7 @@ def environment(
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),
         "sources": sources(rules),
+        "track": [name for name in track if isinstance(name, str)],
         "git_revision": git_revision(),
         "command": list(command if command is not None else sys.argv),
     }
@@ -71,6 +74,12 @@ def precision_before(folder: Path) -> str | None:
     """What the rounds that are done were reckoned in, as the folder tells."""
     found = RunFolder(folder).read_json("environment.json").get("precision")
     return found if isinstance(found, str) else None
+
+
+def tracked_before(folder: Path) -> list[str]:
+    """What was measured besides in the rounds that are done."""
+    found = RunFolder(folder).read_json("environment.json").get("track")
+    return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def installed(name: str) -> str | None:

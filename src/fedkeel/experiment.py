@@ -20,7 +20,7 @@ from fedkeel.method import Method
 from fedkeel.methods import build
 from fedkeel.models import card_of
 from fedkeel.participation import share_of
-from fedkeel.problem import Problem, digest_of
+from fedkeel.problem import Problem, Recorded, digest_of
 from fedkeel.values import typed, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
@@ -32,6 +32,9 @@ EXAMPLES = PLAIN | {
     "evaluation": {"model": "local"},
 }  # fmt: skip
 """What a key may look like, for those who gave it something else."""
+
+PYTHON = "python:"
+"""What a problem or network starts with that only a program can bring back."""
 
 SEEDS = 2**63
 """Seeds lie below it in absolute value: randomness would take larger ones for smaller ones."""
@@ -114,10 +117,10 @@ class Experiment:
             if value is None or field.name in ("method", "partition", "problem"):
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
-                value = f"python:{type(value).__qualname__} {digest_of(value)}"
+                value = f"{PYTHON}{type(value).__qualname__} {digest_of(value)}"
             data[field.name] = value.save() if isinstance(value, Evaluation) else _plain(value)
         if self.problem is not None:
-            data["problem"] = f"python:{self.problem.digest()}"
+            data["problem"] = f"{PYTHON}{self.problem.digest()}"
         if self.dataset is not None:
             data["partition"] = save_partition(load_partition(self.partition))
         return data | {"method": composition.save(self.composed)}
@@ -125,23 +128,39 @@ class Experiment:
     @staticmethod
     def load(data: Mapping[str, Any]) -> Experiment:
         """From plain data. Unknown keys are errors that name the nearest known one."""
+        for word in ("problem", "model"):
+            if from_python(data.get(word)):
+                raise lost(word)
+        return Experiment.recall(data)
+
+    @staticmethod
+    def recall(data: Mapping[str, Any]) -> Experiment:
+        """To read a run by: what was given from Python is known by its digest, and cannot be trained again."""
         known = {field.name for field in fields(Experiment)}
         for word in data:
             if word not in known:
                 raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
-        for word in ("problem", "model"):
-            if str(data.get(word, "")).startswith("python:"):
-                raise ExperimentError(
-                    f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
-                    "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes",
-                )
-        return Experiment(**dict(data))
+        if not from_python(data.get("problem")):
+            return Experiment(**dict(data))
+        return Experiment(**dict(data) | {"problem": Recorded(str(data["problem"]).removeprefix(PYTHON))})
 
     def fingerprint(self) -> str:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
         data = {name: value for name, value in self.save().items() if name != "rounds"}
         data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def from_python(value: Any) -> bool:
+    """Whether it is only known by its digest."""
+    return isinstance(value, Recorded) or str(value).startswith(PYTHON)
+
+
+def lost(word: str) -> ExperimentError:
+    return ExperimentError(
+        f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
+        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes",
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -111,7 +111,7 @@ def start(
     loop.seconds.add("setup", time.perf_counter() - began)
     if folder is not None:
         engines.append(choice.record(loop.done))
-        made_with = environment(on.device, on.dtype, made.name, on.command, engines, method.rules)
+        made_with = environment(on.device, on.dtype, made.name, on.command, engines, method.rules, on.track)
         folder.write_json("environment.json", made_with)
     if progress is not None:
         progress.started(experiment, loop.done, made.name)

@@ -79,9 +79,12 @@ class Run:
 
 
 def load_run(path: str | PathLike[str]) -> Run:
-    """A run from its folder, as far as it has come."""
+    """A run from its folder, as far as it has come.
+
+    Of a problem or network given from Python there are numbers and weights: `params`, not `model()`.
+    """
     folder = Path(path)
-    experiment = Experiment.load(read_experiment(folder))
+    experiment = Experiment.recall(read_experiment(folder))
     found, _ = checkpoint.newest(folder / "checkpoint")
     if found is None:
         if (folder / "result.json").exists():

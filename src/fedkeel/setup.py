@@ -22,7 +22,7 @@ from fedkeel.data.partition import Partition, everything
 from fedkeel.data.partitions import load_partition
 from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.errors import ExperimentError, MethodError
-from fedkeel.experiment import Experiment
+from fedkeel.experiment import Experiment, from_python, lost
 from fedkeel.method import Method, Phase
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.models import MODELS, head
@@ -53,6 +53,9 @@ cross_entropy = CrossEntropy()
 
 def problem_of(experiment: Experiment) -> Problem:
     """The experiment's own problem, or the one its data set and model make."""
+    for word in ("problem", "model"):
+        if from_python(getattr(experiment, word)):
+            raise lost(word)
     if experiment.problem is not None:
         return experiment.problem
     assert experiment.dataset is not None

@@ -187,6 +187,15 @@ def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypa
     assert fk.run(experiment, out=tmp_path / "a", engine="serial").result == whole
 
 
+def test_resume_tracks_what_the_run_tracked(fedkeel):
+    small = ["run", "--dataset", "digits", "--model", "logistic", "--track", "drift,state"]
+    assert fedkeel(*small, "--rounds", "1", "--out", "tracked").code == 0
+    assert fedkeel("resume", "tracked", "--rounds", "2").code == 0
+    first, second = (json.loads(line)["extra"] for line in Path("tracked", "rounds.jsonl").read_text().splitlines())
+    assert first.keys() == second.keys()
+    assert "update/cosine" in second
+
+
 def test_resume_goes_on_in_the_arithmetic_of_the_run(fedkeel):
     small = ["run", "--dataset", "digits", "--method", "scaffold", "--model", "logistic", "--precision", "float64"]
     assert fedkeel(*small, "--rounds", "2", "--out", "cut").code == 0

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,20 @@ def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
     cost = cost_to(group, 0.5)
     assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
     assert cost_to(group, 0.9) is None
+
+
+def test_runs_without_an_accuracy_are_compared_by_their_losses():
+    def fitted(method, losses):
+        run = made(method, 0, [0.0] * len(losses))
+        records = [replace(r, accuracy=None, extra={"test_loss": v}) for r, v in zip(run.records, losses, strict=True)]
+        return replace(run, records=records, result={"best": min(losses), "last": losses[-1]})
+
+    groups = grouped([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
+    target = common_target(groups)
+    assert target == 1.0  # both came down to it
+    found = document(groups, groups[0], target)
+    assert found["judged_on"] == "test_loss"
+    assert [one["cost"]["rounds"] for one in found["methods"]] == [3, 2]
 
 
 def test_what_else_differs_is_said():

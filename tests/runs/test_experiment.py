@@ -56,6 +56,19 @@ def test_a_problem_from_python_cannot_be_loaded_from_a_file():
         fk.Experiment.load(experiment().save())
 
 
+def test_what_a_run_of_a_problem_from_python_gave_can_be_read(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    for given in (experiment(), fk.Experiment(dataset="digits", model=net, rounds=1)):
+        run = fk.run(given, out=tmp_path / given.fingerprint(), engine="serial")
+        found = fk.load_run(run.path)
+        assert found.result == run.result
+        assert found.experiment.fingerprint() == given.fingerprint()
+        assert all(torch.equal(found.params[name], run.params[name]) for name in run.params)
+        for ask in (found.model, lambda found=found: fk.run(found.experiment)):
+            with pytest.raises(fk.ExperimentError, match="given from Python"):
+                ask()
+
+
 # ---- who takes part ------------------------------------------------------------------------------------------------
 def test_participation_is_a_fixed_number_or_a_coin_for_each():
     sizes = np.ones(100, dtype=np.int64)

@@ -39,7 +39,9 @@ def add_to(app: typer.Typer) -> None:
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
-    target: Target = None,
+    target: Annotated[
+        float | None, option(metavar="ACC", help="An accuracy such as 0.75, or a loss; default: what all reach.")
+    ] = None,
     baseline: Baseline = None,
     json: Json = False,
 ) -> None:
@@ -48,7 +50,7 @@ def compare(
     Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.comparison import grouped
+    from fedkeel.comparison import grouped, measure_of
     from fedkeel.runs import load_run
 
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
@@ -56,7 +58,7 @@ def compare(
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
-    show(groups, target, baseline, json)
+    show(groups, target if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
 
 
 def show(
@@ -93,11 +95,9 @@ def show(
 
 def show_accuracy(groups: list[Group], base: Group) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.comparison import mean_and_std, paired
+    from fedkeel.comparison import mean_and_std, measure_of, paired
 
-    results = [run.result for group in groups for run in group.runs.values()]
-    judged = {result.get("judged_on") for result in results if result.get("best") is not None}
-    scale, unit, digits = (100, " %", 2) if judged == {"accuracy"} else (1, "", 4)
+    scale, unit, digits = (100, " %", 2) if measure_of(groups) == "accuracy" else (1, "", 4)
     made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"best to {base.label}>", "95 % interval>"])
     for group in groups:
         cells = []
@@ -115,9 +115,15 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
 
 
 def show_cost(groups: list[Group], target: float) -> None:
-    from fedkeel.comparison import cost_to
+    from fedkeel.comparison import cost_to, measure_of
 
-    made = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {100 * target:.2f} % accuracy")
+    measure = measure_of(groups)
+    if measure is None:
+        return
+    aim = (
+        f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
+    )
+    made = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
     for group in groups:
         cost = cost_to(group, target)
         if cost is None:

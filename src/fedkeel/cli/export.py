@@ -69,7 +69,7 @@ def cite(
     entries: dict[str, None] = {}
     if Path(what).is_dir():
         data = read_experiment(Path(what))
-        papers = Experiment.load(data).composed.papers
+        papers = Experiment.recall(data).composed.papers
         dataset = DATASETS.get(str(data.get("dataset")))
     else:
         papers, dataset = build(what).papers, None

@@ -130,21 +130,24 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint, or extend it.
 
-    DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause.
+    DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause; what
+    was tracked is tracked on.
     """
     from fedkeel.cli.training import Machine, Plan, runs_in
+    from fedkeel.environment import tracked_before
     from fedkeel.experiment import Experiment
     from fedkeel.folder import read_experiment
 
     plans, folders = [], runs_in(folder)
     arithmetic = precision or precision_of(folders)
+    tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
     for path in folders:
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
         plans.append(Plan(experiment.composed.name, experiment, path))
     carry_out(
         plans,
-        Machine(engine, workers, device, arithmetic, Tracking.of(track, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, arithmetic, Tracking.of(track or tracked, tensorboard, mlflow, wandb)),
         json=json,
         progress=not no_progress,
     )

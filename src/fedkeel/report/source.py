@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.analysis.diagnose import read_diagnostics
+from fedkeel.experiment import from_python
 from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
 from fedkeel.record import RoundRecord, judged_on
 
@@ -56,7 +57,7 @@ class Source:
     @property
     def command(self) -> str | None:
         """The command that makes this run again, bit for bit on the same machine; None for problems made in Python."""
-        if any(str(self.experiment.get(word, "")).startswith("python:") for word in ("problem", "model")):
+        if any(from_python(self.experiment.get(word)) for word in ("problem", "model")):
             return None
         engine = self.environment.get("engine", "auto")
         again = self.path.with_name(f"{self.path.name}-again")
