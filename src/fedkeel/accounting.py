@@ -48,7 +48,7 @@ def size_of(slot: Any) -> int:
 
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
     """Backward passes of one client in one round, as declared."""
-    size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
+    size, epochs = task.taken(client, training.batch_size), training.epochs_of(round, client)
     return sum(
         p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
         for p in method.phases

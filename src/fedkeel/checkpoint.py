@@ -97,6 +97,13 @@ def prune(folder: Path) -> None:
         half.unlink(missing_ok=True)
 
 
+def put_aside(folder: Path, round: int) -> None:
+    """Checkpoints later than a round are no longer those of the run: kept under another name."""
+    for path in names(folder):
+        if int(path.stem) > round:
+            path.replace(path.with_name(f"damaged-{path.name}"))
+
+
 def newest(folder: Path, device: torch.device | str = "cpu") -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and what is wrong with newer ones. None when there has never been one."""
     wrong: list[str] = []

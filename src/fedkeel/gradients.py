@@ -40,6 +40,7 @@ class Workspace:
         self.list = [self.leaves[name] for name in self.weights.layout.spans]  # in the order of the buffer
 
     def load(self, params: Tree, buffers: Tree | None) -> None:
+        self.task.recount()
         self.weights.buffer.copy_(self.weights.fits(params))
         if self.buffers is not None and buffers is not None:
             self.buffers.buffer.copy_(self.buffers.fits(buffers))

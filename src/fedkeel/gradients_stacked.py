@@ -87,6 +87,7 @@ class StackedWorkspace:
     def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         """Of clients with equal, or filled-up, batches."""
         reference = self.reference(batch, aim, buffers)
+        self.task.recount()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given = (batch.mask, reference, batch.histogram, batch.noise)

@@ -88,7 +88,8 @@ class Judge:
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")
             elif policy.model == "received":
-                params = begin(self.method, message, state)
+                params, state = begin(self.method, message, state)
+                buffers = state.get("buffers", buffers)
             return Model(params, buffers, f"{CLIENT}{client}")
 
         before = self.unchanged if policy.model == "local" else {}
@@ -113,12 +114,14 @@ class Judge:
             if self.method.final is not None:
                 log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
             return {}
-        values = [v for record in records if (v := record.measure("client_accuracy")) is not None]
+        every, last = self.experiment.evaluate_every, records[-1].round if records else 0
+        counted = [r for r in records if r.round % every == 0 or r.round == last]  # as if it had never been shorter
+        values = [v for record in counted if (v := record.measure("client_accuracy")) is not None]
         data: dict[str, Any] = {}
         if self.method.final is not None and tuner is not None:
             data["tuned"] = self.tune(engine, tuner(), server, len(records))
-            if (last := data["tuned"].get("client_accuracy")) is not None:
-                values.append(last)
+            if (tuned := data["tuned"].get("client_accuracy")) is not None:
+                values.append(tuned)
         return data | ({"reported": policy.reported(values), "reported_as": policy.report} if values else {})
 
     def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int) -> Measures:

@@ -123,11 +123,17 @@ class Loop:
                     f"{self.folder.path} is at round {found.round} already, past the {asked} asked for.",
                     "ask for more rounds, or choose another folder with --out",
                 )
+            if self.history is not None and found.round:
+                raise FolderError(
+                    f"{self.folder.path} is at round {found.round} already, and keeps no parameters of rounds.",
+                    "keep_params=True needs a new folder, or none",
+                )
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
             self.judge.unchanged.update(found.scores)
         # nothing is written before everything there was read
+        checkpoint.put_aside(self.folder.checkpoints, self.done)
         self.folder.write_experiment(self.experiment.save())
         self.records = self.folder.begin(self.done)
 

@@ -99,12 +99,12 @@ def broadcast(method: Method, server: State) -> State:
     return message
 
 
-def begin(method: Method, message: State, client: State) -> Tree:
-    """The model from which a client's last phase would set out, had it just received `message`."""
+def begin(method: Method, message: State, client: State) -> tuple[Tree, State]:
+    """The model from which a client's last phase would set out, had it just received `message`, and its state then."""
     params: Tree = message["params"]
     for rule in (*method.personal, *(rule for phase in method.phases for rule in phase.rules)):
         params, client = rule.start(params, client, message)
-    return params
+    return params, client
 
 
 # ---- the client's half ---------------------------------------------------------------------------------------------

@@ -151,7 +151,8 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
     """
     most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    setting = Setting(task.initial.layout, head_of(task), most, float(task.clients.sizes.mean()))
+    sizes = task.clients.sizes[task.clients.sizes > 0]
+    setting = Setting(task.initial.layout, head_of(task), most, float(sizes.mean()) if len(sizes) else 0.0)
     clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
     method, policy = experiment.composed, experiment.policy

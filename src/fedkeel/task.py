@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.data.clients import ClientData, HeldOut, Rows, Sample
@@ -79,6 +81,7 @@ class Task:
         self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._initial(start)
         self.buffers = self._buffers()
+        self.counters = self._counters()
         self.stochastic = self.module is not None and any(
             (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
@@ -100,10 +103,57 @@ class Task:
     def _buffers(self) -> Tree | None:
         if self.module is None:
             return None
+        if any(
+            isinstance(m, _NormBase) and m.track_running_stats and m.momentum is None for m in self.module.modules()
+        ):
+            raise ExperimentError(
+                "a norm with momentum=None averages over all batches it has seen, whosever they were.", "momentum=0.1"
+            )
         found = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
         return Tree.of(found) if found else None
 
+    def _counters(self) -> dict[str, Tensor]:
+        """Whole numbers that a module keeps, as it begins; what norms count changes nothing they do."""
+        if self.module is None:
+            return {}
+        norms = [name for name, part in self.module.named_modules() if isinstance(part, _NormBase)]
+        idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
+        found = {n: b for n, b in self.module.named_buffers() if not b.is_floating_point()}
+        return {name: value.detach().clone() for name, value in found.items() if name not in idle}
+
+    def recount(self) -> None:
+        """A module's whole numbers as it began: they belong to no client, and no engine may find others' in them."""
+        for name, value in self.counters.items():
+            assert self.module is not None
+            self.module.get_buffer(name).copy_(value)
+
     # ---- batches -------------------------------------------------------------------------------------------------
+    def taken(self, client: int, batch_size: int) -> int:
+        """How many samples of a client an epoch takes: all, but one that would be alone where batch norms need two."""
+        size = int(self.clients.sizes[client])
+        if size == 0 or (batch_size > 1 and size % batch_size != 1) or not self.in_pairs:
+            return size
+        if batch_size == 1 or size == 1:
+            what = "a batch_size of 1" if batch_size == 1 else f"client {client}, who has one sample,"
+            raise ExperimentError(
+                f"{what} is too little for the model's batch norms, which compare samples with each other.",
+                "batch_size and the partition's min_size of at least 2, or a model with group norms",
+            )
+        return size - 1
+
+    @cached_property
+    def in_pairs(self) -> bool:
+        """Whether the model cannot be trained on one sample: a batch norm would see one value of each channel."""
+        if self.module is None or not any(isinstance(part, _BatchNorm) for part in self.module.modules()):
+            return False
+        client = int(self.clients.sizes.argmax())
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self.predict(copy.deepcopy(self.module).train(), self.batch(client, np.zeros(1, np.int64)).tensors)
+        except ValueError as error:
+            return "more than 1 value per channel" in str(error)
+        return False
+
     def ready(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """What the model sees of raw rows: prepared, on the device, floats in the task's precision."""
         if self.problem.prepare is not None:

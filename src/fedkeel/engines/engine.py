@@ -104,7 +104,8 @@ def planned(task: Task, training: Training, round: int, client: int, number: int
     """Which rows of its data a client sees in each step of phase `number`."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
     of = training.key("batches", round, client, number)
-    rows = plan(of, size, training.batch_size, epochs, phase.batches_of(size, training.batch_size))
+    taken = task.taken(client, training.batch_size)
+    rows = plan(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
     return rows[:1] * len(rows) if phase.same_batch else rows
 
 

@@ -48,10 +48,10 @@ class Store:
         self.on_device = task.problem.prepare is None or isinstance(task.problem.prepare, Preparation)
         self.device = task.device if self.on_device else torch.device("cpu")
 
-    def hold(self, clients: Sequence[int]) -> None:
-        """Have the rows of these clients on the device."""
+    def hold(self, clients: Sequence[int]) -> bool:
+        """Have the rows of these clients on the device; whether they lie elsewhere than before."""
         if all(client in self.offsets for client in clients):
-            return
+            return False
         wanted = range(len(self.task.clients.sizes)) if self.whole else clients
         parts, offset = [], 0
         self.offsets = {}
@@ -64,8 +64,9 @@ class Store:
         if self.rows and len(self.rows[0]) >= offset:
             for mine, given in zip(self.rows, rows, strict=True):  # in place: captured steps read from there
                 mine[:offset].copy_(given)
-        else:
-            self.rows = tuple(part.to(self.device) for part in rows)
+            return False
+        self.rows = tuple(part.to(self.device) for part in rows)
+        return True
 
 
 @dataclass

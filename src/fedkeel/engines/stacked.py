@@ -131,7 +131,8 @@ class StackedEngine:
     def train_stack(self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]) -> list[Outcome]:
         began = time.perf_counter()
         message, rate, sent = sender(clients, self.task)
-        self.store.hold(clients)
+        if self.store.hold(clients):
+            self.graphs.clear()  # what was captured reads from where rows no longer lie
         phases = [
             steps_of(self.store, self.training, round, clients, number, phase)
             for number, phase in enumerate(self.method.phases)

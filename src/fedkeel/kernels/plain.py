@@ -134,7 +134,7 @@ def moments(
     mean = (v * of).sum((1, 2, 3)) / count[:, None]
     variance = ((v - spatial(mean)).square() * of).sum((1, 2, 3)) / count[:, None]
     if memory is not None:
-        of_sample = variance * (count / (count - 1))[:, None]
+        of_sample = variance * (count / (count - 1).clamp(min=1))[:, None]
         for old, new, into in zip(memory.before, (mean, of_sample), memory.after, strict=True):
             into.copy_(torch.lerp(old, new.to(old.dtype), memory.momentum))
     inverse = (variance + epsilon).rsqrt()

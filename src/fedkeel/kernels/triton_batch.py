@@ -95,7 +95,7 @@ def _join(
         before = tl.load(old_mean + old)
         tl.store(new_mean + new, before + momentum * (mean - before))
         before = tl.load(old_variance + old)
-        tl.store(new_variance + new, before + momentum * (variance * (count / (count - 1)) - before))
+        tl.store(new_variance + new, before + momentum * (variance * (count / tl.maximum(count - 1, 1.0)) - before))
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def _rescale(
     if SHORTCUT:
         z += tl.load(shortcut + at, mask=there, other=0.0).to(tl.float32)
     if RELU:
-        z = tl.maximum(z, 0.0)
+        z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
     tl.store(y + at, z.to(y.dtype.element_ty), mask=there)
 
 

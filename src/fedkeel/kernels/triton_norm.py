@@ -64,7 +64,7 @@ def _normalise(
         if SHORTCUT:
             z += tl.load(shortcut + start + at, mask=there, other=0.0).to(tl.float32)
         if RELU:
-            z = tl.maximum(z, 0.0)
+            z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
         tl.store(y + start + at, z.to(y.dtype.element_ty), mask=there)
     else:
         for first in range(0, pixels, BLOCK):
@@ -73,7 +73,7 @@ def _normalise(
             if SHORTCUT:
                 u += tl.load(shortcut + here, mask=near, other=0.0).to(tl.float32)
             if RELU:
-                u = tl.maximum(u, 0.0)
+                u = tl.where(u < 0, 0.0, u)
             tl.store(y + here, u.to(y.dtype.element_ty), mask=near)
     group = tl.arange(0, GROUPS)
     tl.store(means + image * GROUPS + group, means_of)

@@ -15,8 +15,11 @@ BLOCK = 1024
 @triton.jit
 def _pool(x, y, taps, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr, STRIDE: tl.constexpr,
           PADDING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The largest value of each window, and which of its pixels (the first of several) has it."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """The largest value of each window, and which of its pixels (the first of several) has it; of one client."""
+    client, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x += client * (count // (out_height * out_width)) * (height * width)
+    y += client * count
+    taps += client * count
     channel, pixel = at % channels, at // channels
     column, row = pixel % out_width * STRIDE - PADDING, pixel // out_width % out_height * STRIDE - PADDING
     image = pixel // (out_width * out_height)
@@ -27,17 +30,21 @@ def _pool(x, y, taps, count, height, width, out_height, out_width, channels, SIZ
         inside = (at < count) & (i >= 0) & (i < height) & (j >= 0) & (j < width)
         source = x + ((image * height + i) * width + j) * channels + channel
         v = tl.load(source, mask=inside, other=float("-inf")).to(tl.float32)
-        which = tl.where(v > best, tap, which)
-        best = tl.maximum(best, v)
+        larger = (v > best) | (v != v)  # what is not a number is not lost
+        which, best = tl.where(larger, tap, which), tl.where(larger, v, best)
     tl.store(y + at, best.to(y.dtype.element_ty), mask=at < count)
-    tl.store(taps + at, which.to(tl.int8), mask=at < count)
+    tl.store(taps + at, which.to(taps.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
 def _pool_gradient(dy, taps, dx, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr,
                    STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Each pixel gathers from the windows that chose it."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Each pixel gathers from the windows that chose it; of one client."""
+    client, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    windows = client * (count // (height * width)) * (out_height * out_width)
+    dy += windows
+    taps += windows
+    dx += client * count
     channel, pixel = at % channels, at // channels
     column, row = pixel % width + PADDING, pixel // width % height + PADDING
     image = pixel // (width * height)
@@ -57,9 +64,9 @@ def pool(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tenso
     height, width, channels = x.shape[2:]
     out_height, out_width = ((n + 2 * padding - size) // stride + 1 for n in (height, width))
     y = torch.empty((*x.shape[:2], out_height, out_width, channels), dtype=x.dtype, device=x.device)
-    taps = torch.empty(y.shape, dtype=torch.int8, device=x.device)
-    _pool[(triton.cdiv(y.numel(), BLOCK),)](
-        x, y, taps, y.numel(), height, width, out_height, out_width, channels, SIZE=size, STRIDE=stride,
+    taps = torch.empty(y.shape, dtype=torch.int8 if size * size < 128 else torch.int16, device=x.device)
+    _pool[(triton.cdiv(y[0].numel(), BLOCK), len(y))](
+        x, y, taps, y[0].numel(), height, width, out_height, out_width, channels, SIZE=size, STRIDE=stride,
         PADDING=padding, BLOCK=BLOCK,
     )  # fmt: skip
     return y, taps
@@ -67,8 +74,8 @@ def pool(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tenso
 
 def pool_gradient(dy: Tensor, taps: Tensor, height: int, width: int, size: int, stride: int, padding: int) -> Tensor:
     dx = torch.empty((*dy.shape[:2], height, width, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
-    _pool_gradient[(triton.cdiv(dx.numel(), BLOCK),)](
-        dy, taps, dx, dx.numel(), height, width, dy.shape[2], dy.shape[3], dy.shape[4], SIZE=size, STRIDE=stride,
+    _pool_gradient[(triton.cdiv(dx[0].numel(), BLOCK), len(dx))](
+        dy, taps, dx, dx[0].numel(), height, width, dy.shape[2], dy.shape[3], dy.shape[4], SIZE=size, STRIDE=stride,
         PADDING=padding, BLOCK=BLOCK,
     )  # fmt: skip
     return dx

@@ -120,7 +120,7 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
     (down, right), full = where.taps, where.kernel[0] * where.kernel[1]
     packed = torch.empty((clients, outer, down * right * inner), dtype=dtype, device=weight.device)
-    padded, pairs = power(down * right, 1, 64), outer * inner
+    padded, pairs = power(down * right, 1, 1024), outer * inner
     block = max(16, 2048 // padded)
     _pack[(triton.cdiv(pairs, block), clients)](
         weight, packed, pairs, inner, weight.stride(0), where.rows[0], where.columns[0], where.kernel[1],
@@ -150,7 +150,7 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     if splits > 4:  # summed in parallel; few are added while they are put in order
         parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
-    padded = power(full, 1, 64)
+    padded = power(full, 1, 1024)
     block = max(16, 2048 // padded)
     _unpack[(triton.cdiv(pairs, block), clients)](
         parts, into, pairs, inner, into.stride(0), splits, parts.stride(0), where.rows[0], where.columns[0],

@@ -28,6 +28,7 @@ class Rescale(Rule):
 
     def __post_init__(self) -> None:
         require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
+        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if self.whole:

@@ -29,6 +29,7 @@ class PoolDetrend(Rule):
 
     def __post_init__(self) -> None:
         require(self.window > 0 and self.window % 2 == 1, self, "window must be a positive odd number")
+        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -55,6 +56,7 @@ class GaussianDetrend(Rule):
 
     def __post_init__(self) -> None:
         require(self.sigma > 0, self, "sigma must be positive")
+        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -84,6 +86,7 @@ class ClipMedian(Rule):
 
     def __post_init__(self) -> None:
         require(self.times > 0, self, "times must be positive")
+        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.limit, vectors=self.min_dims < 2), client

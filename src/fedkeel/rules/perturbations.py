@@ -162,9 +162,9 @@ class AdmmPerturbation(Rule):
 class DistilAscent(Rule):
     """Climb on the distance to the global model's outputs, descend on the loss: ρ Λ ⊙ g_P / ‖g_P‖.
 
-    Λ = 1, or when `adaptive` |w − w_t| normalised along the first axis of each tensor. At w = w_t the distance is flat:
-    a g_P shorter than 1e-8 is rounding noise and gives no perturbation. rho = 0 is FedAvg. temperature = 1 compares
-    outputs as they are.  (FedSOL, Lee et al. 2024)
+    Λ = 1, or when `adaptive` |w − w_t| normalised along the first axis of each tensor. At w = w_t the distance is flat,
+    and g_P rounding noise, as it is where it is shorter than 1e-8: there is no perturbation then. rho = 0 is FedAvg.
+    temperature = 1 compares outputs as they are.  (FedSOL, Lee et al. 2024)
     """
 
     rho: float
@@ -176,10 +176,11 @@ class DistilAscent(Rule):
         object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        certain = (tree.norm() >= 1e-8).to(tree.buffer.dtype)
+        moved = at.params - at.message["params"]
+        certain = ((moved.norm() > 0) & (tree.norm() >= 1e-8)).to(tree.buffer.dtype)
         climb = certain * (self.rho * tree.unit(1e-12))
         if self.adaptive:
-            climb = climb * (at.params - at.message["params"]).map(along_first_axis)
+            climb = climb * moved.map(along_first_axis)
         return climb, client
 
 
