@@ -11,7 +11,7 @@ from fedkeel.importing import import_name
 from fedkeel.method import Method, Phase
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import RULES
-from fedkeel.values import shown, typed, types_of
+from fedkeel.values import plain, shown, typed, types_of
 
 
 def save_rule(rule: Rule) -> dict[str, Any]:
@@ -22,13 +22,14 @@ def save_rule(rule: Rule) -> dict[str, Any]:
         raise MethodError(
             f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
         )
-    return {"rule": name} | {field.name: _save_value(getattr(rule, field.name)) for field in fields(cast(Any, rule))}
+    values = {field.name: getattr(rule, field.name) for field in fields(cast(Any, rule))}
+    return {"rule": name} | {word: _save_value(value) for word, value in values.items() if value is not None}
 
 
 def _save_value(value: Any) -> Any:
     if isinstance(value, Rule):
         return save_rule(value)
-    return [_save_value(item) for item in value] if isinstance(value, tuple) else value
+    return [_save_value(item) for item in value] if isinstance(value, tuple) else plain(value)
 
 
 def load_rule(data: Any) -> Rule:

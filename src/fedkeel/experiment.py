@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -77,6 +77,7 @@ class Experiment:
     evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_asked", {field.name: getattr(self, field.name) for field in fields(self)})
         # what a method may be, `resolve` says
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "method"}
         self._set(typed(given, types_of(Experiment), ExperimentError, examples=EXAMPLES))
@@ -99,8 +100,11 @@ class Experiment:
         return self.method
 
     def with_(self, **changes: Any) -> Experiment:
-        """This experiment with some fields changed."""
-        return replace(self, **changes)
+        """This experiment with some fields changed; those never given follow: another seed has another split."""
+        asked: dict[str, Any] = vars(self)["_asked"]
+        for word in changes.keys() - asked.keys():
+            raise ExperimentError(f"an experiment has no key: {word}", nearest(word, asked, "keys"))
+        return Experiment(**asked | changes)
 
     def lr_at(self, round: int) -> float:
         """η_t = η_0 γ^t."""
@@ -173,6 +177,11 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
         raise ExperimentError(
             "an experiment has either a dataset or a problem of its own.", 'dataset="digits", or problem=fk.Problem(…)'
         )
+    for word in ("partition", "model", "augment"):
+        if experiment.problem is not None and getattr(experiment, word) is not None:
+            raise ExperimentError(
+                f"a problem of its own brings its data and model, so {word} would be ignored.", "leave it out"
+            )
     found: dict[str, Any] = {"method": _method(experiment.method)}
     preset: Mapping[str, Any] = {}
     if experiment.dataset is not None:
@@ -241,6 +250,11 @@ def check(experiment: Experiment) -> None:
                 f"{name} must be below 2^63 in absolute value: {getattr(experiment, name)}", "take a smaller number"
             )
     _check_epochs(experiment.epochs)
+    if experiment.participants is not None and len(experiment.participants) < (experiment.rounds or 0):
+        raise ExperimentError(
+            f"participants cover {len(experiment.participants)} rounds of {experiment.rounds}.",
+            "one list for each round",
+        )
     if isinstance(experiment.model, str) and ":" not in experiment.model:
         card_of(experiment.model)
     assert experiment.participation is not None

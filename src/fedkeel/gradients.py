@@ -12,6 +12,8 @@ from fedkeel.rule import State
 from fedkeel.task import Batch, Part, Scores, Task
 from fedkeel.trees import Tree
 
+DETACHED = "the loss does not depend on the parameters."
+
 
 class Workspace:
     """The task's module, or its plain parameters, as views of one flat buffer that is written before each use.
@@ -63,9 +65,7 @@ class Workspace:
             except RuntimeError as error:
                 if "does not require grad" not in str(error):
                     raise
-                raise ExperimentError(
-                    "the loss does not depend on the parameters.", "is it computed from them?"
-                ) from None
+                raise ExperimentError(DETACHED, "is it computed from them?") from None
         tree = Tree(torch.cat([grad.reshape(-1) for grad in grads]), params.layout)
         return Gradient(tree, loss.detach(), self.seen())
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.feed import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.gradients import DETACHED
 from fedkeel.kernels.layers import Frame, Running
 from fedkeel.kernels.network import forward, known
 from fedkeel.objectives import Given, Objective, objective_of
@@ -74,7 +75,7 @@ class StackedWorkspace:
         self.task = task
         self.inside = None if task.module is None else Inside(task.module)
         # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
-        self.separable = task.problem.separable and task.buffers is None
+        self.separable = task.separable and task.buffers is None
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: str, message: State, buffers: Tree | None
@@ -100,7 +101,7 @@ class StackedWorkspace:
         if not aim.kind.differentiable:
             return Gradient(params.zeros(), losses, kept)
         if not losses.requires_grad:
-            raise ExperimentError("the loss does not depend on the parameters.", "is it computed from them?")
+            raise ExperimentError(DETACHED, "is it computed from them?")
         each = torch.ones_like(losses)
         grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
         return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
@@ -150,7 +151,7 @@ class StackedWorkspace:
             given = Given(reference, histogram, message, noise)
             losses = aim.kind.losses(output, tensors[-1], aim.number, given)
         elif mask is None:
-            losses = self.task.judge(self.task.mean_loss, model, tensors, output)
+            losses = self.task.judged(self.task.mean_loss, model, tensors, output)
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
@@ -236,7 +237,7 @@ class KernelWorkspace(StackedWorkspace):
 
     def __init__(self, task: Task):
         super().__init__(task)
-        self.separable = task.problem.separable  # batch norms leave out what only fills a batch up
+        self.separable = task.separable  # batch norms leave out what only fills a batch up
 
     def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
         module = self.task.module
@@ -251,6 +252,8 @@ class KernelWorkspace(StackedWorkspace):
             losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
         if not aim.kind.differentiable:
             return Gradient(params.zeros(), losses, after)
+        if not losses.requires_grad:
+            raise ExperimentError(DETACHED, "is it computed from them?")
         torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
         return Gradient(into, losses.detach(), after)
 

@@ -221,6 +221,11 @@ class Loop:
             if self.method.server_phase is not None:
                 reports["learned"] = self.learn(message, reports, t, lr)
             server = server_round(self.method, server, reports)
+            if not bool(torch.isfinite(server["params"].buffer).all()):
+                raise RunError(
+                    f"the server's model is not finite after round {t + 1}, though the clients' are.",
+                    "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
+                )
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
             states = [outcome.state for outcome in kept]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import torch
@@ -165,6 +165,20 @@ def check(method: Method) -> None:
             raise MethodError(
                 f"{part} of {method.name!r} must hold rules, not {wrong!r}.", f"for example {part}=(Sam(0.1),)"
             )
+        again = [rule for i, rule in enumerate(chain) if rule in chain[:i] and _slots_of(rule)]
+        if again:
+            raise MethodError(
+                f"{type(again[0]).__name__} stands twice in {part} of {method.name!r}, and would keep its state twice.",
+                "use it once",
+            )
+    if not _is_number(method.server_lr):
+        raise MethodError(f"server_lr of {method.name!r} must be a finite number: {method.server_lr!r}", "1.0 is usual")
+    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
+        if (phase.batches is not None and phase.batches < 1) or (phase.epochs is not None and not phase.epochs > 0):
+            raise MethodError(
+                f"a phase of {method.name!r} must take a step: batches = {phase.batches}, epochs = {phase.epochs}.",
+                "batches of at least 1, epochs above 0",
+            )
     if not any(phase.uploads for phase in method.phases):
         raise MethodError(
             f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
@@ -195,11 +209,24 @@ def _chains(method: Method) -> Iterator[tuple[str, Any]]:
     yield "personal", method.personal
 
 
-def _check_slots(method: Method) -> None:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _slots_of(rule: Rule) -> dict[str, Any]:
     sample = Tree.of({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
+    return {**rule.server_slots(sample), **rule.client_slots(sample)}
+
+
+def _check_slots(method: Method) -> None:
     owners: dict[str, Rule] = {}
     for rule in method.rules:
-        for slot in {*rule.server_slots(sample), *rule.client_slots(sample)}:
+        for slot, value in _slots_of(rule).items():
+            if not isinstance(value, Tree | torch.Tensor):
+                raise MethodError(
+                    f"slot {slot!r} of {type(rule).__name__} must be a tree or a tensor, not {type(value).__name__}.",
+                    "params.zeros(), or params.scalar(0.0) for a number",
+                )
             if slot in owners:
                 raise MethodError(
                     f"{type(owners[slot]).__name__} and {type(rule).__name__} of {method.name!r} both keep {slot!r}.",

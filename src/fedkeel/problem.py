@@ -16,6 +16,7 @@ from fedkeel.data.clients import ClientData, Sample, TensorClients, as_tensors
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import choice, key
 
+MODEL, CLIENTS = "model=torch.nn.Sequential(…)", "clients=[client_0_data, client_1_data, …]"
 SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 
@@ -26,7 +27,9 @@ class Problem:
 
     With a `model`, data are tuples whose last tensor is the target: `loss(model(*inputs), target)`. With `params`, a
     dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are (a tensor or a
-    tuple). `loss` returns one value per sample, or their mean.
+    tuple). `loss` returns one value per sample, or their mean; set `separable` False where the loss of a batch is not
+    the mean of what it is of each sample (class weights are found out). `metrics` likewise return one value per sample,
+    or their mean.
     """
 
     loss: Callable[..., Tensor]
@@ -34,7 +37,7 @@ class Problem:
     model: nn.Module | None = None
     params: Mapping[str, Tensor] | None = None
     test: Any = None
-    head: tuple[str, ...] | None = None
+    head: tuple[str, ...] | str | None = None
     classes: int | None = None
     proxy: Any = None
     metrics: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
@@ -43,6 +46,8 @@ class Problem:
     prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
 
     def __post_init__(self) -> None:
+        if isinstance(self.head, str):
+            object.__setattr__(self, "head", (self.head,))
         if (self.model is None) == (self.params is None):
             raise ExperimentError(
                 "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
@@ -51,8 +56,22 @@ class Problem:
             raise ExperimentError(f"the loss of a problem is a function, not {type(self.loss).__name__}.")
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise ExperimentError(f"the model of a problem is a module, not {type(self.model).__name__}.", MODEL)
+        if not isinstance(self.clients, Sequence) and not (
+            hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)
+        ):
+            raise ExperimentError(
+                f"the clients of a problem are a list of their data, or know `sizes` (an array) and `rows`, "
+                f"not {type(self.clients).__name__}.",
+                CLIENTS,
+            )
         if isinstance(self.clients, Sequence) and len(self.clients) == 0:
-            raise ExperimentError("a problem needs at least one client.", "clients=[client_0_data, client_1_data, …]")
+            raise ExperimentError("a problem needs at least one client.", CLIENTS)
+        if not isinstance(self.metrics, Mapping) or not all(callable(metric) for metric in self.metrics.values()):
+            raise ExperimentError("the metrics of a problem are functions by name.", 'metrics={"error": function}')
+        if "loss" in self.metrics:
+            raise ExperimentError("a loss is measured already: a metric needs another name.", "for example own_loss")
 
     @property
     def data(self) -> ClientData:
@@ -107,6 +126,9 @@ class Recorded(Problem):
     def digest(self) -> str:
         known: str = vars(self)["known"]
         return known
+
+    def __repr__(self) -> str:
+        return f"Problem(given from Python, {self.digest()})"
 
 
 def digest_of(module: nn.Module) -> str:

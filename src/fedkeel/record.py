@@ -42,7 +42,7 @@ class RoundRecord:
         return RoundRecord(**{name: value for name, value in data.items() if name in NAMES})
 
     def measure(self, name: str) -> float | None:
-        value = self.extra[name] if name in self.extra else getattr(self, name, None)
+        value = getattr(self, name) if name in NAMES else self.extra.get(name)
         return value if isinstance(value, int | float) else None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase
 from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree, where
@@ -110,7 +111,15 @@ def begin(method: Method, message: State, client: State) -> tuple[Tree, State]:
 # ---- the client's half ---------------------------------------------------------------------------------------------
 def chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
     for rule in rules:
-        tree, client = rule.step(tree, client, at)
+        found = rule.step(tree, client, at)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tree)):
+            raise MethodError(
+                f"{type(rule).__name__}.step returns a tree and the client's state, not {type(found).__name__}.",
+                "return tree, client",
+            )
+        if found[0].layout is not tree.layout and found[0].layout != tree.layout:
+            raise MethodError(f"{type(rule).__name__}.step returns a tree laid out like the one it was given.")
+        tree, client = found
     return tree, client
 
 
@@ -227,7 +236,8 @@ def local_round(
         body = local_step(phase, gradient, lift, stretch.padded, sent)
         fixed = Fixed(start, message, lr, steps)
         (params, client), losses = scan(phase, body, (params, client), fixed, stretch.moments)
-        mean = (losses * stretch.shares).sum(-1)
+        # a step that only fills up has no share, and may have no loss
+        mean = torch.where(stretch.shares > 0, losses * stretch.shares, 0.0).sum(-1)
         if phase.uploads:
             report["delta"] = lift(lambda p, m: p - m["params"], (0, sent))(params, message)
             loss = mean
@@ -241,6 +251,9 @@ def local_round(
 def server_round(method: Method, server: State, reports: State) -> State:
     """Combine `reports`, which are stacked on a leading client axis, in client order."""
     weights = method.weights(reports, server)
+    if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
+        what = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise MethodError(f"{type(method.weights).__name__} gives one weight for each client, not {what}.")
     update = reports["delta"].average(weights)
     # the plain average, for rules that want it before others changed it
     reports = reports | {"weights": weights, "update": update}

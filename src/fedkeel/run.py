@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fedkeel import checkpoint
 from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
@@ -21,12 +22,12 @@ from fedkeel.engines.memory import enough
 from fedkeel.environment import edited, engines_before, environment, precision_before
 from fedkeel.errors import FolderError
 from fedkeel.experiment import Experiment
-from fedkeel.folder import RunFolder
+from fedkeel.folder import RunFolder, read_rounds
 from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import device_of, steady
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
-from fedkeel.tracking import Observer, observers
+from fedkeel.tracking import Observer, listed, observers
 
 log = logging.getLogger("fedkeel")
 
@@ -45,13 +46,13 @@ def run(
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
-    track: Sequence[str | Observer] = (),
+    track: Sequence[str | Observer] | str | Observer = (),
 ) -> Run:
     """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
 
     `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
     """
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, track)
+    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, listed(track))
     with steady(), enough(on.device), contextlib.ExitStack() as closing:
         started = start(experiment, out, on, progress, closing)
         return driven(started.going, lambda request: started.engine.train(*request))
@@ -136,13 +137,18 @@ def notice(folder: Path, experiment: Experiment, dtype: torch.dtype) -> None:
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:
-    """Take a folder for an experiment: an empty one, or one that holds this experiment already."""
+    """Take a folder for an experiment: an empty one, one that holds this experiment already, or one of which no round
+    was ever made."""
     there = folder.read_experiment()
     if there is not None:
         data = experiment.save()
         mine = {name: value for name, value in data.items() if name != "rounds"}
         other = {name: value for name, value in there.items() if name != "rounds"}
-        if mine != other:
+        begun = read_rounds(folder.path) or any(int(path.stem) for path in checkpoint.names(folder.checkpoints))
+        if mine != other and not begun and folder.read_json("environment.json"):
+            for path in checkpoint.names(folder.checkpoints):
+                path.unlink()
+        elif mine != other:
             keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
             raise FolderError(
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",

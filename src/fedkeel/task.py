@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.data.clients import ClientData, HeldOut, Rows, Sample
 from fedkeel.errors import ExperimentError
+from fedkeel.means import loss_is_a_mean, require_a_mean
+from fedkeel.modules import compares_samples, counters_of, taken_from
 from fedkeel.objectives import Given, Objective
 from fedkeel.problem import Problem
 from fedkeel.trees import Tree
@@ -76,12 +77,15 @@ class Task:
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
-        self.module = None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype)
+        self.known_means: set[str] = set()
+        self.module = (
+            None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype).train()
+        )
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._initial(start)
-        self.buffers = self._buffers()
-        self.counters = self._counters()
+        self.buffers = self._buffers(start)
+        self.counters = counters_of(self.module)
         self.stochastic = self.module is not None and any(
             (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
@@ -100,26 +104,12 @@ class Task:
             raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
         return Tree.of(leaves if start is None else taken_from(start, leaves))
 
-    def _buffers(self) -> Tree | None:
+    def _buffers(self, start: Mapping[str, Tensor] | None) -> Tree | None:
         if self.module is None:
             return None
-        if any(
-            isinstance(m, _NormBase) and m.track_running_stats and m.momentum is None for m in self.module.modules()
-        ):
-            raise ExperimentError(
-                "a norm with momentum=None averages over all batches it has seen, whosever they were.", "momentum=0.1"
-            )
         found = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
-        return Tree.of(found) if found else None
-
-    def _counters(self) -> dict[str, Tensor]:
-        """Whole numbers that a module keeps, as it begins; what norms count changes nothing they do."""
-        if self.module is None:
-            return {}
-        norms = [name for name, part in self.module.named_modules() if isinstance(part, _NormBase)]
-        idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
-        found = {n: b for n, b in self.module.named_buffers() if not b.is_floating_point()}
-        return {name: value.detach().clone() for name, value in found.items() if name not in idle}
+        known = start is not None and found.keys() <= start.keys()  # a file may hold parameters alone
+        return Tree.of(taken_from(start, found) if start is not None and known else found) if found else None
 
     def recount(self) -> None:
         """A module's whole numbers as it began: they belong to no client, and no engine may find others' in them."""
@@ -143,22 +133,22 @@ class Task:
 
     @cached_property
     def in_pairs(self) -> bool:
-        """Whether the model cannot be trained on one sample: a batch norm would see one value of each channel."""
-        if self.module is None or not any(isinstance(part, _BatchNorm) for part in self.module.modules()):
-            return False
-        client = int(self.clients.sizes.argmax())
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self.predict(copy.deepcopy(self.module).train(), self.batch(client, np.zeros(1, np.int64)).tensors)
-        except ValueError as error:
-            return "more than 1 value per channel" in str(error)
-        return False
+        """Whether the model cannot be trained on one sample."""
+
+        def one() -> Sample:
+            tensors = self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors
+            return tensors[:-1] or tensors
+
+        return compares_samples(self.module, one)
 
     def ready(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """What the model sees of raw rows: prepared, on the device, floats in the task's precision."""
         if self.problem.prepare is not None:
             raw = self.problem.prepare(raw, keys)
-        return tuple(t.to(self.device, self.dtype if t.is_floating_point() else None) for t in raw)
+        return tuple(t.to(self.device, self.kind_of(t)) for t in with_labels(raw))
+
+    def kind_of(self, part: Tensor) -> torch.dtype:
+        return self.dtype if part.is_floating_point() else part.dtype
 
     def batch(
         self,
@@ -196,7 +186,7 @@ class Task:
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self.judge(self.problem.loss, model, tensors, output)
+        return self.judged(self.problem.loss, model, tensors, output)
 
     def loss(
         self, model: nn.Module | Mapping[str, Tensor], batch: Batch, kind: Objective, number: float, given: Given
@@ -204,7 +194,7 @@ class Task:
         """The mean of an objective over a batch, or its total."""
         output = self.output(model, batch.tensors, kind, batch.noise)
         if kind.losses is None:
-            losses = self.judge(self.mean_loss, model, batch.tensors, output)
+            losses = self.judged(self.mean_loss, model, batch.tensors, output)
         else:
             losses = kind.losses(output, batch.tensors[-1], number, given)
         return losses if losses.dim() == 0 else losses.sum() if kind.total else losses.mean()
@@ -214,7 +204,29 @@ class Task:
             return f(model, tensors if len(tensors) > 1 else tensors[0])
         return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
 
+    def judged(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
+        """A loss, which is a tensor."""
+        found = self.judge(f, model, tensors, output)
+        if isinstance(found, Tensor):
+            return found
+        raise ExperimentError(
+            f"the loss of a problem returns a tensor, not {type(found).__name__}.",
+            "one value per sample, or their mean",
+        )
+
+    @cached_property
+    def separable(self) -> bool:
+        """Whether the loss of a batch is the mean over its samples: as the problem says, and as some of its show."""
+        known = not self.problem.separable or hasattr(self.problem.loss, "batch_mean")
+        return self.problem.separable if known else loss_is_a_mean(self)
+
     # ---- scores --------------------------------------------------------------------------------------------------
+    @cached_property
+    def stretched(self) -> bool:
+        """Whether some evaluation data are scored in several stretches."""
+        parts = (self.test, self.validation, self.tests)
+        return any(data is not None and int(data.sizes.max(initial=0)) > CHUNK for data in parts)
+
     def parts(self, split: str) -> Iterator[Part]:
         """The stretches of a split, in the order in which their scores are added."""
         if split == "test" and self.test is not None:
@@ -253,30 +265,26 @@ class Task:
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
             measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
+            if measured[name].dim() == 0 and name not in self.known_means and self.stretched:
+                require_a_mean(self, name, model, tensors, output)
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
 
 
-def counts_as_labels(output: Tensor, target: Tensor) -> bool:
-    """Whether outputs are class scores and targets are classes."""
-    return output.dim() == target.dim() + 1 and target.dtype == torch.int64 and output.is_floating_point()
+def counts_as_labels(output: Any, target: Tensor) -> bool:
+    """Whether outputs are scores of several classes and targets are classes."""
+    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
+        return False
+    return target.dtype == torch.int64 and output.is_floating_point()
+
+
+def with_labels(parts: Sample) -> Sample:
+    """Samples whose targets, where these are whole numbers, are of the type that losses know labels by."""
+    *inputs, target = parts
+    counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    return (*inputs, target.to(torch.int64) if counts else target)
 
 
 def add_up(scores: list[Scores]) -> dict[str, float]:
     """Means from sums, added in order."""
     names = scores[0] if scores else {}
     return {name: sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores) for name in names}
-
-
-def taken_from(start: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Start weights in place of the initial ones; names and shapes must match."""
-    for name, leaf in leaves.items():
-        if name not in start:
-            raise ExperimentError(
-                f"the start weights lack parameter: {name}", "were they exported from the same model?"
-            )
-        if start[name].shape != leaf.shape:
-            raise ExperimentError(
-                f"start weight {name} has shape {tuple(start[name].shape)}, the model's has {tuple(leaf.shape)}.",
-                "were they exported from the same model?",
-            )
-    return {name: start[name].to(leaf) for name, leaf in leaves.items()}

@@ -19,7 +19,7 @@ from fedkeel.loop import Progress, driven
 from fedkeel.machine import device_of, steady
 from fedkeel.run import CHECKPOINT_SECONDS, Place, Started, start
 from fedkeel.runs import Run
-from fedkeel.tracking import Observer
+from fedkeel.tracking import Observer, listed
 
 log = logging.getLogger("fedkeel")
 
@@ -47,7 +47,7 @@ def run_together(
     progress: Sequence[Progress | None] = (),
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
-    track: Sequence[str | Observer] = (),
+    track: Sequence[str | Observer] | str | Observer = (),
 ) -> list[Run | RunError]:
     """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
@@ -59,7 +59,7 @@ def run_together(
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
-    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, track)
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, listed(track))
     with steady(), enough(place.device), contextlib.ExitStack() as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]

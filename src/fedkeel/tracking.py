@@ -6,8 +6,9 @@ tracking changes no result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import BANDS, band_drift
 from fedkeel.errors import RequestError, nearest
 from fedkeel.method import FACTS, Method
+from fedkeel.record import NAMES
 from fedkeel.rule import State
 from fedkeel.rules import AdaptiveRadius
 from fedkeel.rules.critical import NEVER
@@ -131,10 +133,15 @@ OBSERVERS: dict[str, Observer] = {
 }
 
 
-def observers(track: Iterable[str | Observer]) -> list[Observer]:
+def listed(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
+    """Names and functions; one alone needs no list."""
+    return [track] if isinstance(track, str) or callable(track) else list(track)
+
+
+def observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:
     """Observers by name, or functions of the caller's own."""
     found: list[Observer] = []
-    for one in track:
+    for one in listed(track):
         if isinstance(one, str) and one not in OBSERVERS:
             raise RequestError(f"nothing to track is called: {one}", nearest(one, OBSERVERS, "choices"))
         found.append(OBSERVERS[one] if isinstance(one, str) else one)
@@ -146,5 +153,19 @@ def observed(observers: Iterable[Observer], seen: Seen) -> dict[str, float | Non
     """What all of them say of a round; what is not a number becomes None."""
     found: dict[str, float | None] = {}
     for observer in observers:
-        found |= {name: value if value == value else None for name, value in observer(seen).items()}
+        told = observer(seen)
+        if not isinstance(told, Mapping):
+            raise RequestError(f"a tracker returns numbers by name, not {type(told).__name__}.", 'return {"name": 0.5}')
+        found |= {name: number(name, value) for name, value in told.items()}
     return found
+
+
+def number(name: str, value: Any) -> float | None:
+    """What a tracker says, as a number; None where it is none that JSON knows."""
+    if name in NAMES:
+        raise RequestError(f"a tracker may not call its number {name!r}: a round has that already.", "another name")
+    try:
+        plain = float(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"a tracker's {name!r} is no number: {value!r}", "numbers only") from None
+    return plain if math.isfinite(plain) else None

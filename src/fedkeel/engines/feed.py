@@ -17,7 +17,7 @@ from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training, planned, step_keys
 from fedkeel.method import Phase
 from fedkeel.round import Moment
-from fedkeel.task import Task
+from fedkeel.task import Task, with_labels
 
 
 class StackedBatch(NamedTuple):
@@ -178,9 +178,7 @@ def gathered(store: Store, index: Tensor, draws: Tensor | None) -> Sample:
     raw = tuple(part.index_select(0, index.reshape(-1)) for part in store.rows)
     if isinstance(task.problem.prepare, Preparation):
         raw = task.problem.prepare.apply(raw, None if draws is None else draws.flatten(0, 1))
-    return tuple(
-        part.to(task.dtype if part.is_floating_point() else part.dtype).unflatten(0, index.shape) for part in raw
-    )
+    return tuple(part.to(task.kind_of(part)).unflatten(0, index.shape) for part in with_labels(raw))
 
 
 def steps_of(store: Store, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase) -> Steps:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree
 
+from fedkeel.errors import MethodError
 from fedkeel.method import Method
 from fedkeel.round import Lift
 from fedkeel.trees import Tree, tensors
@@ -21,7 +22,17 @@ log = logging.getLogger("fedkeel")
 
 def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
     """The reference: right for every rule."""
-    lifted: Callable[..., Any] = vmap(f, in_dims=dims)
+    each: Callable[..., Any] = vmap(f, in_dims=dims)
+
+    def lifted(*args: Any) -> Any:
+        try:
+            return each(*args)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            told = str(error).splitlines()[0]
+            raise MethodError(f"a rule of this method cannot be stacked: {told}", "use --engine serial") from error
+
     return lifted
 
 

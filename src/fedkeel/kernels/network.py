@@ -33,6 +33,8 @@ def known(module: nn.Module, axes: int) -> bool:
 
     `axes` counts those of one sample, as the module gets it: 3 for an image, 1 for a vector.
     """
+    if not isinstance(module, nn.Sequential):  # parameters of a lone layer have no name to go by
+        return False
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     if len(list(module.buffers())) > sum(len(list(part.buffers())) for part in norms):
         return False

@@ -1,0 +1,64 @@
+"""Losses and metrics that are means over samples: others cannot be taken of filled-up batches, or added up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from fedkeel.data.clients import Sample
+from fedkeel.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from fedkeel.task import Task
+
+SHOWN = 8  # clients, and samples of each, by which a loss is looked at
+
+
+@torch.no_grad()
+def loss_is_a_mean(task: Task) -> bool:
+    """Whether the loss of some samples of several clients is the mean of what it is of each; with class weights, or
+    where samples are left out, it is not."""
+    there = np.flatnonzero(task.clients.sizes)[:SHOWN]
+    some = [task.ready(task.clients.rows(int(c), np.arange(min(SHOWN, task.clients.sizes[c])))) for c in there]
+    tensors = tuple(torch.cat(column) for column in zip(*some, strict=True))
+    model = task.initial.named() if task.module is None else copy.deepcopy(task.module).eval()
+    with torch.random.fork_rng(devices=[]):
+        output = task.predict(model, tensors)
+        whole = task.losses(model, tensors, output)
+        return whole.dim() > 0 or near(whole, [task.losses(model, *one) for one in singly(tensors, output)])
+
+
+def require_a_mean(task: Task, name: str, model: Any, tensors: Sample, output: Any) -> None:
+    """Refuse a metric whose mean over stretches is not what it is of all samples."""
+    metric = task.problem.metrics[name]
+    whole, *each = (
+        torch.as_tensor(task.judge(metric, model, *some)) for some in ((tensors, output), *singly(tensors, output))
+    )
+    if not near(whole, each):
+        raise ExperimentError(
+            f"the metric {name!r} is no mean over samples, so it cannot be added up over stretches of them.",
+            "return one value for each sample, or take it of run.model() afterwards",
+        )
+    task.known_means.add(name)
+
+
+def singly(tensors: Sample, output: Any) -> Iterator[tuple[Sample, Any]]:
+    """Samples and what was made of them, one by one."""
+    for i in range(len(tensors[0])):
+
+        def here(part: Any, i: int = i) -> Any:
+            return part[i : i + 1] if isinstance(part, Tensor) else part
+
+        yield tuple(map(here, tensors)), _pytree.tree_map(here, output)
+
+
+def near(whole: Tensor, each: list[Tensor]) -> bool:
+    """Whether it is their mean, but for rounding."""
+    mean = torch.stack([one.to(torch.float64).mean() for one in each]).mean()
+    return torch.allclose(whole.to(torch.float64).mean(), mean, rtol=1e-4, atol=1e-6)

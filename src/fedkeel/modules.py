@@ -1,0 +1,53 @@
+"""What a user's module keeps besides its weights, what it asks of a batch, and weights to begin from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from fedkeel.data.clients import Sample
+from fedkeel.errors import ExperimentError
+
+
+def counters_of(module: nn.Module | None) -> dict[str, Tensor]:
+    """Whole numbers that a module keeps, as it begins; what norms count changes nothing they do."""
+    norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
+    if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
+        raise ExperimentError(
+            "a norm with momentum=None averages over all batches it has seen, whosever they were.", "momentum=0.1"
+        )
+    idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
+    found = {} if module is None else dict(module.named_buffers())
+    return {n: b.detach().clone() for n, b in found.items() if not b.is_floating_point() and n not in idle}
+
+
+@torch.no_grad()
+def compares_samples(module: nn.Module | None, sample: Callable[[], Sample]) -> bool:
+    """Whether one sample is too few: batch norms over maps of 1×1 would see one value of each channel."""
+    if module is None or not any(isinstance(part, _BatchNorm) for part in module.modules()):
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            copy.deepcopy(module).train()(*sample())
+    except ValueError as error:
+        return "more than 1 value per channel" in str(error)
+    return False
+
+
+def taken_from(start: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Start weights in place of the initial ones; names and shapes must match."""
+    for name, leaf in leaves.items():
+        if name not in start:
+            raise ExperimentError(
+                f"the start weights lack parameter: {name}", "were they exported from the same model?"
+            )
+        if start[name].shape != leaf.shape:
+            raise ExperimentError(
+                f"start weight {name} has shape {tuple(start[name].shape)}, the model's has {tuple(leaf.shape)}.",
+                "were they exported from the same model?",
+            )
+    return {name: start[name].to(leaf) for name, leaf in leaves.items()}
