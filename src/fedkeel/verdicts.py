@@ -160,7 +160,7 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
     """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, or our runs do
     not, where it is too early to say, or where the ledger knows no round that both have reached."""
     a, b = mine.cell, other.cell
-    if (a.paper, a.table, a.column) != (b.paper, b.table, b.column) or a.row == b.row:
+    if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
         return None
     if b.uncertain or not other.entries or a.reported is None or b.reported is None:
         return None
