@@ -24,12 +24,12 @@ come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: befo
 **Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
 (the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
 *ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
-column that the paper tells apart by more than that, at the last round that both have reached, with the seeds that both
-have, if any; two rows that lie within twice the noise of each other here decide nothing. *differs*: neither; *so far*
-where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2 of 3 seeds*: in some runs
-none had it, and the number is the mean of the others. *shortened*: too short to compare, and nothing to order it by.
-*another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the paper's number is damaged or
-absent. Seconds are taken only from runs that had the machine to themselves.
+column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
+reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing.
+*differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
+of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
+nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
+paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves.
 """
 
 Judged = list[tuple[Table, list[Judgement]]]
