@@ -15,7 +15,8 @@ from fedkeel.verdicts import TIMES, WITHIN, Judgement, measured
 
 ABOUT = (
     "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "
-    "among the others may hold, and those for which another setting was tried: by a question, or with "
+    "among the others may hold, or whose target not every seed reached, and those for which another setting was "
+    "tried: by a question, or with "
     "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. What was tried is told and nothing more: the tables "
     "keep the settings chosen beforehand. Shortened runs contradict nothing yet; their verdicts say where the order "
     "differs so far."
@@ -90,6 +91,7 @@ def others(judged: Judgement, entries: Sequence[Entry]) -> list[str]:
         kept = longest(runs)
         values = [value for entry in kept if (value := measured(cell, entry)) is not None]
         seeds = f"{len(kept)} seeds" if len(kept) > 1 else "1 seed"
+        seeds = f"{len(values)} of {seeds}" if 0 < len(values) < len(kept) else seeds
         lines.append(f"{change}: {outcome(cell, values, kept[0].rounds)} ({seeds})")
     return lines
 

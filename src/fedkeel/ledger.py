@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import reprlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedkeel.errors import RequestError, RunError
 
@@ -101,13 +103,21 @@ class Entry:
 def append(entry: Entry, path: Path = LEDGER) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as lines:
-            lines.write(entry.dumps() + "\n")
+        with path.open("ab+") as lines:
+            lines.write((b"" if _ends_a_line(lines) else b"\n") + f"{entry.dumps()}\n".encode())
     except OSError as error:
         raise RunError(
             f"cannot write the ledger {path}: {error.strerror}",
             "the run is kept in its folder: the same command again adds its line",
         ) from error
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    """Whether a file is empty or ends with a whole line: an editor or a broken copy may leave it otherwise."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def check_writable(path: Path) -> None:
@@ -136,17 +146,55 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         raise RequestError(
             f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
         ) from None
-    known = {f.name for f in fields(Entry)}
     found: dict[tuple[Any, ...], Entry] = {}
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            entry = Entry(**{name: value for name, value in json.loads(line).items() if name in known})
+            entry = entry_in(line)
         except (ValueError, TypeError, AttributeError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None
         found[entry.identity] = entry
     return list(found.values())
+
+
+def entry_in(line: bytes) -> Entry:
+    """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
+    types = {f.name: str(f.type) for f in fields(Entry)}
+    data = {name: value for name, value in json.loads(line).items() if name in types}
+    for name, value in data.items():
+        what, fits = FITS[types[name]]
+        if not fits(value):
+            raise ValueError(f"{name} is not {what}: {reprlib.repr(value)}")
+    entry = Entry(**data)
+    if min(entry.rounds, entry.rounds_paper) < 1:
+        raise ValueError(f"no run has {min(entry.rounds, entry.rounds_paper)} rounds")
+    return entry
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _pairs(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) for pair in value
+    )
+
+
+FITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda value: isinstance(value, str)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "float": ("a number", _number),
+    "float | None": ("a number or null", lambda value: value is None or _number(value)),
+    "dict[str, Any]": ("a table", lambda value: isinstance(value, dict)),
+    "dict[str, float]": ("a table of numbers", lambda v: isinstance(v, dict) and all(map(_number, v.values()))),
+    "list[list[float]]": ("a list of pairs of numbers", _pairs),
+}
+"""What each type of an Entry's fields is called, and which values of JSON are of it."""
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:

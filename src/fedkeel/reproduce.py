@@ -66,7 +66,16 @@ def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]
         for word in reversed(path[1:]):
             nested = {word: nested}
         given = merged(given, {path[0]: nested})
-    return [replace(cell, experiment=merged(cell.experiment, given)) for cell in cells] if given else list(cells)
+    if not given:
+        return list(cells)
+    return [
+        replace(
+            cell,
+            experiment=merged(cell.experiment, given),
+            lr_matches="" if "lr" in given else cell.lr_matches,  # a rate that is given is matched to nothing
+        )
+        for cell in cells
+    ]
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
@@ -76,10 +85,12 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 
 def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
     """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
-    with what it was matched to, so there those that were made for the cell."""
+    with what it was matched to, so there those that were made for the cell and differ in nothing else."""
     wanted, name = settings_of(cell), (cell.paper, cell.table, cell.row, cell.column)
-    by_name = bool(cell.lr_matches)
-    return [e for e in entries if (e.cell == name if by_name or not e.settings else e.settings == wanted)]
+    if cell.lr_matches:
+        rest = wanted | {"lr": None}
+        return [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
+    return [e for e in entries if (e.settings == wanted if e.settings else e.cell == name)]
 
 
 def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:

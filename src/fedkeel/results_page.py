@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedkeel.contradictions import ABOUT, contradictions
 from fedkeel.ledger import Entry, spent
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
-from fedkeel.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, judge, leads
+from fedkeel.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
 
 HEAD = f"""# Results: reported against measured
 
@@ -23,10 +24,12 @@ come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: befo
 **Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
 (the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
 *ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
-column that the paper tells apart by more than that, at the last round that both have reached. *differs*: neither;
-*so far* where the run was shortened. *not reached*: no round had the target accuracy. *shortened*: too short to
-compare, and nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not
-judged*: the paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves.
+column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
+reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing.
+*differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
+of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
+nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
+paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves.
 """
 
 Judged = list[tuple[Table, list[Judgement]]]
@@ -78,14 +81,21 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 
-def all_leads(every: Judged) -> list[str]:
-    """Every lead once, though several tables may show the two runs."""
-    rows, seen = [], set()
+def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[tuple[Table, Lead]]:
+    """Every lead once, though several tables may show the two runs; again where another number is reported for it."""
+    found: list[tuple[Table, Lead]] = []
+    seen: dict[tuple[Any, ...], set[float | None]] = {}
     for table, judged in every:
         for lead in leads(table, judged):
-            if lead.runs not in seen:
-                seen.add(lead.runs)
-                rows.append([f"{table.paper}:{table.name}", *lead_cells(lead)])
+            told = seen.setdefault(lead.runs, set())
+            if not told or lead.reported not in told | {None}:
+                found.append((table, lead))
+            told.add(lead.reported)
+    return found
+
+
+def all_leads(every: Judged) -> list[str]:
+    rows = [[f"{table.paper}:{table.name}", *lead_cells(lead)] for table, lead in distinct_leads(every)]
     if not rows:
         return []
     about = """
@@ -105,13 +115,13 @@ def checked(every: Judged) -> list[str]:
         for check in checks(paper):
             judged = next(found for table, found in every if (table.paper, table.name) == (paper, check.table))
             named = {(one.cell.row, one.cell.column): one for one in judged}
-            ours = [named[row, check.column].mean_at(check.round) for row in (check.row, check.over)]
-            lead = None if ours[0] is None or ours[1] is None else ours[0] - ours[1]
+            mine, other = (named[row, check.column] for row in (check.row, check.over))
+            lead, seeds = apart(*both_at(mine, other, check.round))
             name = f"{check.row} − {check.over}" + (f" ({check.note})" if check.note else "")
-            told = [f"{check.lead:+.1f}", signed(lead), str(check.round)]
+            told = [f"{check.lead:+.1f}", signed(lead), str(check.round), str(seeds)]
             rows.append([f"{paper}:{check.table}", name, check.column, *told])
     about = "\nThe same by someone else, in a program of their own, and here at the same round:\n"
-    return [about, *grid(["table", "lead", "column", "elsewhere", "here", "at round"], "lllrrr", rows)]
+    return [about, *grid(["table", "lead", "column", "elsewhere", "here", "at round", "seeds"], "lllrrrr", rows)]
 
 
 def lead_cells(lead: Lead) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkeel.ledger import Entry, longest
@@ -42,13 +42,27 @@ def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One cell: what was measured over its seeds, and what that says about the paper's number."""
+    """One cell: its runs, one for each seed, what each measured, and what that says about the paper's number.
+
+    A value is None where a run never reached the target, or cannot tell; the others are averaged.
+    """
 
     cell: Cell
     entries: tuple[Entry, ...]
-    mean: float | None
-    std: float | None
+    values: tuple[float | None, ...]
     verdict: str = "not run"
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.known) if self.known else None
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(self.known) if len(self.known) > 1 else None
 
     @property
     def difference(self) -> float | None:
@@ -70,22 +84,31 @@ class Judgement:
         least = NOISE if self.cell.kind == "accuracy" else SHARE * abs(self.cell.reported or 0.0)
         return max(least, self.cell.spread or 0.0, self.std or 0.0)
 
-    def mean_at(self, round: int) -> float | None:
-        """The mean over seeds of what had been reached by a round, before any final tuning; None where the ledger does
-        not tell."""
-        if round > self.rounds:
-            return None
+    @property
+    def noise_here(self) -> float:
+        """The same for two runs of ours: seconds of this machine vary by a share of themselves, not of the paper's."""
+        if self.cell.kind not in TIMES or self.mean is None:
+            return self.noise
+        return max(SHARE * abs(self.mean), self.std or 0.0)
+
+    def at(self, round: int) -> Judgement:
+        """As it stood at a round, before any final tuning, with the seeds for which the ledger tells."""
         last = self.cell.evaluation == "last"
-        values = [entry.at_round(round) if last else entry.best_by(round) for entry in self.entries]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(values) else None
+        reached = [entry for entry in self.entries if entry.rounds >= round]
+        found = [(entry, entry.at_round(round) if last else entry.best_by(round)) for entry in reached]
+        return self.only([(entry, value) for entry, value in found if value is not None])
+
+    def only(self, found: Sequence[tuple[Entry, float | None]]) -> Judgement:
+        """The same cell with these runs and values alone."""
+        return replace(self, entries=tuple(entry for entry, _ in found), values=tuple(value for _, value in found))
 
 
-def judge(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Judgement]:
+def judge(cells: Sequence[Cell], entries: Sequence[Entry], among: Sequence[Cell] = ()) -> list[Judgement]:
     """Judge cells by the ledger. Only runs of full length are held against a reported number; orderings are judged
-    among cells of one column, at a round that both have reached."""
+    among rows of one column, these and those in `among`, at a round that both have reached."""
     drawn = [_drawn(cell, entries) for cell in cells]
-    return [Judgement(d.cell, d.entries, d.mean, d.std, _verdict(d, drawn)) for d in drawn]
+    rows = [*drawn, *(_drawn(cell, entries) for cell in among)]
+    return [replace(one, verdict=_verdict(one, rows)) for one in drawn]
 
 
 def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
@@ -96,12 +119,7 @@ def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
         known = [entry for entry in known if entry.timed]
     found = longest(known)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
-    values = [value for entry in found if (value := measured(cell, entry, own)) is not None]
-    if not values or len(values) < len(found):
-        return Judgement(cell, tuple(found), None, None)
-    return Judgement(
-        cell, tuple(found), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-    )
+    return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found))
 
 
 def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
@@ -124,11 +142,13 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
         return "not run"
     if mine.mean is None:
         return "not reached so far" if mine.shortened else "not reached"
+    if len(mine.known) < len(mine.entries):
+        return f"reached by {len(mine.known)} of {len(mine.entries)} seeds" + " so far" * mine.shortened
     if cell.uncertain or cell.reported is None:
         return "not judged"
     if not mine.shortened and cell.kind not in TIMES and abs(mine.mean - cell.reported) <= 2 * mine.noise:
         return WITHIN
-    signs = [sign for other in drawn if other is not mine if (sign := _same_side(mine, other)) is not None]
+    signs = [sign for other in drawn if (sign := _same_side(mine, other)) is not None]
     if signs and all(signs):
         return ORDERED
     if mine.shortened:
@@ -137,19 +157,22 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
 
 
 def _same_side(mine: Judgement, other: Judgement) -> bool | None:
-    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
-    early to say, or where the ledger knows no round that both have reached."""
+    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, or our runs do
+    not, where it is too early to say, or where the ledger knows no round that both have reached."""
     a, b = mine.cell, other.cell
-    if (a.paper, a.table, a.column) != (b.paper, b.table, b.column) or b.uncertain or not other.entries:
+    if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
         return None
-    if a.reported is None or b.reported is None or abs(a.reported - b.reported) <= 2 * mine.noise:
+    if b.uncertain or not other.entries or a.reported is None or b.reported is None:
+        return None
+    if abs(a.reported - b.reported) <= 2 * max(mine.noise, other.noise):
         return None
     if a.kind != "accuracy" and mine.rounds != other.rounds:
         return None
-    common, ahead = _ahead(mine, other)
-    return (
-        None if ahead is None or early(common, int(a.experiment["rounds"])) else ahead * (a.reported - b.reported) > 0
-    )
+    common = min(mine.rounds, other.rounds)
+    ahead, _ = apart(*_compared(mine, other))
+    if ahead is None or abs(ahead) <= 2 * max(mine.noise_here, other.noise_here):
+        return None
+    return None if early(common, int(a.experiment["rounds"])) else ahead * (a.reported - b.reported) > 0
 
 
 def early(round: int, rounds: int) -> bool:
@@ -157,23 +180,46 @@ def early(round: int, rounds: int) -> bool:
     return round < EARLY * rounds
 
 
-def _ahead(mine: Judgement, other: Judgement) -> tuple[int, float | None]:
-    """The last round that both have reached, and how far one was ahead then; None where the ledger does not tell.
+def _compared(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Both at the last round that they have reached, with the seeds that they have in common.
 
-    Where one went on, what the other gained by a final tuning does not count: the first was not tuned at that round.
+    Where one went on, or was interrupted, what the other gained by a final tuning does not count: the first was not
+    tuned at that round.
     """
-    common = min(mine.rounds, other.rounds)
-    if mine.rounds == other.rounds:
-        here, there = mine.mean, other.mean
-    else:
-        here, there = mine.mean_at(common), other.mean_at(common)
-    return common, None if here is None or there is None else here - there
+    mine, other = _paired(mine, other)
+    tuned = {entry.personal is not None for one in (mine, other) for entry in one.entries}
+    if mine.cell.kind != "accuracy" or (mine.rounds == other.rounds and len(tuned) < 2):
+        return mine, other
+    return both_at(mine, other, min(mine.rounds, other.rounds))
+
+
+def both_at(mine: Judgement, other: Judgement, round: int) -> tuple[Judgement, Judgement]:
+    """Both as they stood at a round, with the seeds that they have in common."""
+    return _paired(mine.at(round), other.at(round))
+
+
+def _paired(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Both with the seeds they have in common, where there are any."""
+    common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
+    if not common:
+        return mine, other
+    kept = [[(e, v) for e, v in zip(one.entries, one.values, strict=True) if e.seed in common] for one in (mine, other)]
+    return mine.only(kept[0]), other.only(kept[1])
+
+
+def apart(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
+    """How far one is ahead of the other, None where a value is missing; and over how many seeds."""
+    here, there = mine.mean, other.mean
+    seeds = min(len(mine.entries), len(other.entries))
+    if here is None or there is None or None in (*mine.values, *other.values):
+        return None, seeds
+    return here - there, seeds
 
 
 @dataclass(frozen=True)
 class Lead:
     """How far one row is ahead of another in a column: as reported after `rounds`, and as measured at a round both have
-    reached. `runs` are the identities of a run of each.
+    reached. `runs` are the identities of the runs of each, one for each seed.
     """
 
     row: str
@@ -189,8 +235,10 @@ class Lead:
 
     @property
     def verdict(self) -> str:
-        """Whether it has the sign that the paper has, where that is no noise."""
-        if self.reported is None or abs(self.reported) <= 2 * self.noise or early(self.round, self.rounds):
+        """Whether it has the sign that the paper has, where neither is noise."""
+        if self.reported is None or early(self.round, self.rounds):
+            return "not judged"
+        if min(abs(self.reported), abs(self.measured)) <= 2 * self.noise:
             return "not judged"
         return ORDERED if self.reported * self.measured > 0 else DIFFERS
 
@@ -203,23 +251,15 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
         for column in dict.fromkeys(one.cell.column for one in judged):
             if (row, column) not in by_name or (over, column) not in by_name:
                 continue
-            mine, other = _paired(by_name[row, column], by_name[over, column])
-            common, ahead = _ahead(mine, other)
+            mine, other = by_name[row, column], by_name[over, column]
+            both = _compared(mine, other)
+            ahead, seeds = apart(*both)
             if ahead is None:
                 continue
             a, b = mine.cell.reported, other.cell.reported
             told = None if a is None or b is None else a - b
-            runs = tuple(one.entries[0].identity for one in (mine, other))
-            rounds = int(mine.cell.experiment["rounds"])
+            runs = tuple(tuple(entry.identity for entry in one.entries) for one in both)
+            common, rounds = min(mine.rounds, other.rounds), int(mine.cell.experiment["rounds"])
             noise = max(mine.noise, other.noise)
-            found.append(Lead(row, over, column, common, rounds, told, ahead, noise, len(mine.entries), runs))
+            found.append(Lead(row, over, column, common, rounds, told, ahead, noise, seeds, runs))
     return found
-
-
-def _paired(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Both with the seeds they have in common, where there are any."""
-    common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
-    if not common:
-        return mine, other
-    kept = [tuple(e for e in one.entries if e.seed in common) for one in (mine, other)]
-    return _drawn(mine.cell, kept[0]), _drawn(other.cell, kept[1])

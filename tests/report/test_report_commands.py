@@ -54,6 +54,19 @@ def test_wrong_folders_are_refused(call, tmp_path):
         call("analyse", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["runs"], "without RUN…"),
+        (["--figures", "figs"], "without --figures"),
+        (["runs", "--target", "0.5"], "without RUN… and --target"),
+    ],
+)
+def test_a_ledger_is_drawn_alone(call, tmp_path, given, named):
+    with pytest.raises(fk.RequestError, match=named):
+        call("report", *given, "--ledger", tmp_path / "ledger.jsonl", "-o", tmp_path / "page.html")
+
+
 def test_analyse_writes_beside_the_run_and_prints(call, real_runs):
     folder = real_runs / "fedavg" / "1"
     done = call("analyse", folder, "--drift", "--spectrum", "--clients", "3", "--samples", "40")

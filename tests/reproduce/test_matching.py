@@ -6,7 +6,7 @@ from fedkeel.cli.main import call
 from fedkeel.ledger import Entry, read
 from fedkeel.matching import matched
 from fedkeel.papers import find
-from fedkeel.reproduce import done, settings_of
+from fedkeel.reproduce import done, runs_of, settings_of, varied
 from fedkeel.verdicts import judge
 
 ROWS = {c.row: c for c in find("questions:step")}
@@ -45,6 +45,21 @@ def test_its_own_runs_are_known_by_name_and_not_taken_for_fedavgs():
     (judged,) = judge([MATCHED], [*lines, own])
     assert judged.entries == (own,)
     assert done(MATCHED, 0, 100, [*lines, own])
+
+
+def test_what_was_tried_for_it_does_not_replace_its_own_runs():
+    own, tried = (entry("FedAvg, matched lr", 0.03, lr=0.06, **more) for more in ({}, {"epochs": 1}))
+    assert runs_of(MATCHED, [own, tried]) == [own]
+    assert not done(MATCHED, 0, 100, [tried])
+    (other,) = varied([MATCHED], [(("epochs",), 1)])
+    assert runs_of(other, [own, tried]) == [tried]
+
+
+def test_a_rate_that_is_given_is_the_only_one_that_counts():
+    own = entry("FedAvg, matched lr", 0.03, lr=0.06)
+    (given,) = varied([MATCHED], [(("lr",), 0.02)])
+    assert not done(given, 0, 100, [own])
+    assert done(given, 0, 100, [entry("FedAvg, matched lr", 0.03, lr=0.02)])
 
 
 def test_the_command_keeps_the_length_of_steps(tmp_path):

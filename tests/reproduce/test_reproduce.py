@@ -22,6 +22,7 @@ from fedkeel.reproduce import (
     gradient_evaluations,
     runs_of,
     seconds_like,
+    settings_of,
     varied,
 )
 from fedkeel.results_page import page
@@ -192,6 +193,52 @@ def test_a_damaged_ledger_is_said(tmp_path):
             ledger.read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("seconds", None, "seconds is not a number: None"),
+        ("settings", [], "settings is not a table: []"),
+        ("environment", None, "environment is not a table: None"),
+        ("seed", [1], "seed is not a whole number: [1]"),
+        ("rounds", "x", "rounds is not a whole number: 'x'"),
+        ("rounds", 2.5, "rounds is not a whole number: 2.5"),
+        ("rounds", True, "rounds is not a whole number: True"),
+        ("rounds", 0, "no run has 0 rounds"),
+        ("rounds_paper", 0, "no run has 0 rounds"),
+        ("best", "hi", "best is not a number or null: 'hi'"),
+        ("row", 3, "row is not text: 3"),
+        ("uncertain", "no", "uncertain is not true or false: 'no'"),
+        ("bests", [[1, 2, 3]], "bests is not a list of pairs of numbers: [[1, 2, 3]]"),
+        ("curve", {"1": "x"}, "curve is not a table of numbers: {'1': 'x'}"),
+    ],
+)
+def test_a_field_of_another_type_is_said_with_its_line(tmp_path, capsys, name, value, said):
+    path = tmp_path / "ledger.jsonl"
+    whole = line_of()
+    path.write_text(f"{whole.dumps()}\n\n{json.dumps(json.loads(whole.dumps()) | {name: value})}\n")
+    assert call(["reproduce", "--ledger", str(path), "--page", str(tmp_path / "page.md")]) == 2
+    assert f"ledger.jsonl is damaged in line 3: {said}" in " ".join(capsys.readouterr().err.split())
+
+
+def line_of(row="FedAvg", value=50.0, settings=None, **changes):
+    """A line of a shortened run, without the run."""
+    made = ledger.Entry(
+        "fedfft", "1", row, "cifar10, 0.1", 0, "accuracy", "best", None, None, value, value, value, value, 200, 800,
+        1.0, "f", "d", settings=dict(TINY) if settings is None else settings, bests=[[200, value]],
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first, second, third = (line_of(seed=seed, row="Ä") for seed in range(3))
+    path.write_text(f"\n{first.dumps()}\n  \n{second.dumps()}", encoding="utf-8")
+    ledger.append(third, path)
+    assert ledger.read(path) == [first, second, third]
+    ledger.append(third, path)
+    assert path.read_bytes().count(b"\n") == 6  # nothing is added where a line is whole
+
+
 # ---- the command ---------------------------------------------------------------------------------------------------
 def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     book, out = tmp_path / "ledger.jsonl", tmp_path / "runs"
@@ -269,6 +316,40 @@ def test_data_that_cannot_be_had_cost_only_their_own_cells(tmp_path, monkeypatch
     assert "cifar10: there is no network" in capsys.readouterr().err
     monkeypatch.setattr("fedkeel.reproduce.chosen", lambda *given: small[1:])
     assert call([*asked, "--no-progress"]) == 2  # nothing else was asked for
+
+
+def test_a_cell_that_cannot_be_run_is_told_and_fails_the_command(tmp_path, monkeypatch, capsys):
+    cells = [cell("A"), cell("B", unmeasured="nobody says how")]
+    monkeypatch.setattr("fedkeel.reproduce.chosen", lambda *given: cells)
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--ledger", str(book), "--out", str(tmp_path / "runs"), "--engine", "serial"]
+    assert call([*asked, "--no-progress", "--rounds", "1"]) == 1
+    assert "skipped fedfft:1 B, cifar10, 0.1: nobody says how" in " ".join(capsys.readouterr().out.split())
+    assert [entry.row for entry in ledger.read(book)] == ["A"]
+
+
+def test_the_command_judges_as_the_page_does(tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    by_row = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    for row, value in (("FedAvg", 70.0), ("FedSAM", 60.0), ("FedFFT", 50.0)):
+        ledger.append(line_of(row, value, settings_of(by_row[row])), book)
+    (table,) = [table for table in tables("fedfft") if table.name == "1"]
+    judged = {one.cell.label: one.verdict for one in judge(table.cells, ledger.read(book))}
+    assert judged["FedSAM, cifar10, 0.1"] == "differs so far"
+    asked = ["reproduce", "fedfft:1", "--cell", "FedSAM, cifar10, 0.1", "--ledger", str(book), "--skip-done"]
+    assert call([*asked, "--rounds", "200", "--no-progress"]) == 0
+    assert "differs so far" in " ".join(capsys.readouterr().out.split())
+    tried = settings_of(by_row["FedSAM"]) | {"lr": 0.5}
+    ledger.append(line_of("FedSAM", 45.0, tried), book)
+    assert call([*asked, "--rounds", "200", "--no-progress", "--try", "lr=0.5"]) == 0
+    assert "ordering holds" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("seeds", ["", " , "])
+def test_no_seed_at_all_is_refused(seeds, tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    assert call(["reproduce", "fedfft:1", "--seeds", seeds, "--ledger", str(book), "--dry-run"]) == 2
+    assert "--seeds names no seed" in capsys.readouterr().err
 
 
 def test_every_table_and_part_is_listed(capsys):

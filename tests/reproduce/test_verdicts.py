@@ -8,7 +8,7 @@ from fedkeel.contradictions import contradictions
 from fedkeel.ledger import Entry
 from fedkeel.papers import Cell, Table, find
 from fedkeel.reproduce import settings_of
-from fedkeel.results_page import page
+from fedkeel.results_page import distinct_leads, page
 from fedkeel.verdicts import judge, leads, measured
 
 SETTINGS = {
@@ -97,7 +97,7 @@ def test_runs_of_unequal_length_are_ordered_where_both_have_been():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     # at round 20, B (which ends at 75) has come to 15
     assert verdicts(cells, [entry("A", 60.0, rounds=20), entry("B", 75.0)])[0] == "ordering holds"
-    assert verdicts(cells, [entry("A", 14.0, rounds=20), entry("B", 75.0)])[0] == "differs so far"
+    assert verdicts(cells, [entry("A", 13.0, rounds=20), entry("B", 75.0)])[0] == "differs so far"
     unknown = entry("B", 75.0, bests=[], curve={})
     assert verdicts(cells, [entry("A", 60.0, rounds=20), unknown])[0] == "shortened"
 
@@ -116,6 +116,76 @@ def test_a_lead_that_the_paper_has_within_noise_is_not_judged():
         cells = [cell("A", 80.0), cell("B", reported)]
         table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
         assert leads(table, judge(cells, [entry("A", 70.0), entry("B", 75.0)]))[0].verdict == verdict
+
+
+def test_rows_are_ordered_over_the_seeds_that_both_have():
+    cells = [cell("A", 80.0), cell("B", 50.0)]
+    lines = [entry("A", 34.5), entry("B", 20.0), entry("B", 32.0, seed=1), entry("B", 32.0, seed=2)]
+    # the noise is 6.9: 14.5 points between the first seeds are more than twice that, the 6.5 between the means are not
+    assert verdicts(cells, lines) == ["ordering holds"] * 2
+    assert verdicts(cells, [replace(lines[0], seed=3), *lines[1:]]) == ["differs"] * 2  # none in common: the means
+
+
+def test_what_one_row_varies_by_counts_for_both_rows_of_a_pair():
+    wide = cell("B", 70.0, spread=6.0)
+    lines = [entry("A", 50.0), entry("B", 60.0)]
+    assert verdicts([cell("A", 80.0), cell("B", 70.0)], lines)[0] == "differs"
+    # the paper does not tell them apart, whichever of the two has the spread
+    assert verdicts([cell("A", 80.0), wide], [replace(line, rounds=20) for line in lines]) == ["shortened"] * 2
+    noisy = [*lines, entry("B", 66.0, seed=1)]  # and so it is with what our own seeds vary by
+    assert verdicts([cell("A", 80.0), cell("B", 72.0)], [replace(e, rounds=20) for e in noisy])[0] == "shortened"
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.9, None), (-0.9, None), (1.1, "ordering holds"), (-1.1, "differs")])
+def test_a_measured_gap_within_noise_speaks_neither_for_nor_against_the_paper(gap, verdict):
+    cells = [cell("A", 80.0), cell("B", 70.0), cell("C", 60.0)]
+    pair = [entry("A", 40.0 + gap), entry("B", 40.0)]
+    assert verdicts(cells, pair)[0] == (verdict or "differs")  # of full length, and nothing orders it
+    short = [replace(line, rounds=20, curve={}) for line in pair]
+    so_far = {None: "shortened", "differs": "differs so far"}.get(verdict, verdict)
+    assert verdicts(cells, short)[:2] == [so_far] * 2
+    # one pair that is decided is enough
+    assert verdicts(cells, [*pair, entry("C", 10.0)])[0] == (verdict or "ordering holds")
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    assert leads(table, judge(cells, pair))[0].verdict == (verdict or "not judged")
+
+
+def test_seconds_vary_by_a_share_of_what_they_are_here():
+    cells = [cell("A", 10.0, kind="seconds per round"), cell("B", 20.0, kind="seconds per round")]
+    for seconds, verdict in ((3.0, "ordering holds"), (1.05, "another machine")):
+        lines = [entry("A", 1.0, seconds=1.0), entry("B", 1.0, seconds=seconds)]
+        assert verdicts(cells, lines) == [verdict] * 2
+
+
+def test_a_target_that_some_seeds_reach_says_how_many():
+    of = cell("A", 50, kind="rounds", target=40.0)
+    lines = [entry("A", 80.0), entry("A", 100.0, seed=1), entry("A", 30.0, seed=2)]
+    (judged,) = judge([of], lines)
+    assert (judged.mean, judged.verdict) == ((50 + 40) / 2, "reached by 2 of 3 seeds")
+    assert judge([of], [replace(line, rounds_paper=100, rounds=99) for line in lines])[0].verdict == (
+        "reached by 2 of 3 seeds so far"
+    )
+    (found,) = contradictions([judged], lines)
+    assert found.cells[0].endswith("measured 45 (-5): reached by 2 of 3 seeds")
+    # its mean, of the lucky seeds alone, orders no other row
+    other = cell("B", 70, kind="rounds", target=40.0)
+    assert verdicts([of, other], [*lines, *(entry("B", 50.0, seed=s) for s in range(3))])[1] == "differs"
+    tried = [replace(line, settings=line.settings | {"lr": 0.5}) for line in lines]
+    (found,) = contradictions(judge([of], tried), tried)
+    assert found.tried == ["`lr = 0.5` (chosen: 0.1): target reached in 45 rounds (2 of 3 seeds)"]
+
+
+def test_cells_are_judged_among_rows_that_are_not_asked_for():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    lines = [entry("A", 50.0), entry("B", 60.0)]
+    (alone,) = judge(cells[:1], [replace(line, rounds=20) for line in lines])
+    (among,) = judge(cells[:1], [replace(line, rounds=20) for line in lines], cells)
+    assert (alone.verdict, among.verdict) == ("shortened", "differs so far")
+    # a cell that is tried otherwise is not held against itself as it was chosen
+    other = replace(cells[0], experiment=cells[0].experiment | {"lr": 0.5})
+    tried = entry("A", 75.0, rounds=20, settings=SETTINGS | {"augment": "A", "lr": 0.5})
+    (judged,) = judge([other], [tried, *(replace(line, rounds=20) for line in lines)], cells)
+    assert judged.verdict == "ordering holds"
 
 
 def test_rounds_have_a_noise_of_their_own_and_may_not_be_reached():
@@ -160,12 +230,25 @@ def test_a_lead_is_measured_at_a_round_and_over_seeds_that_both_have():
 def test_a_final_tuning_counts_only_where_both_were_tuned_at_the_same_round():
     cells = [cell(row, reported, evaluation="personal best") for row, reported in (("A", 80.0), ("B", 70.0))]
     table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
-    long, short, tuned = entry("A", 80.0), entry("B", 15.0, rounds=20, personal=40.0), entry("B", 70.0, personal=78.0)
+    long, short = entry("A", 80.0, personal=82.0), entry("B", 14.0, rounds=20, personal=40.0)
     (lead,) = leads(table, judge(cells, [long, short]))
-    assert lead.measured == pytest.approx(16.0 - 15.0)
+    assert lead.measured == pytest.approx(16.0 - 14.0)
     assert verdicts(cells, [long, short])[1] == "ordering holds"
+    tuned = entry("B", 70.0, personal=78.0)
     (lead,) = leads(table, judge(cells, [long, tuned]))
-    assert lead.measured == pytest.approx(80.0 - 78.0)
+    assert lead.measured == pytest.approx(82.0 - 78.0)
+    interrupted = replace(long, personal=None)  # as long, but it was not tuned
+    (lead,) = leads(table, judge(cells, [interrupted, tuned]))
+    assert lead.measured == pytest.approx(80.0 - 70.0)
+    shorter = [entry("A", 50.0, rounds=20), entry("B", 40.0, rounds=20, personal=90.0)]
+    assert verdicts(cells, shorter) == ["ordering holds"] * 2
+
+
+def test_a_tuning_does_not_turn_other_numbers_into_accuracies():
+    cells = [cell(row, reported, kind="rounds", target=40.0) for row, reported in (("A", 90), ("B", 60))]
+    lines = [entry("A", 50.0), entry("B", 80.0, personal=81.0)]  # reached after 80 and after 50 rounds
+    assert [judged.mean for judged in judge(cells, lines)] == [80, 50]
+    assert verdicts(cells, lines) == ["ordering holds"] * 2
 
 
 def test_leads_that_others_measured_stand_beside_ours_at_their_round():
@@ -174,11 +257,36 @@ def test_leads_that_others_measured_stand_beside_ours_at_their_round():
         entry(row, value, paper="fedfft", settings=settings_of(found[row]))
         for row, value in (("FedFFT", 80), ("FedSAM", 40))
     ]
-    assert "| fedfft:1 | FedFFT − FedSAM (1-D tensors unfiltered there) | cifar10, 0.1 | +7.5 | – | 200 |" in page(
-        lines
-    )
+    name = "| fedfft:1 | FedFFT − FedSAM (1-D tensors unfiltered there) | cifar10, 0.1 | +7.5 |"
+    assert f"{name} – | 200 | 0 |" in page(lines)
     longer = [replace(line, rounds=800, bests=[[200, line.best / 2], [800, line.best]]) for line in lines]
-    assert "| +7.5 | +20.00 | 200 |" in page(longer)
+    assert f"{name} +20.00 | 200 | 1 |" in page(longer)
+    # a seed that does not tell what it had at that round is left out on both sides, and so is one that stands alone
+    old = [replace(line, seed=1, best=99.0, bests=[]) for line in longer[:1]] + [replace(longer[1], seed=1, best=0.0)]
+    alone = replace(longer[0], seed=2, bests=[[200, 90.0]])
+    assert f"{name} +20.00 | 200 | 1 |" in page([*longer, *old, alone])
+    again = [replace(line, seed=3, bests=[[200, line.best]]) for line in longer]
+    assert f"{name} +30.00 | 200 | 2 |" in page([*longer, *old, alone, *again])
+
+
+def test_a_lead_is_told_again_where_another_table_reports_another_number():
+    of = replace(cell("A", 80.0), table="1")
+    made = [("1", 80.0), ("3", 80.0), ("5", 85.0), ("asked", None)]
+    every = []
+    for name, reported in made:
+        cells = [replace(of, table=name, reported=reported), replace(cell("B", 70.0), table=name)]
+        table = Table("fedfft", name, "", tuple(cells), (("A", "B"),))
+        every.append((table, judge(cells, [entry("A", 75.0), entry("B", 60.0)])))
+    assert [(table.name, lead.reported) for table, lead in distinct_leads(every)] == [("1", 10.0), ("5", 15.0)]
+    assert [table.name for table, _ in distinct_leads(every[3:])] == ["asked"]
+
+
+def test_leads_over_other_seeds_are_other_leads():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    lines = [entry("A", 75.0), entry("B", 60.0), entry("A", 76.0, seed=1), entry("B", 61.0, seed=1)]
+    (one,), (both,) = (leads(table, judge(cells, some)) for some in (lines[:2], lines))
+    assert one.runs != both.runs
 
 
 # ---- contradictions ------------------------------------------------------------------------------------------------
@@ -216,6 +324,6 @@ def test_a_question_that_changes_one_choice_was_a_try():
 
 def test_a_shortened_run_contradicts_nothing_yet():
     cells = [cell("A", 80.0), cell("B", 70.0)]
-    lines = [entry("A", 5.0, rounds=20), entry("B", 6.0, rounds=20)]
+    lines = [entry("A", 5.0, rounds=20), entry("B", 8.0, rounds=20)]
     assert verdicts(cells, lines) == ["differs so far"] * 2
     assert contradictions(judge(cells, lines), lines) == []

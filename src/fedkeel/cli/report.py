@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def report(
     from fedkeel.report.figures import write_figures
     from fedkeel.report.page import write_report
 
+    refuse_beside_ledger(ledger, {"RUN…": runs, "--figures": figures, "--target": target})
     refuse_folder(out, "report.html")
     if ledger is not None:
         from fedkeel.report.reproduction import write_reproduction
@@ -70,3 +72,15 @@ def report(
             drawn = write_figures(made, figures)
         for file in drawn:
             typer.echo(file)
+
+
+def refuse_beside_ledger(ledger: Path | None, others: Mapping[str, object]) -> None:
+    """A ledger's page is made of the ledger alone: what else is given would be lost."""
+    from fedkeel.errors import RequestError
+
+    given = [name for name, value in others.items() if value not in (None, [])]
+    if ledger is not None and given:
+        raise RequestError(
+            f"--ledger draws the ledger alone, without {' and '.join(given)}.",
+            "give runs, or --ledger FILE with --out and --title",
+        )

@@ -78,7 +78,7 @@ def reproduce(
     what an interrupted one has reached is kept as a shortened one. What is measured is appended to the ledger, from
     which the results page is made. A run serves every cell that is the same experiment.
     """
-    from fedkeel.cli.settings import assignment, numbers
+    from fedkeel.cli.settings import assignment, some_numbers
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
@@ -101,7 +101,7 @@ def reproduce(
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
-    wanted, skipped = list(numbers(seeds)), known if skip_done else []
+    wanted, skipped = list(some_numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
@@ -177,16 +177,18 @@ def carry_out(
     cells: list[Cell], seeds: list[int], rounds: int | None, machine: Machine, out: Path,
     ledger: Path, progress: bool, skipped: list[Entry],
 ) -> int:  # fmt: skip
-    """Train what is not done, and write it down as it comes; how many runs failed."""
+    """Train what is not done, and write it down as it comes; how many failed, or cannot be run."""
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Plan, stacks, titles
     from fedkeel.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Plan]] = {}
+    failed = 0
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
             stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {wrong.message}")
+            failed += 1
             continue
         for seed in seeds:
             experiment = experiment_of(cell, seed, rounds)
@@ -197,7 +199,7 @@ def carry_out(
     had = fetched(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
     ready = [plan for _, plan in planned.values() if (plan.experiment.dataset or "") in had]
     # seeds and columns of a row train at once, where the engine stacks
-    groups, failed = stacks(ready, machine), len(planned) - len(ready)
+    groups, failed = stacks(ready, machine), failed + len(planned) - len(ready)
     with display(progress, [title for group in groups for title in titles(group)]) as shown:
         for group in groups:
             try:
@@ -264,12 +266,15 @@ def environment_of(folder: Path) -> dict[str, object]:
 
 
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
+    """The cells, each judged among all other rows of its table, as on the results page."""
     from fedkeel.ledger import read
+    from fedkeel.papers import find
     from fedkeel.verdicts import judge
 
     entries: list[Entry] = read(ledger)
+    among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, entries):
+    for judged in judge(cells, entries, among):
         cell = judged.cell
         spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
         std = "" if judged.std is None else f" ± {judged.std:.2f}"

@@ -164,6 +164,14 @@ def numbers(text: str) -> tuple[int, ...]:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
 
 
+def some_numbers(text: str) -> tuple[int, ...]:
+    """The same, at least one."""
+    found = numbers(text)
+    if not found:
+        raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
+    return found
+
+
 def words(text: str) -> tuple[str, ...]:
     return tuple(word for word in (word.strip() for word in text.split(",")) if word)
 

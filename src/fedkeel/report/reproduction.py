@@ -13,9 +13,9 @@ from fedkeel.ledger import Entry, read, spent
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.results_page import cells_of, meaning, plural, shown, unmeasured, worth
+from fedkeel.results_page import cells_of, distinct_leads, meaning, plural, shown, unmeasured, worth
 from fedkeel.states import write_whole
-from fedkeel.verdicts import Judgement, judge, leads
+from fedkeel.verdicts import Judgement, judge
 
 STYLE = """
 main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }
@@ -77,16 +77,12 @@ def legend() -> str:
 
 
 def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
-    dots, seen = [], set()
-    for table, judged in every:
-        for lead in leads(table, judged):
-            if lead.runs in seen:
-                continue
-            seen.add(lead.runs)
-            label = f"{lead.row} − {lead.over} · {lead.column}"
-            short = lead.round < lead.rounds
-            so_far = length(lead.round, lead.rounds)
-            dots.append(Dot(label, lead.reported, None, lead.measured, None, lead.verdict, so_far, short))
+    dots = []
+    for _, lead in distinct_leads(every):
+        label = f"{lead.row} − {lead.over} · {lead.column}"
+        short = lead.round < lead.rounds
+        so_far = length(lead.round, lead.rounds)
+        dots.append(Dot(label, lead.reported, None, lead.measured, None, lead.verdict, so_far, short))
     if not dots:
         return ""
     about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
