@@ -15,7 +15,8 @@
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
 When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts and an
 experiment takes the value. Then methods with smaller grids try values between those around their best one, until all
-have tried equally many.
+have tried equally many. Where an experiment judges clients' models (`evaluation`), these are what settings are
+chosen by, each on its client's validation share.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.methods import settings_of as hyperparameters_of
-from fedkeel.runs import Run
+from fedkeel.runs import Run, unscored, validation_score
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -40,7 +41,6 @@ SAME = (
 )  # fmt: skip
 """What every method gets alike, so no grid varies it."""
 FAILED = "the run failed"
-NO_SAMPLE = "no client has a validation sample"
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
@@ -98,6 +98,11 @@ class Sweep:
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
         return Experiment.load(data)
+
+    @property
+    def tuned(self) -> set[str]:
+        """Keys whose values every method could choose: where methods differ in them, it is by their choice."""
+        return set.intersection(*({k for k, values in grid.items() if len(values) > 1} for grid in self.grids.values()))
 
 
 def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
@@ -158,6 +163,7 @@ class Tuned:
         return {
             "method": self.method,
             "chosen": None if self.best is None else dict(self.best),
+            "tries": len(self.scores),
             "tried": [{"setting": dict(setting), "score": score} for setting, score in self.scores.items()],
             "widened": self.widened,
             "refined": self.refined,
@@ -243,7 +249,7 @@ def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
         near = [s for word, value in tuned.best for s in _between(tuned, word, value) if s not in tuned.scores]
         fresh = list(dict.fromkeys(near))[: tries - len(tuned.scores)]
         if not fresh:
-            return  # nothing about this method is a number
+            return  # there is no number between those that were tried
         attempt(sweep, tuned, fresh, execute)
         tuned.refined += len(fresh)
 
@@ -260,22 +266,6 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
     ]
     means = [math.sqrt(value * other) for other in neighbours if other is not None]
     return [_with(tuned.best, word, _like(tried, float(f"{mean:.4g}"))) for mean in means]
-
-
-def validation_score(run: Run) -> float | None:
-    """The best round on validation data."""
-    accuracies = run.curve("validation_accuracy")
-    if accuracies:
-        return max(accuracies)
-    losses = [value for value in run.curve("validation_loss") if math.isfinite(value)]
-    return -min(losses) if losses else None
-
-
-def unscored(run: Run) -> str:
-    """Why a run has no score on validation data."""
-    if any(name.startswith("validation_") for record in run.records for name in record.extra):
-        return "the loss on validation data is not finite"
-    return NO_SAMPLE
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:

@@ -8,8 +8,8 @@ import pytest
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.record import RoundRecord
-from fedkeel.runs import Run
-from fedkeel.sweep import Sweep, finals, tune, tune_all, validation_score
+from fedkeel.runs import Run, validation_score
+from fedkeel.sweep import Sweep, finals, tune, tune_all
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
@@ -160,6 +160,22 @@ def test_the_choice_is_made_on_validation_data():
     exp = fk.Experiment(problem=small_problem(), rounds=3, participation=1.0, batch_size=4, epochs=1, validation=0.3)
     run = fk.run(exp)
     assert validation_score(run) == max(run.curve("validation_accuracy"))
+
+
+def test_where_clients_models_are_judged_the_choice_is_made_by_them():
+    """The server's model of FedPer has a head that nobody trained: its score says nothing."""
+    sweep = Sweep.load(BASE | {"evaluation": {}, "grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedper": {}}})
+
+    def execute(requests):
+        found = []
+        for _, experiment in requests:
+            own = 1 - abs(math.log10(experiment.lr / 0.1)) / 4
+            extra = {"validation_accuracy": 1 - own, "validation_client_accuracy": own}
+            record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra=extra)
+            found.append(Run(experiment, [record], {}, {}, None, None, None))
+        return found
+
+    assert dict(tune(sweep, "fedper", execute).best) == {"lr": 0.1}
 
 
 @pytest.mark.parametrize(

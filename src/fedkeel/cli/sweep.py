@@ -119,7 +119,8 @@ def show_ends(
 
 def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
     """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
-    from fedkeel.sweep import NO_SAMPLE, label_of
+    from fedkeel.runs import NO_SAMPLE
+    from fedkeel.sweep import label_of
 
     setting, reason = next(iter(tuned.reasons.items()))
     if (error := broken.get(label_of(tuned.method, setting))) is not None:
