@@ -73,7 +73,7 @@ class Evaluation:
         return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
 
     def reported(self, values: Sequence[float], *, falling: bool = False) -> float:
-        """The number a paper would print of the values over rounds; of losses, which are `falling`, the least is best."""
+        """The number a paper would print of the values over rounds; of `falling` ones, losses, the least is best."""
         if self.report == "best":
             return min(values) if falling else max(values)
         tail = values[-1:] if self.report == "last" else values[-self.last :]

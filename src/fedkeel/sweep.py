@@ -182,7 +182,7 @@ def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
             return tuned
         grid[tuned.edge].append(value)
         tuned.widened.append(f"{tuned.edge} = {value:g}")
-        attempt(sweep, tuned, [_with(tuned.best, tuned.edge, value)], execute)
+        attempt(sweep, tuned, [with_value(tuned.best, tuned.edge, value)], execute)
     tuned.edge = ""
     return tuned
 
@@ -203,30 +203,30 @@ def _beyond(
     """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
     where no experiment takes the next value, the grid ends."""
     for word, value in best:
-        values = sorted(v for v in grid[word] if _positive(v))
+        values = sorted(v for v in grid[word] if positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        further = _like(values, value * value / inner)
-        if further not in values and _taken(sweep, method, _with(best, word, further)):
+        further = like(values, value * value / inner)
+        if further not in values and taken(sweep, method, with_value(best, word, further)):
             return word, further
     return None
 
 
-def _positive(value: Any) -> bool:
+def positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _like(values: Iterable[Any], number: float) -> int | float:
+def like(values: Iterable[Any], number: float) -> int | float:
     """A number in a few digits; a whole one where all others are."""
     return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
 
 
-def _with(setting: Setting, word: str, value: Any) -> Setting:
+def with_value(setting: Setting, word: str, value: Any) -> Setting:
     return tuple((key, value if key == word else old) for key, old in setting)
 
 
-def _taken(sweep: Sweep, method: str, setting: Setting) -> bool:
+def taken(sweep: Sweep, method: str, setting: Setting) -> bool:
     try:
         sweep.experiment(method, setting, sweep.seeds[0])
     except RequestError:
@@ -241,6 +241,13 @@ def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute
     for one in tuned:
         refine(sweep, one, most, execute)
     return tuned
+
+
+def unequal(tuned: Sequence[Tuned]) -> list[str]:
+    """Each method that tried fewer settings than others, in words: nothing was left between the values of its grid."""
+    most = max(len(one.scores) for one in tuned)
+    fewer = [one for one in tuned if one.best is not None and len(one.scores) < most]
+    return [f"{one.method} was tuned with {len(one.scores)} of {most} tries" for one in fewer]
 
 
 def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
@@ -258,14 +265,14 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
     """The best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
-    if not all(_positive(v) for v in tried):
+    if not all(positive(v) for v in tried):
         return []
     neighbours = [
         max((v for v in tried if v < value), default=None),
         min((v for v in tried if v > value), default=None),
     ]
     means = [math.sqrt(value * other) for other in neighbours if other is not None]
-    return [_with(tuned.best, word, _like(tried, float(f"{mean:.4g}"))) for mean in means]
+    return [with_value(tuned.best, word, like(tried, float(f"{mean:.4g}"))) for mean in means]
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:

@@ -1,5 +1,7 @@
 """What a run is judged on and reports where clients' models are judged, and by what its settings are chosen."""
 
+import contextlib
+import io
 import json
 from dataclasses import replace
 
@@ -7,8 +9,11 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.cli.main import call
 from fedkeel.data.clients import HeldOut
 from fedkeel.record import judged_on
+from fedkeel.report.content import content
+from fedkeel.report.source import Source
 from fedkeel.runs import validation_score
 from problems import small_problem
 
@@ -103,3 +108,56 @@ def test_what_was_reported_is_read_again(tmp_path):
     assert made.result["reported"] == made.result["tuned"]["client_accuracy"]
     (tmp_path / "result.json").write_text(json.dumps(made.result | {"rounds": 2}))  # of another round
     assert not {"reported", "reported_as", "tuned"} & fk.load_run(tmp_path).result.keys()
+
+
+# ---- the command line ----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two methods whose clients tune their models in the end, and what `run` printed of them."""
+    out = tmp_path_factory.mktemp("runs")
+    small = ["--dataset", "digits", "--model", "logistic", "--partition", "iid:clients=4", "--rounds", "2"]
+    policy = ["--set", "evaluation.tune=true", "--set", "evaluation.report=last", "--set", "evaluation.weights=size"]
+    asked = ["run", "--method", "fedavg,fedper", "--seeds", "0,1", *small, *policy, "--out", str(out)]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert call([*asked, "--engine", "serial", "--no-progress"]) == 0
+    return out, printed.getvalue()
+
+
+JUDGED = "each client's own model on the client's own test share, mean over all clients, weighted by their sizes"
+
+
+def test_run_shows_what_is_reported_and_says_what_was_judged(folders):
+    out, printed = folders
+    assert "reported" in printed.splitlines()[1]
+    assert f"best, last: accuracy of {JUDGED}" in printed
+    assert "reported: the last round, also after the final tuning" in printed
+    assert "on the test set" not in printed
+    for path in out.glob("*/*/result.json"):
+        assert f" {100 * json.loads(path.read_text())['reported']:.1f} % " in printed
+
+
+def test_compare_takes_differences_of_what_is_reported(folders, capsys):
+    out, _ = folders
+    assert call(["compare", str(out)]) == 0
+    table = capsys.readouterr().out
+    assert "reported to fedavg" in table
+    assert JUDGED in table
+    assert call(["compare", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["methods"]
+    told = {
+        method: [json.loads((out / method / seed / "result.json").read_text())["reported"] for seed in "01"]
+        for method in ("fedavg", "fedper")
+    }
+    for one in found:
+        assert one["reported"]["mean"] == pytest.approx(sum(told[one["label"]]) / 2)
+    gaps = [b - a for a, b in zip(told["fedavg"], told["fedper"], strict=True)]
+    assert found[1]["difference"]["mean"] == pytest.approx(sum(gaps) / 2)
+
+
+def test_a_report_tells_what_is_reported(folders):
+    out, _ = folders
+    (note,) = content([Source.read(path.parent) for path in sorted(out.glob("*/*/experiment.toml"))]).notes
+    mean = sum(json.loads((out / "fedper" / s / "result.json").read_text())["reported"] for s in "01") / 2
+    assert JUDGED in note
+    assert f"fedper {100 * mean:.2f} ±" in note
