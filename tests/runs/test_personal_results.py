@@ -131,7 +131,7 @@ def test_run_shows_what_is_reported_and_says_what_was_judged(folders):
     out, printed = folders
     assert "reported" in printed.splitlines()[1]
     assert f"best, last: accuracy of {JUDGED}" in printed
-    assert "reported: the last round, also after the final tuning" in printed
+    assert "reported: the last round, the final tuning counted as one" in printed
     assert "on the test set" not in printed
     for path in out.glob("*/*/result.json"):
         assert f" {100 * json.loads(path.read_text())['reported']:.1f} % " in printed

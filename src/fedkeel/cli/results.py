@@ -69,19 +69,19 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers mean."""
-    found = {note(outcome.run) for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")}
-    return sorted(found)
+    runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
+    return sorted({line for run in runs for line in meaning(run)})
 
 
-def note(run: Run) -> str:
+def meaning(run: Run) -> list[str]:
     """What a run was judged on, and what it reports."""
     measure, policy, means = run.result["judged_on"], run.experiment.policy, run.result["best_means"]
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
     if policy is None or measure == "loss":
-        return f"best, last: {named.get(measure, measure)}; best is the {means}"
+        return [f"best, last: {named.get(measure, measure)}; best is the {means}"]
     told = f"best, last: {measure.removeprefix('client_')} of {policy.judged}; best is the {means}"
-    also = ", also after the final tuning" if "tuned" in run.result else ""
-    return f"{told}; reported: {policy.told}{also}" if "reported" in run.result else told
+    also = ", the final tuning counted as one" if "tuned" in run.result else ""
+    return [told, *([f"reported: {policy.told}{also}"] if "reported" in run.result else [])]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:
