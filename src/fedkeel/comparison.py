@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from fedkeel.record import judged_on
 from fedkeel.runs import Run
 
 LEVEL = 0.95
+NUMBERS = ("best", "last", "mean_last", "reported")
+"""Of a result; the last one where an evaluation policy judges clients' models."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Group:
     runs: dict[int, Run]
 
     def values(self, name: str) -> dict[int, float]:
-        """A number of the result of each seed: best, last or mean_last."""
+        """A number of the result of each seed: best, last, mean_last or reported."""
         found = {seed: run.result.get(name) for seed, run in self.runs.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
@@ -87,11 +89,13 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.rstrip("."): data}
 
 
-def unfair(groups: Sequence[Group]) -> list[str]:
-    """In what runs differ besides method and seed: keys of the experiment, and for a seed that groups share, the split
-    and the clients that were selected. Each makes a comparison one of more than methods."""
+def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
+    """In what runs differ besides method, seed and what was `tuned` for each method: keys of the experiment, and for a
+    seed that groups share, the split and the clients that were selected. Each makes a comparison one of more than
+    methods."""
+    aside = {"method", "seed", "partition_seed", *tuned}
     settings = [
-        {k: repr(v) for k, v in run.experiment.save().items() if k not in ("method", "seed", "partition_seed", "lr")}
+        {k: repr(v) for k, v in run.experiment.save().items() if k not in aside}
         for group in groups
         for run in group.runs.values()
     ]
@@ -150,6 +154,18 @@ def measure_of(groups: Sequence[Group]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def compared_by(groups: Sequence[Group]) -> str:
+    """The number of a result whose differences are told: what was reported, where every run tells it, or the best."""
+    return "reported" if all(group.values("reported").keys() == group.runs.keys() for group in groups) else "best"
+
+
+def judged_as(groups: Sequence[Group]) -> list[str]:
+    """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
+    policies = [run.experiment.policy for group in groups for run in group.runs.values()]
+    told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
+    return list(dict.fromkeys(told))
+
+
 def cost_to(group: Group, target: float) -> Cost | None:
     """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached."""
     reached = [cost.cost_to(r.records, target, judged_on(r.records) or "accuracy") for r in group.runs.values()]
@@ -162,16 +178,18 @@ def cost_to(group: Group, target: float) -> Cost | None:
 
 def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[str, Any]:
     """The whole comparison as plain data."""
+    name = compared_by(groups)
     return {
         "baseline": baseline.label,
         "judged_on": measure_of(groups),
+        "difference_of": name,
         "target": target,
         "methods": [
             {
                 "label": group.label,
                 "seeds": list(group.runs),
-                **{name: _spread(list(group.values(name).values())) for name in ("best", "last", "mean_last")},
-                "difference": None if group is baseline or (d := paired(group, baseline)) is None else asdict(d),
+                **{part: _spread(list(group.values(part).values())) for part in NUMBERS},
+                "difference": None if group is baseline or (d := paired(group, baseline, name)) is None else asdict(d),
                 "cost": None if (cost := cost_to(group, target)) is None else asdict(cost),
             }
             for group in groups

@@ -72,12 +72,37 @@ class Evaluation:
             return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
         return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
 
-    def reported(self, values: Sequence[float]) -> float:
-        """The number a paper would print of the values over rounds."""
+    def reported(self, values: Sequence[float], *, falling: bool = False) -> float:
+        """The number a paper would print of the values over rounds; of `falling` ones, losses, the least is best."""
         if self.report == "best":
-            return max(values)
+            return min(values) if falling else max(values)
         tail = values[-1:] if self.report == "last" else values[-self.last :]
         return math.fsum(tail) / len(tail)
+
+    def verdict(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
+        """What is reported of the accuracies of rounds, or, where they have none, of their losses; and which it is."""
+        for name in ("accuracy", "loss"):
+            values = [value for measures in rounds if (value := measures.get(prefix + name)) is not None]
+            if values:
+                return name, self.reported(values, falling=name == "loss")
+        return None
+
+    @property
+    def judged(self) -> str:
+        """Whose model is judged on what, in words."""
+        whose = {
+            "global": "the server's model",
+            "local": "each client's own model",
+            "received": "the model each client would begin with",
+        }
+        among = "all clients" if self.clients == "all" else "the clients selected"
+        weighed = ", weighted by their sizes" if self.weights == "size" else ""
+        return f"{whose[self.model]} on the client's own test share, mean over {among}{weighed}"
+
+    @property
+    def told(self) -> str:
+        """What `report` means, in words."""
+        return f"the mean of the last {self.last}" if self.report == "mean-last" else f"the {self.report} round"
 
 
 def spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:

@@ -236,8 +236,7 @@ class Loop:
             if policy.when == "after":
                 personal = self.judge.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
             # a run that judges clients' models is judged by them
-            measures = {f"server_{n}" if n == "accuracy" else n: v for n, v in measures.items()} | personal
-            measures |= {"accuracy": personal["client_accuracy"]} if "client_accuracy" in personal else {}
+            measures = self.judge.by_clients(measures, personal)
         record = RoundRecord(
             round=t + 1,
             selected=selected,

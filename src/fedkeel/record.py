@@ -65,20 +65,26 @@ def digest(params: Tree) -> str:
 
 
 def judged_on(records: Sequence[RoundRecord]) -> str | None:
-    """The measure a run is judged on: accuracy, or the loss on the test set, or the training loss."""
-    for name in ("accuracy", "test_loss", "loss"):
+    """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
+    judged), or the training loss."""
+    for name in ("accuracy", "client_loss", "test_loss", "loss"):
         if any(record.measure(name) is not None for record in records):
             return name
     return None
 
 
+def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
+    """The evaluated rounds, as if the run had never been shorter."""
+    final = records[-1].round if records else 0
+    return [record for record in records if record.round % every == 0 or record.round == final]
+
+
 def result(records: Sequence[RoundRecord], params: Tree, every: int, fingerprint: str) -> dict[str, Any]:
     """The result of a run: nothing that depends on the clock."""
-    final = records[-1].round if records else 0
-    judged = [r for r in records if r.round % every == 0 or r.round == final]
+    judged = counted(records, every)
     name = judged_on(judged)
     values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
-    data: dict[str, Any] = {"rounds": final, "judged_on": name}
+    data: dict[str, Any] = {"rounds": records[-1].round if records else 0, "judged_on": name}
     if values:
         better = min if name != "accuracy" else max
         best_round, best = better(values, key=lambda pair: pair[1])

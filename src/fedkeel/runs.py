@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shlex
 from dataclasses import dataclass
 from os import PathLike
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 from fedkeel import checkpoint
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
-from fedkeel.folder import read_experiment, read_rounds
+from fedkeel.folder import RunFolder, read_experiment, read_rounds
 from fedkeel.problem import Problem
-from fedkeel.record import RoundRecord, result
+from fedkeel.record import RoundRecord, counted, result
 from fedkeel.rule import State
+
+NO_SAMPLE = "no client has a validation sample"
+PERSONAL = ("reported", "reported_as", "tuned")
+"""What a result tells of clients' models beyond its rounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,4 +100,32 @@ def load_run(path: str | PathLike[str]) -> Run:
         raise FolderError(f"{folder} has no checkpoint yet.", f"`fedkeel resume {shlex.quote(str(folder))}` trains it")
     records = read_rounds(folder)[: found.round]
     final = result(records, found.server["params"], experiment.evaluate_every, experiment.fingerprint())
+    written = RunFolder(folder).read_json("result.json")
+    if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run stands at an earlier one
+        final |= {name: written[name] for name in PERSONAL if name in written}
     return Run(experiment, records, final, found.server, folder, None, None)
+
+
+# ---- what settings are chosen by -----------------------------------------------------------------------------------
+def validation_score(run: Run) -> float | None:
+    """The best round on validation data, or what the evaluation policy reports there of clients' models.
+
+    Higher is better: losses are negative.
+    """
+    if (policy := run.experiment.policy) is not None:
+        judged = [record.extra for record in counted(run.records, run.experiment.evaluate_every)]
+        told = policy.verdict([*judged, run.result.get("tuned", {})], "validation_client_")
+        return None if told is None else told[1] if told[0] == "accuracy" else -told[1]
+    accuracies = run.curve("validation_accuracy")
+    if accuracies:
+        return max(accuracies)
+    losses = [value for value in run.curve("validation_loss") if math.isfinite(value)]
+    return -min(losses) if losses else None
+
+
+def unscored(run: Run) -> str:
+    """Why a run has no score on validation data."""
+    measure = "validation_" if run.experiment.policy is None else "validation_client_"
+    if any(name.startswith(measure) for record in run.records for name in record.extra):
+        return "the loss on validation data is not finite"
+    return NO_SAMPLE

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
-from fedkeel.sweep import Execute, Setting, Sweep, Tuned, attempt
+from fedkeel.sweep import Execute, Setting, Sweep, Tuned, attempt, positive, taken, with_value
+
+NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
 
 
 def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
@@ -32,17 +35,42 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             study.tell(trial, score)
+    tuned.edge = at_end(sweep, tuned)
     return tuned
 
 
 def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
-    if len(numbers) < 2 or len(numbers) < len(values):
+    if not _ordered(values):
         return trial.suggest_categorical(word, list(values))
-    low, high = min(numbers), max(numbers)
-    if all(isinstance(number, int) for number in numbers):
+    low, high = min(values), max(values)
+    if _whole(values):
         return trial.suggest_int(word, low, high, log=True)
     return float(f"{trial.suggest_float(word, low, high, log=True):.4g}")
+
+
+def _ordered(values: Sequence[Any]) -> bool:
+    """Whether values are the ends of an interval, and perhaps some between."""
+    return len(values) > 1 and all(positive(value) for value in values)
+
+
+def _whole(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int) for value in values)
+
+
+def at_end(sweep: Sweep, tuned: Tuned) -> str:
+    """A key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
+    for word, value in tuned.best or ():
+        values = sweep.grids[tuned.method][word]
+        if not _ordered(values) or (low := min(values)) == (high := max(values)):
+            continue
+        place = log(value / low) / log(high / low)
+        if NEAR < place < 1 - NEAR:
+            continue
+        end, other = (low, high) if place <= NEAR else (high, low)
+        further = end + (1 if end > other else -1) if _whole(values) else end * (end / other) ** NEAR
+        if taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
+            return word
+    return ""
 
 
 def tuner(data: Mapping[str, Any]) -> str:

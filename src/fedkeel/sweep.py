@@ -15,7 +15,8 @@
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
 When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts and an
 experiment takes the value. Then methods with smaller grids try values between those around their best one, until all
-have tried equally many.
+have tried equally many. Where an experiment judges clients' models (`evaluation`), these are what settings are
+chosen by, each on its client's validation share.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.methods import settings_of as hyperparameters_of
-from fedkeel.runs import Run
+from fedkeel.runs import Run, unscored, validation_score
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -40,7 +41,6 @@ SAME = (
 )  # fmt: skip
 """What every method gets alike, so no grid varies it."""
 FAILED = "the run failed"
-NO_SAMPLE = "no client has a validation sample"
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
@@ -98,6 +98,11 @@ class Sweep:
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
         return Experiment.load(data)
+
+    @property
+    def tuned(self) -> set[str]:
+        """Keys whose values every method could choose: where methods differ in them, it is by their choice."""
+        return set.intersection(*({k for k, values in grid.items() if len(values) > 1} for grid in self.grids.values()))
 
 
 def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
@@ -158,6 +163,7 @@ class Tuned:
         return {
             "method": self.method,
             "chosen": None if self.best is None else dict(self.best),
+            "tries": len(self.scores),
             "tried": [{"setting": dict(setting), "score": score} for setting, score in self.scores.items()],
             "widened": self.widened,
             "refined": self.refined,
@@ -176,7 +182,7 @@ def tune(sweep: Sweep, method: str, execute: Execute) -> Tuned:
             return tuned
         grid[tuned.edge].append(value)
         tuned.widened.append(f"{tuned.edge} = {value:g}")
-        attempt(sweep, tuned, [_with(tuned.best, tuned.edge, value)], execute)
+        attempt(sweep, tuned, [with_value(tuned.best, tuned.edge, value)], execute)
     tuned.edge = ""
     return tuned
 
@@ -197,30 +203,30 @@ def _beyond(
     """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
     where no experiment takes the next value, the grid ends."""
     for word, value in best:
-        values = sorted(v for v in grid[word] if _positive(v))
+        values = sorted(v for v in grid[word] if positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        further = _like(values, value * value / inner)
-        if further not in values and _taken(sweep, method, _with(best, word, further)):
+        further = like(values, value * value / inner)
+        if further not in values and taken(sweep, method, with_value(best, word, further)):
             return word, further
     return None
 
 
-def _positive(value: Any) -> bool:
+def positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _like(values: Iterable[Any], number: float) -> int | float:
+def like(values: Iterable[Any], number: float) -> int | float:
     """A number in a few digits; a whole one where all others are."""
     return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
 
 
-def _with(setting: Setting, word: str, value: Any) -> Setting:
+def with_value(setting: Setting, word: str, value: Any) -> Setting:
     return tuple((key, value if key == word else old) for key, old in setting)
 
 
-def _taken(sweep: Sweep, method: str, setting: Setting) -> bool:
+def taken(sweep: Sweep, method: str, setting: Setting) -> bool:
     try:
         sweep.experiment(method, setting, sweep.seeds[0])
     except RequestError:
@@ -237,13 +243,20 @@ def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute
     return tuned
 
 
+def unequal(tuned: Sequence[Tuned]) -> list[str]:
+    """Each method that tried fewer settings than others, in words: nothing was left between the values of its grid."""
+    most = max(len(one.scores) for one in tuned)
+    fewer = [one for one in tuned if one.best is not None and len(one.scores) < most]
+    return [f"{one.method} was tuned with {len(one.scores)} of {most} tries" for one in fewer]
+
+
 def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
     """Try geometric means of the best setting's numbers and their neighbours, until there were so many tries."""
     while tuned.best is not None and len(tuned.scores) < tries:
         near = [s for word, value in tuned.best for s in _between(tuned, word, value) if s not in tuned.scores]
         fresh = list(dict.fromkeys(near))[: tries - len(tuned.scores)]
         if not fresh:
-            return  # nothing about this method is a number
+            return  # there is no number between those that were tried
         attempt(sweep, tuned, fresh, execute)
         tuned.refined += len(fresh)
 
@@ -252,30 +265,14 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
     """The best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
-    if not all(_positive(v) for v in tried):
+    if not all(positive(v) for v in tried):
         return []
     neighbours = [
         max((v for v in tried if v < value), default=None),
         min((v for v in tried if v > value), default=None),
     ]
     means = [math.sqrt(value * other) for other in neighbours if other is not None]
-    return [_with(tuned.best, word, _like(tried, float(f"{mean:.4g}"))) for mean in means]
-
-
-def validation_score(run: Run) -> float | None:
-    """The best round on validation data."""
-    accuracies = run.curve("validation_accuracy")
-    if accuracies:
-        return max(accuracies)
-    losses = [value for value in run.curve("validation_loss") if math.isfinite(value)]
-    return -min(losses) if losses else None
-
-
-def unscored(run: Run) -> str:
-    """Why a run has no score on validation data."""
-    if any(name.startswith("validation_") for record in run.records for name in record.extra):
-        return "the loss on validation data is not finite"
-    return NO_SAMPLE
+    return [with_value(tuned.best, word, like(tried, float(f"{mean:.4g}"))) for mean in means]
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:

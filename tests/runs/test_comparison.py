@@ -8,7 +8,17 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.cli.main import call
-from fedkeel.comparison import common_target, cost_to, document, grouped, machines, mean_and_std, paired, unfair
+from fedkeel.comparison import (
+    common_target,
+    cost_to,
+    document,
+    grouped,
+    judged_as,
+    machines,
+    mean_and_std,
+    paired,
+    unfair,
+)
 from fedkeel.record import RoundRecord
 from fedkeel.runs import Run
 from problems import small_problem
@@ -65,8 +75,9 @@ def test_runs_without_an_accuracy_are_compared_by_their_losses():
 
 
 def test_what_else_differs_is_said():
-    same = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
-    assert unfair(same) == []  # each method may have its own learning rate
+    rates = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
+    assert unfair(rates) == ["lr"]
+    assert unfair(rates, tuned={"lr"}) == []  # each method chose its own
     assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == ["participation"]
 
 
@@ -94,6 +105,23 @@ def test_a_comparison_as_data():
     assert sam["best"] == {"mean": pytest.approx(0.6), "std": 0.0}
     assert sam["difference"]["mean"] == pytest.approx(0.1)
     assert sam["cost"]["gradients"] == 10
+
+
+def test_what_is_reported_is_compared_where_every_run_tells_it():
+    def personal(method, seed, best, reported):
+        run = made(method, seed, [best], evaluation={"report": "last"})
+        return replace(run, result=run.result | ({} if reported is None else {"reported": reported}))
+
+    whole = grouped([personal(m, s, 0.9, v) for m, v in (("fedavg", 0.5), ("fedper", 0.7)) for s in (0, 1)])
+    found = document(whole, whole[0], 0.5)
+    assert found["difference_of"] == "reported"
+    assert [one["reported"]["mean"] for one in found["methods"]] == pytest.approx([0.5, 0.7])
+    assert found["methods"][1]["difference"]["mean"] == pytest.approx(0.2)
+    partly = grouped([personal("fedavg", 0, 0.9, 0.5), personal("fedper", 0, 0.8, None)])
+    found = document(partly, partly[0], 0.5)
+    assert found["difference_of"] == "best"
+    assert found["methods"][1]["difference"]["mean"] == pytest.approx(-0.1)
+    assert judged_as(grouped([made("fedavg", 0, [0.5])])) == []
 
 
 def test_means():

@@ -8,8 +8,8 @@ import pytest
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.record import RoundRecord
-from fedkeel.runs import Run
-from fedkeel.sweep import Sweep, finals, tune, tune_all, validation_score
+from fedkeel.runs import Run, validation_score
+from fedkeel.sweep import Sweep, finals, tune, tune_all, unequal
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
@@ -128,8 +128,15 @@ def test_a_method_without_numbers_is_left_as_it_is():
     sweep = Sweep.load(BASE | {"methods": {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}})
     execute, _ = landscape(lambda e: 0.5 - abs(e.lr - 0.1))
     plain, prox = tune_all(sweep, execute)
-    assert len(plain.scores) == 1
-    assert len(prox.scores) >= 3
+    assert len(plain.scores) == plain.save()["tries"] == 1
+    assert len(prox.scores) == prox.save()["tries"] >= 3
+    assert unequal([plain, prox]) == [f"fedavg was tuned with 1 of {len(prox.scores)} tries"]
+    assert unequal([prox]) == []
+
+
+def test_what_every_method_chose_is_known():
+    methods = {"fedavg": {"epochs": [1]}, "fedprox": {"epochs": [1, 2], "method.mu": [0.01, 0.1]}}
+    assert Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods}).tuned == {"lr"}
 
 
 def test_failed_settings_are_passed_over():
@@ -160,6 +167,22 @@ def test_the_choice_is_made_on_validation_data():
     exp = fk.Experiment(problem=small_problem(), rounds=3, participation=1.0, batch_size=4, epochs=1, validation=0.3)
     run = fk.run(exp)
     assert validation_score(run) == max(run.curve("validation_accuracy"))
+
+
+def test_where_clients_models_are_judged_the_choice_is_made_by_them():
+    """The server's model of FedPer has a head that nobody trained: its score says nothing."""
+    sweep = Sweep.load(BASE | {"evaluation": {}, "grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedper": {}}})
+
+    def execute(requests):
+        found = []
+        for _, experiment in requests:
+            own = 1 - abs(math.log10(experiment.lr / 0.1)) / 4
+            extra = {"validation_accuracy": 1 - own, "validation_client_accuracy": own}
+            record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra=extra)
+            found.append(Run(experiment, [record], {}, {}, None, None, None))
+        return found
+
+    assert dict(tune(sweep, "fedper", execute).best) == {"lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -208,6 +231,26 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("grid", "score", "edge"),
+    [
+        ({"lr": [0.01, 1.0]}, lambda e: e.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -e.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -abs(math.log(e.lr / 0.1)), ""),
+        ({"epochs": [1, 8]}, lambda e: e.epochs, "epochs"),
+        ({"epochs": [1, 8]}, lambda e: -e.epochs, ""),  # there is nothing below one epoch
+        ({"augment": ["none"]}, lambda e: 0.5, ""),
+    ],
+)
+def test_an_optimum_at_the_end_of_an_interval_is_said(grid, score, edge):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.sampling import propose
+
+    sweep = Sweep.load(BASE | {"grid": grid, "methods": {"fedavg": {}}, "budget": 30, "sampler": "optuna"})
+    execute, _ = landscape(score)
+    assert propose(sweep, "fedavg", execute).edge == edge
+
+
 def test_optuna_proposes_whole_numbers_between_whole_ones():
     pytest.importorskip("optuna", reason="optuna is not installed")
     from fedkeel.sampling import propose
@@ -217,6 +260,37 @@ def test_optuna_proposes_whole_numbers_between_whole_ones():
     propose(sweep, "fedavg", execute)
     assert {type(e.epochs) for e in asked} == {int}
     assert all(1 <= e.epochs <= 8 for e in asked)
+
+
+def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path, capsys):
+    text = """
+    dataset = "digits"
+    model = "logistic"
+    partition = "iid:clients=4"
+    epochs = 1
+    rounds = 1
+    validation = 0.2
+    evaluation.report = "last"
+    budget = 2
+    [methods.fedavg]
+    [methods.fedper]
+    weight_decay = [0.001, 0.1]
+    """
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    asked = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress", "--json"]
+    assert call(asked) == 0
+    told = capsys.readouterr()
+    assert "fedavg was tuned with 1 of 2 tries" in told.err
+    assert "the runs differ in weight_decay" in told.err  # FedAvg had no choice
+    found = json.loads(told.out)
+    assert [one["tries"] for one in found["tuning"]] == [1, 2]
+    assert found["difference_of"] == "reported"
+    file.write_text(
+        text.replace("budget = 2", "grid.weight_decay = [0.0001, 0.01]").replace("[0.001, 0.1]", "[0.1, 1.0]")
+    )
+    assert call(asked) == 0
+    assert "differ in" not in capsys.readouterr().err
 
 
 def test_the_command_tunes_and_compares(tmp_path, capsys):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, in_json, megabytes, say, stderr, stdout, table
@@ -67,12 +68,16 @@ def show(
     baseline: str | None,
     as_json: bool,
     more: Mapping[str, Any] | None = None,
+    tuned: Collection[str] = (),
 ) -> None:
-    """The tables, or one JSON document, with `more` in it; on stderr, what makes the comparison unfair."""
+    """The tables, or one JSON document, with `more` in it; on stderr, what makes the comparison unfair.
+
+    What was `tuned` for each method does not.
+    """
     from fedkeel.comparison import common_target, document, machines, unfair, unfinished
     from fedkeel.errors import nearest
 
-    for key in unfair(groups):
+    for key in unfair(groups, tuned):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
     for told in unfinished(groups):
         say(stderr(), "note", "bold yellow", told)
@@ -95,23 +100,30 @@ def show(
 
 def show_accuracy(groups: list[Group], base: Group) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.comparison import mean_and_std, measure_of, paired
+    from fedkeel.comparison import compared_by, judged_as, mean_and_std, measure_of, paired
 
+    name = compared_by(groups)
     scale, unit, digits = (100, " %", 2) if measure_of(groups) == "accuracy" else (1, "", 4)
-    made = table(["method!", "seeds>", "best>", "last>", "mean of last>", f"best to {base.label}>", "95 % interval>"])
+    columns = {"best": "best", "last": "last", "mean_last": "mean of last"}
+    if any(group.values("reported") for group in groups):
+        columns["reported"] = "reported"
+    differences = f"{name} to {base.label}>", "95 % interval>"
+    made = table(["method!", "seeds>", *(f"{title}>" for title in columns.values()), *differences])
     for group in groups:
         cells = []
-        for name in ("best", "last", "mean_last"):
-            mean, std = mean_and_std(list(group.values(name).values()))
+        for part in columns:
+            mean, std = mean_and_std(list(group.values(part).values()))
             spread = "" if std is None else f" ± {scale * std:.{digits}f}"
             cells.append("–" if mean is None else f"{scale * mean:.{digits}f}{spread}{unit}")
-        told = None if group is base else paired(group, base)
+        told = None if group is base else paired(group, base, name)
         difference = "" if told is None else f"{scale * told.mean:+.{digits}f}"
         interval = ""
         if told is not None and told.low is not None and told.high is not None:
             interval = f"{scale * told.low:+.{digits}f} … {scale * told.high:+.{digits}f}"
         made.add_row(group.label, str(len(group.runs)), *cells, difference, interval)
     stdout().print(made)
+    for line in judged_as(groups):
+        stdout().print(Text(line, "dim"))
 
 
 def show_cost(groups: list[Group], target: float) -> None:

@@ -10,6 +10,9 @@ from rich.text import Text
 
 from fedkeel.cli.console import count, in_json, measured, megabytes, table
 from fedkeel.cli.training import Outcome
+from fedkeel.runs import Run
+
+NUMBERS = ("best", "last", "mean_last")
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
@@ -17,11 +20,14 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     seeds = len({outcome.plan.experiment.seed for outcome in outcomes}) > 1
     over = {outcome.run.result.get("mean_last_over") for outcome in outcomes if outcome.run}
     last = f"mean of\nlast {over.pop()}" if len(over) == 1 else "mean of\nlast"
-    columns = ["method!", "seed>", "best>", "last>", f"{last}>", "rounds>", "MB up>", "MB down>", "seconds>"]
-    made = table(name for name in columns if seeds or name != "seed>")
+    personal = any(outcome.run and "reported" in outcome.run.result for outcome in outcomes)
+    names = (*NUMBERS, "reported") if personal else NUMBERS
+    titles = [last if name == "mean_last" else name for name in names]
+    columns = ["seed", *titles, "rounds", "MB up", "MB down", "seconds"]
+    made = table(["method!", *(f"{name}>" for name in columns if seeds or name != "seed")])
     leader = best_of(outcomes)
     for outcome in outcomes:
-        cells = [outcome.plan.label, *([str(outcome.plan.experiment.seed)] if seeds else []), *numbers(outcome)]
+        cells = [outcome.plan.label, *([str(outcome.plan.experiment.seed)] if seeds else []), *numbers(outcome, names)]
         made.add_row(*cells, style="bold" if outcome is leader else "")
     console.print(made)
     console.print()
@@ -36,12 +42,12 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(f"  {outcome.plan.label.ljust(width)}  {outcome.plan.folder}{state}", soft_wrap=True)
 
 
-def numbers(outcome: Outcome) -> list[str]:
+def numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
     if outcome.run is None:
-        return ["failed", *["–"] * 6]
+        return ["failed", *["–"] * (len(names) + 3)]
     result = outcome.run.result
     return [
-        *(measured(result.get(name), result["judged_on"]) for name in ("best", "last", "mean_last")),
+        *(measured(result.get(name), result["judged_on"]) for name in names),
         count(result["rounds"]),
         megabytes(result["bytes_up"]),
         megabytes(result["bytes_down"]),
@@ -50,21 +56,32 @@ def numbers(outcome: Outcome) -> list[str]:
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The row to look at first, where runs are judged on accuracy."""
-    reached = [
-        (outcome.run.last, -number)
+    """The row to look at first, where runs are judged on accuracy: by what they report, if they do, or the last."""
+    judged = [
+        (number, outcome.run.result)
         for number, outcome in enumerate(outcomes)
         if outcome.run and outcome.run.last is not None and str(outcome.run.result["judged_on"]).endswith("accuracy")
     ]
+    name = "reported" if all("reported" in result for _, result in judged) else "last"
+    reached = [(result[name], -number) for number, result in judged]
     return outcomes[-max(reached)[1]] if len(reached) > 1 else None
 
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers mean."""
-    results = [outcome.run.result for outcome in outcomes if outcome.run]
-    found = {(r["judged_on"], r["best_means"]) for r in results if r.get("best_means")}
+    runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
+    return sorted({line for run in runs for line in meaning(run)})
+
+
+def meaning(run: Run) -> list[str]:
+    """What a run was judged on, and what it reports."""
+    measure, policy, means = run.result["judged_on"], run.experiment.policy, run.result["best_means"]
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
-    return [f"best, last: {named.get(measure, measure)}; best is the {means}" for measure, means in sorted(found)]
+    if policy is None or measure == "loss":
+        return [f"best, last: {named.get(measure, measure)}; best is the {means}"]
+    told = f"best, last: {measure.removeprefix('client_')} of {policy.judged}; best is the {means}"
+    also = ", the final tuning counted as one" if "tuned" in run.result else ""
+    return [told, *([f"reported: {policy.told}{also}"] if "reported" in run.result else [])]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:

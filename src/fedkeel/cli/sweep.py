@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,11 +80,9 @@ def sweep(
         tuned = tune_all(asked, execute, find)
         if not json:
             show_tuning(tuned)
-        for one in (one for one in tuned if one.edge):
-            edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent"
-            say(stderr(), "note", "bold yellow", f"{edge}: raise it, or shift the grid")
+        tell_tuning(tuned, tuner(data))
         ends = execute([request for one in tuned for request in finals(asked, one)])
-    show_ends([run for run in ends if run is not None], tuned, target, baseline, json)
+    show_ends([run for run in ends if run is not None], tuned, asked.tuned, target, baseline, json)
     for one in (one for one in tuned if one.best is None):
         reason, hint = reason_of(one, broken)
         complain(f"every setting of {one.method} failed: {reason}", hint)
@@ -101,8 +99,28 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
         raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
 
 
+def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
+    """What was left unequal or open, on stderr."""
+    from fedkeel.sweep import unequal
+
+    for told in unequal(tuned):
+        say(stderr(), "note", "bold yellow", f"{told}: nothing is left between its values, so give its grid more")
+    for one in (one for one in tuned if one.edge):
+        if sampler == "optuna":
+            edge = f"the best {one.edge} of {one.method} lies at an end of its interval: widen the grid"
+        else:
+            edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent: "
+            edge += "raise it, or shift the grid"
+        say(stderr(), "note", "bold yellow", edge)
+
+
 def show_ends(
-    runs: Sequence[Run], tuned: Sequence[Tuned], target: float | None, baseline: str | None, as_json: bool
+    runs: Sequence[Run],
+    tuned: Sequence[Tuned],
+    keys: Collection[str],
+    target: float | None,
+    baseline: str | None,
+    as_json: bool,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
     from fedkeel.comparison import grouped
@@ -112,14 +130,15 @@ def show_ends(
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
-        show(groups, target, baseline, as_json, tuning)
+        show(groups, target, baseline, as_json, tuning, keys)
     elif as_json:
         typer.echo(in_json({"methods": []} | tuning))
 
 
 def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
     """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
-    from fedkeel.sweep import NO_SAMPLE, label_of
+    from fedkeel.runs import NO_SAMPLE
+    from fedkeel.sweep import label_of
 
     setting, reason = next(iter(tuned.reasons.items()))
     if (error := broken.get(label_of(tuned.method, setting))) is not None:

@@ -94,12 +94,14 @@ def measures(groups: Sequence[Group]) -> list[str]:
 # ---- the table -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A line of the summary: best, last and the mean of the last evaluated rounds, over seeds; costs in total."""
+    """A line of the summary, over seeds: best, last and the mean of the last evaluated rounds, and what an evaluation
+    policy reports of clients' models; costs in total."""
 
     group: Group
     best: Spread | None
     last: Spread | None
     mean_last: Spread | None
+    reported: Spread | None
     totals: Sequence[Cost]
     to_target: Sequence[Cost | None]
 
@@ -113,6 +115,7 @@ def row(group: Group, target: float | None) -> Row:
         Spread.of(better(found, default=None) for found in values),
         Spread.of(found[-1] if found else None for found in values),
         Spread.of(math.fsum(tail := found[-LAST:]) / len(tail) if found else None for found in values),
+        Spread.of(run.reported for run in group.runs),
         [spent(run.records) for run in group.runs],
         [None if target is None else cost_to(run.records, target, measure) for run in group.runs],
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedkeel.analysis.diagnose import read_diagnostics
+from fedkeel.evaluation import Evaluation
 from fedkeel.experiment import from_python
 from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
 from fedkeel.record import RoundRecord, judged_on
@@ -29,6 +30,7 @@ class Source:
     records: list[RoundRecord]
     environment: Mapping[str, Any]
     diagnostics: Mapping[str, Mapping[str, Any]]
+    result: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> Source:
@@ -40,6 +42,7 @@ class Source:
             read_rounds(path),
             read_json(path / "environment.json"),
             read_diagnostics(path),
+            read_json(path / "result.json"),
         )
 
     @property
@@ -53,6 +56,17 @@ class Source:
     @property
     def unfinished(self) -> bool:
         return len(self.records) < int(self.experiment.get("rounds", 0))
+
+    @property
+    def policy(self) -> Evaluation | None:
+        """How clients' models are judged, where they are."""
+        given = self.experiment.get("evaluation")
+        return Evaluation.load(given) if isinstance(given, Mapping) else None
+
+    @property
+    def reported(self) -> float | None:
+        """The number that the policy reports, once all rounds are there."""
+        return self.result.get("reported") if self.result.get("rounds") == len(self.records) else None
 
     @property
     def command(self) -> str | None:
