@@ -25,7 +25,8 @@ come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: befo
 (the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
 *ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
 column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
-reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing.
+reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing, unless
+both are of full length and the paper's gap is larger than theirs by more than that.
 *differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
 of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
 nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the

@@ -157,8 +157,8 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
 
 
 def _same_side(mine: Judgement, other: Judgement) -> bool | None:
-    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, or our runs do
-    not, where it is too early to say, or where the ledger knows no round that both have reached."""
+    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
+    early to say, our runs do not tell, or where the ledger knows no round that both have reached."""
     a, b = mine.cell, other.cell
     if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
         return None
@@ -168,11 +168,20 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
         return None
     if a.kind != "accuracy" and mine.rounds != other.rounds:
         return None
-    common = min(mine.rounds, other.rounds)
+    common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
     ahead, _ = apart(*_compared(mine, other))
-    if ahead is None or abs(ahead) <= 2 * max(mine.noise_here, other.noise_here):
+    if ahead is None or early(common, rounds):
         return None
-    return None if early(common, int(a.experiment["rounds"])) else ahead * (a.reported - b.reported) > 0
+    final = common == rounds and a.kind == "accuracy"
+    return agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
+
+
+def agree(reported: float, measured: float, noise: float, *, final: bool) -> bool | None:
+    """Whether two gaps point one way; of a small one here none can say, but that the paper's is larger: once a run is
+    `final`, so that its gap will not grow, this speaks against it."""
+    if abs(measured) > 2 * noise:
+        return reported * measured > 0
+    return False if final and abs(reported - measured) > 2 * noise else None
 
 
 def early(round: int, rounds: int) -> bool:
@@ -235,12 +244,11 @@ class Lead:
 
     @property
     def verdict(self) -> str:
-        """Whether it has the sign that the paper has, where neither is noise."""
-        if self.reported is None or early(self.round, self.rounds):
+        """Whether it points the way that the paper's does, where that is no noise."""
+        if self.reported is None or abs(self.reported) <= 2 * self.noise or early(self.round, self.rounds):
             return "not judged"
-        if min(abs(self.reported), abs(self.measured)) <= 2 * self.noise:
-            return "not judged"
-        return ORDERED if self.reported * self.measured > 0 else DIFFERS
+        same = agree(self.reported, self.measured, self.noise, final=self.round == self.rounds)
+        return "not judged" if same is None else ORDERED if same else DIFFERS
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:

@@ -137,15 +137,17 @@ def test_what_one_row_varies_by_counts_for_both_rows_of_a_pair():
 
 
 @pytest.mark.parametrize(("gap", "verdict"), [(0.9, None), (-0.9, None), (1.1, "ordering holds"), (-1.1, "differs")])
-def test_a_measured_gap_within_noise_speaks_neither_for_nor_against_the_paper(gap, verdict):
-    cells = [cell("A", 80.0), cell("B", 70.0), cell("C", 60.0)]
+def test_a_measured_gap_within_noise_speaks_neither_for_nor_against_a_gap_as_small(gap, verdict):
+    cells = [cell("A", 71.05 if gap > 0 else 68.95), cell("B", 70.0), cell("C", 60.0 if gap > 0 else 80.0)]
+    cells = [replace(one, reported=140.0 - one.reported) for one in cells] if verdict == "differs" else cells
     pair = [entry("A", 40.0 + gap), entry("B", 40.0)]
     assert verdicts(cells, pair)[0] == (verdict or "differs")  # of full length, and nothing orders it
     short = [replace(line, rounds=20, curve={}) for line in pair]
     so_far = {None: "shortened", "differs": "differs so far"}.get(verdict, verdict)
     assert verdicts(cells, short)[:2] == [so_far] * 2
     # one pair that is decided is enough
-    assert verdicts(cells, [*pair, entry("C", 10.0)])[0] == (verdict or "ordering holds")
+    third = entry("C", 10.0 if cells[2].reported < 70.0 else 70.0)
+    assert verdicts(cells, [*pair, third])[0] == (verdict or "ordering holds")
     table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
     assert leads(table, judge(cells, pair))[0].verdict == (verdict or "not judged")
 
@@ -327,3 +329,16 @@ def test_a_shortened_run_contradicts_nothing_yet():
     lines = [entry("A", 5.0, rounds=20), entry("B", 8.0, rounds=20)]
     assert verdicts(cells, lines) == ["differs so far"] * 2
     assert contradictions(judge(cells, lines), lines) == []
+
+
+def test_rows_that_tie_here_speak_against_a_paper_that_has_them_far_apart():
+    cells = [cell("A", 80.0), cell("B", 69.0)]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    for a, b, rounds, verdict in (
+        (60.5, 60.0, 100, "differs"),  # half a point for eleven
+        (60.5, 60.0, 50, "shortened"),  # it may still grow
+        (62.0, 60.0, 100, "ordering holds"),
+    ):
+        judged = judge(cells, [entry("A", a, rounds=rounds), entry("B", b, rounds=rounds)])
+        assert judged[0].verdict == verdict
+        assert leads(table, judged)[0].verdict == ("not judged" if verdict == "shortened" else verdict)
