@@ -1,6 +1,7 @@
 """What a run is judged on and reports where clients' models are judged, and by what its settings are chosen."""
 
 import contextlib
+import html
 import io
 import json
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fedkeel.data.clients import HeldOut
 from fedkeel.record import judged_on
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
+from fedkeel.report.tables import summary
 from fedkeel.runs import validation_score
 from problems import small_problem
 
@@ -157,7 +159,9 @@ def test_compare_takes_differences_of_what_is_reported(folders, capsys):
 
 def test_a_report_tells_what_is_reported(folders):
     out, _ = folders
-    (note,) = content([Source.read(path.parent) for path in sorted(out.glob("*/*/experiment.toml"))]).notes
+    (setting,) = content([Source.read(path.parent) for path in sorted(out.glob("*/*/experiment.toml"))]).settings
+    table = summary(0, setting)
     mean = sum(json.loads((out / "fedper" / s / "result.json").read_text())["reported"] for s in "01") / 2
-    assert JUDGED in note
-    assert f"fedper {100 * mean:.2f} ±" in note
+    assert f"Accuracy of {html.escape(JUDGED)}" in table
+    assert "Reported is the last round" in table
+    assert f">{100 * mean:.2f} ±" in table

@@ -85,7 +85,7 @@ def run(
     A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
     shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
-    from fedkeel.cli.settings import Request, experiments, numbers, words
+    from fedkeel.cli.settings import Request, experiments, some_numbers, words
     from fedkeel.cli.training import Machine, Plan, folder_of
 
     request = Request(
@@ -95,7 +95,7 @@ def run(
         model=model,
         partition=partition,
         rounds=rounds,
-        seeds=numbers(seeds or ""),
+        seeds=() if seeds is None else some_numbers(seeds),
         assignments=tuple(settings or ()),
     )
     asked = experiments(request)

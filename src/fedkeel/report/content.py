@@ -55,28 +55,7 @@ def content(sources: Sequence[Source], target: float | None = None) -> Content:
         aim = target if target is not None else common_target(here)
         rows = [row(group, aim) for group in here]
         settings.append(Setting(name, here, rows, [table for table in tables if table.setting == name], aim))
-    return Content(
-        settings, [*notes, *(note for setting in settings for note in personal_notes(setting))], len(sources)
-    )
-
-
-def personal_notes(setting: Setting) -> list[str]:
-    """Whose models are judged where an evaluation policy says so, and the numbers it reports."""
-    told: dict[str, list[str]] = {}
-    for line in setting.rows:
-        policy = line.group.runs[0].policy
-        if policy is not None:
-            numbers = told.setdefault(f"judged is {policy.judged}. Reported, {policy.told}", [])
-            numbers.append(f"{line.group.label} {reported_number(line)}")
-    return [f"{setting.name}: {words}: {', '.join(numbers)}." for words, numbers in told.items()]
-
-
-def reported_number(line: Row) -> str:
-    if (found := line.reported) is None:
-        return "not yet"
-    scale, unit, digits = (100, " %", 2) if line.group.measure == "accuracy" else (1, "", 4)
-    spread = f" ± {scale * found.deviation:.{digits}f}" if found.count > 1 else ""
-    return f"{scale * found.mean:.{digits}f}{spread}{unit}"
+    return Content(settings, notes, len(sources))
 
 
 def look(number: int) -> tuple[str, int]:

@@ -21,6 +21,7 @@ KINDS = ("png", "svg", "pdf")
 NAMES = {
     "accuracy": "test accuracy (%)",
     "test_loss": "test loss",
+    "client_loss": "loss of the clients' models",
     "loss": "training loss",
     "validation_accuracy": "validation accuracy (%)",
     "validation_loss": "validation loss",

@@ -10,7 +10,14 @@ from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
 
-NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
+NAMES = {
+    "accuracy": "accuracy on the test set",
+    "client_loss": "loss",
+    "test_loss": "loss on the test set",
+    "loss": "training loss",
+}
+RESULTS = ("best", "last", "mean_last", "reported")
+"""What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
 
 Cell = tuple[str, float | None]
 """Text, and the number it is sorted by."""
@@ -21,18 +28,21 @@ def summary(index: int, setting: Setting) -> str:
     measure = setting.groups[0].measure or "loss"
     over = {min(50, sum(r.measure(measure) is not None for r in run.records)) for g in setting.groups for run in g.runs}
     last = f"mean of last {over.pop()}" if len(over) == 1 else "mean of last"
-    heads = ["method", "seeds", "best", "last", last, "rounds", "sent", "time", "backward passes"]
+    results = RESULTS if any(row.reported is not None for row in setting.rows) else RESULTS[:3]
+    reached = ["best", "last", last, "reported"][: len(results)]
+    heads = ["method", "seeds", *reached, "rounds", "sent", "time", "backward passes"]
     if setting.target is not None:
         goal = measured(setting.target, measure)
         heads += [f"rounds to {goal}", f"sent to {goal}", f"time to {goal}"]
-    leading = leaders(setting.rows, measure)
+    leading = leaders(setting.rows, measure, results)
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
-    body = "".join(
-        f'<tr data-group="{group_id(index, i)}">{cells(row, measure, setting.target is not None, leading)}</tr>'
-        for i, row in enumerate(setting.rows)
-    )
-    name = NAMES.get(measure, measure)
+    made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
+    body = "".join(f'<tr data-group="{group_id(index, i)}">{found}</tr>' for i, found in enumerate(made))
+    policy = setting.groups[0].runs[0].policy
+    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.judged}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
+    if policy is not None and len(results) > 3:
+        note += f" Reported is {policy.told}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
     return (
@@ -41,10 +51,12 @@ def summary(index: int, setting: Setting) -> str:
     )
 
 
-def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None]) -> str:
+def cells(
+    row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str] = RESULTS[:3]
+) -> str:
     unfinished = sum(run.unfinished for run in row.group.runs)
     name = escape(row.group.label) + (f" <small>({unfinished} unfinished)</small>" if unfinished else "")
-    found: list[Cell] = [spread(part, measure) for part in (row.best, row.last, row.mean_last)]
+    found: list[Cell] = [spread(getattr(row, name), measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [
         mean_cost(row.totals, lambda cost: cost.rounds, lambda n: f"{n:.0f}"),
@@ -70,11 +82,11 @@ def td(text: str, value: float | None, mark: str = "") -> str:
     return f"<td{attributes}>{text}</td>"
 
 
-def leaders(rows: Sequence[Row], measure: str) -> list[Row | None]:
-    """The row with the best value in each of the three columns of results."""
+def leaders(rows: Sequence[Row], measure: str, results: Sequence[str] = RESULTS[:3]) -> list[Row | None]:
+    """The row with the best value in each column of results."""
     better = min if measure.endswith("loss") else max
     found: list[Row | None] = []
-    for name in ("best", "last", "mean_last"):
+    for name in results:
         there = [row for row in rows if getattr(row, name) is not None]
         found.append(better(there, key=lambda row, n=name: getattr(row, n).mean) if len(there) > 1 else None)  # type: ignore[misc]
     return found

@@ -66,7 +66,7 @@ function section(id, fill) {
 }
 
 // ---- curves ----------------------------------------------------------------------------------------------------
-const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", loss: "Training loss",
+const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", client_loss: "Loss of the clients' models", loss: "Training loss",
   validation_accuracy: "Validation accuracy", validation_loss: "Validation loss", drift: "Client drift ‖wᵢ − wₜ‖",
   "update/cosine": "Cosine between client updates", "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "update/spread": "Spread of client updates",
   "update/least": "Smallest client update", "update/most": "Largest client update", alpha: "Weight α of the fresh gradient"};
