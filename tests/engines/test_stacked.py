@@ -320,6 +320,22 @@ def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None
     assert min(widths) < 3 < max(widths)
 
 
+def test_graphs_of_rows_that_moved_are_let_go() -> None:
+    method, training = build("fedavg"), Training(seed=1, epochs=1, batch_size=3)
+    task = Task(problem(), dtype=torch.float64)
+    engine = StackedEngine(task, method, training)
+    engine.store.whole = False
+    message = broadcast(method, init_server(method, task.initial))
+    sizes = task.clients.sizes
+    small, large = int(sizes.argmin()), int(sizes.argmax())
+    kept = []
+    for clients in ([small], [small, large], [small]):
+        engine.graphs.graphs["captured"] = object()  # type: ignore[assignment]
+        engine.train(message, 0, 0.1, clients, [None] * len(clients))
+        kept.append("captured" in engine.graphs.graphs)
+    assert kept == [False, False, True]  # the third fits where the second lay
+
+
 class Exhausted(StackedEngine):
     """Runs out of memory when it stacks more than one client."""
 

@@ -26,6 +26,7 @@ SHAPES = [
     (2, 2, 32, 16, 3, 2, 1),
     (1, 1, 64, 16, 3, 1, 1),
     (5, 5, 4, 6, 5, 1, 0),
+    (10, 10, 4, 8, 9, 1, 4),
 ]
 
 
@@ -212,6 +213,14 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         (dx,) = torch.autograd.grad(wanted, x, dy)
         found = pool.pool_gradient(dy, taps, 7, 6, size, stride, padding)
         assert far(found.double(), dx.double()) < tolerance, ("pool gradient", size)
+    x = drawn(2, 1, 12, 12, 4, seed=9).to(device, dtype)
+    y, taps = pool.pool(x, 12, 12, 0)  # more pixels than a byte can number
+    assert torch.equal(y, x.amax((2, 3), keepdim=True))
+    assert torch.equal(pool.pool_gradient(y, taps, 12, 12, 12, 12, 0), torch.where(x == y, x, 0))
+    x[0, 0, 1, 1] = torch.nan
+    assert pool.pool(x, 2, 2, 0)[0][0, 0, 0, 0].isnan().all()  # what is not a number is not lost
+    gain, bias = (torch.ones(2, 4, device=device) for _ in range(2))
+    assert norm.normalise(x, gain, bias, 2, 1e-5, None, True)[0][0].isnan().all()
 
 
 @pytest.mark.slow

@@ -331,3 +331,33 @@ def test_a_phase_takes_a_step(changes):
 def test_filters_tell_vectors_from_the_rest_and_no_more(make):
     with pytest.raises(MethodError, match="min_dims must be 0, 1 or 2"):
         make()
+
+
+# ---- clients and their states --------------------------------------------------------------------------------------
+def test_clients_without_data_change_nothing():
+    problem = small_problem(sizes=(6, 9, 4))
+    empty = (problem.clients[0][0][:0], problem.clients[0][1][:0])
+    padded = replace(problem, clients=[*problem.clients, empty, empty])
+    for method in ("feddc", "scaffold", "feddyn"):
+        assert apart(trained(problem, method=method), trained(padded, method=method)) == 0
+
+
+def test_a_model_that_a_client_would_begin_with_has_the_statistics_it_keeps():
+    problem = replace(small_problem(sizes=(8, 12)), model=normed())
+    problem = replace(problem, tests=problem.clients)
+    run = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "received"})
+    own = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "local"})
+    assert run.curve("client_loss")[-1] == pytest.approx(own.curve("client_loss")[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("report", ["best", "mean-last"])
+def test_what_an_extended_run_reports_is_what_the_whole_one_does(tmp_path, report):
+    problem = small_problem()
+    policy = {"model": "global", "report": report}
+    whole, longer = (
+        experiment(replace(problem, tests=problem.clients), rounds=6, evaluate_every=3, evaluation=policy)
+        for _ in range(2)
+    )
+    fk.run(longer.with_(rounds=4), out=tmp_path, engine="serial")
+    found = fk.run(longer, out=tmp_path, engine="serial").result
+    assert found["reported"] == fk.run(whole, engine="serial").result["reported"]

@@ -109,6 +109,28 @@ def test_an_interrupt_writes_a_checkpoint(tmp_path):
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
 
 
+def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path):
+    train(tmp_path / "a", rounds=5)
+    newest = checkpoint.names(tmp_path / "a" / "checkpoint")[0]
+    newest.write_bytes(newest.read_bytes()[:-9])
+
+    class Impatient:
+        def started(self, *_): ...
+
+        def finished(self, *_): ...
+
+        def round(self, record):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fk.run(experiment(6), out=tmp_path / "a", engine="serial", progress=Impatient(), checkpoint_seconds=0.0)
+    whole = [checkpoint.Checkpoint.load(path).round for path in checkpoint.names(tmp_path / "a" / "checkpoint")]
+    assert whole == [5, 4]
+    train(tmp_path / "a", rounds=6)
+    train(tmp_path / "b", rounds=6)
+    assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
+
+
 def test_only_two_checkpoints_are_kept_and_none_half(tmp_path):
     train(tmp_path, rounds=5)
     names = sorted(p.name for p in (tmp_path / "checkpoint").iterdir())
