@@ -132,7 +132,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
     file = path / EXPERIMENT
     try:
         return tomllib.loads(file.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed"
         ) from None

@@ -18,7 +18,7 @@ from fedkeel.errors import RequestError
 
 def check_device(name: str) -> None:
     """Refuse what is no device; whether it is here, `device_of` says."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, TypeError):
         if name == "auto" or torch.device(name).type in ("cpu", "cuda", "mps"):
             return
     raise RequestError(f"unknown device: {name}", "use auto, cpu, cuda or mps")

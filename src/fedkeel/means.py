@@ -1,4 +1,7 @@
-"""Losses and metrics that are means over samples: others cannot be taken of filled-up batches, or added up."""
+"""What losses and metrics do with samples: whether they take them at all, and whether they are means over them.
+
+Others cannot be taken of filled-up batches, or added up.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, FedkeelError, ModelError
 
 if TYPE_CHECKING:
     from fedkeel.task import Task
@@ -32,6 +35,29 @@ def loss_is_a_mean(task: Task) -> bool:
         output = task.predict(model, tensors)
         whole = task.losses(model, tensors, output)
         return whole.dim() > 0 or near(whole, [task.losses(model, *one) for one in singly(tensors, output)])
+
+
+@torch.no_grad()
+def try_out(task: Task) -> None:
+    """One sample through the model and the loss, so that what does not fit together is told before anything is trained
+    or written."""
+    client = int(task.clients.sizes.argmax())
+    if task.clients.sizes[client] == 0:
+        return  # told elsewhere
+    tensors = task.ready(task.clients.rows(client, np.zeros(1, np.int64)))
+    model = task.initial.named() if task.module is None else copy.deepcopy(task.module).eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.losses(model, tensors, task.predict(model, tensors))
+    except FedkeelError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"the model or the loss does not take a sample of client {client} ({shapes}): {told}",
+            "do the shapes of data, model and targets fit together?",
+        ) from error
 
 
 def require_a_mean(task: Task, name: str, model: Any, tensors: Sample, output: Any) -> None:

@@ -15,16 +15,17 @@ import numpy as np
 import torch
 
 from fedkeel import checkpoint
-from fedkeel.engines.choose import choose
+from fedkeel.engines.choose import check_name, choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
 from fedkeel.engines.memory import enough
 from fedkeel.environment import edited, engines_before, environment, precision_before
-from fedkeel.errors import FolderError
+from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder, read_rounds
 from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import device_of, steady
+from fedkeel.means import try_out
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
 from fedkeel.tracking import Observer, listed, observers
@@ -32,6 +33,7 @@ from fedkeel.tracking import Observer, listed, observers
 log = logging.getLogger("fedkeel")
 
 CHECKPOINT_SECONDS = 30.0
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def run(
@@ -71,6 +73,13 @@ class Place:
     command: Sequence[str] | None
     track: Sequence[str | Observer]
 
+    def __post_init__(self) -> None:
+        check_name(self.engine)
+        if self.dtype not in DTYPES:
+            raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", " or ".join(map(str, DTYPES)))
+        if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
+            raise RequestError(f"workers must be at least 1: {self.workers}", "leave it out for one per core")
+
 
 class Started(NamedTuple):
     """A run that has been prepared, and resumed where it stood."""
@@ -88,6 +97,8 @@ def start(
     closing: contextlib.ExitStack,
 ) -> Started:
     """Everything that comes before the first round; what must be closed afterwards goes to `closing`."""
+    if not isinstance(experiment, Experiment):
+        raise RequestError(f"an Experiment is run, not {experiment!r}.", 'fk.run(fk.Experiment(dataset="digits"))')
     folder = None if out is None else RunFolder(Path(out))
     if folder is not None:
         folder.open()
@@ -96,6 +107,7 @@ def start(
     began = time.perf_counter()
     maker = task_maker(experiment, on.device, on.dtype)
     task = maker(problem_of(experiment))
+    try_out(task)
     method = method_of(experiment, task)
     assert experiment.epochs is not None
     assert experiment.batch_size is not None

@@ -182,7 +182,7 @@ def test_fedsmoo_dual_limits_itself():
 
 
 def test_fedsol_does_not_climb_along_noise_where_it_begins():
-    w, g = fk.Tree.of({"w": torch.tensor([3.0, 4.0])}), fk.Tree.of({"w": torch.tensor([1e-3, 0.0])})
+    w, g = tree(w=[3.0, 4.0]), tree(w=[1e-3, 0.0])
     here, _ = fk.DistilAscent(0.5).step(g, {}, at(w, message={"params": w}))
     near(here["w"], [0.0, 0.0])  # whatever the gradient of a flat distance was rounded to
     near(fk.DistilAscent(0.5).step(g, {}, at(w, message={"params": w.zeros()}))[0]["w"], [0.5, 0.0])

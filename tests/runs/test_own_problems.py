@@ -184,6 +184,36 @@ def test_a_problem_that_is_none(changes, words):
         trained(replace(small_problem(), **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": nn.Linear(7, 3)}, r"client 5 \(\(6,\) of float"),
+        ({"loss": nn.MSELoss()}, "does not take a sample"),
+        ({"loss": lambda output, target: target.missing}, "missing"),
+    ],
+)
+def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, words, tmp_path):
+    with pytest.raises(fk.ModelError, match=words):
+        fk.run(experiment(replace(small_problem(), **changes)), out=tmp_path / "run")
+    assert fk.run(experiment(small_problem()), out=tmp_path / "run").result["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "float64"}, "dtype"),
+        ({"engine": None}, "engine"),
+        ({"workers": -1}, "workers"),
+        ({"device": 3.5}, "device"),
+    ],
+)
+def test_a_run_that_cannot_be_asked_for(changes, words):
+    with pytest.raises(fk.RequestError, match=words):
+        fk.run(experiment(small_problem()), **changes)
+    with pytest.raises(fk.RequestError, match="not 'digits'"):
+        fk.run("digits")
+
+
 def test_the_name_of_a_head_may_stand_alone():
     problem = small_problem()
     runs = [trained(replace(problem, head=head), method="fedper") for head in ("2.*", ("2.*",))]

@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
 def check_name(name: str) -> None:
     """Refuse what is no engine."""
     if name not in (*ENGINES, "auto"):
-        raise RequestError(f"unknown engine: {name}", nearest(name, (*ENGINES, "auto"), "engines"))
+        raise RequestError(f"unknown engine: {name}", nearest(str(name), (*ENGINES, "auto"), "engines"))
 
 
 def choose(name: str, job: Job, before: str | None = None) -> Chosen:
