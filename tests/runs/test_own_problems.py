@@ -1,6 +1,8 @@
 """Problems, networks, losses and rules of the user's own: what they may be, and that every engine takes them alike."""
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,17 @@ def trained(problem, engine="serial", dtype=torch.float64, **changes):
 def apart(one, other):
     """How far two runs' models lie from each other."""
     return max(float((one.params[name] - other.params[name]).abs().max()) for name in one.params)
+
+
+def test_the_guide_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "problems.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    with torch.random.fork_rng():
+        exec(compile(code, "guide", "exec"), {"__name__": "guide"})
+    judged, loss, near = capsys.readouterr().out.split()
+    assert judged == "test_loss"
+    assert float(loss) < 0.1
+    assert float(near) > 0.9
 
 
 # ---- networks ------------------------------------------------------------------------------------------------------
