@@ -14,6 +14,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage"
 )
+PATIENCE = 60  # seconds: a page of sixty methods is drawn while other tests have the cores
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not BROWSER or not DRIVER, reason="chromium and chromedriver are not installed"),
@@ -41,6 +42,8 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
+    from selenium.webdriver.support.ui import WebDriverWait
+
     def open_page(folders, width=1280, height=900):
         file = tmp_path / "report.html"
         write_report(folders, file)
@@ -49,7 +52,8 @@ def opened(browser, tmp_path):
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
         browser.get(file.as_uri())
-        assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
+        ready = "return document.documentElement.dataset.ready === 'yes'"
+        WebDriverWait(browser, PATIENCE).until(lambda page: page.execute_script(ready))
         return Page(browser)
 
     yield open_page
