@@ -157,7 +157,7 @@ class Experiment:
 
 def from_python(value: Any) -> bool:
     """Whether it is only known by its digest."""
-    return isinstance(value, Recorded) or str(value).startswith(PYTHON)
+    return isinstance(value, Recorded) or (isinstance(value, str) and value.startswith(PYTHON))
 
 
 def lost(word: str) -> ExperimentError:
