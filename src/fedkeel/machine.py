@@ -15,6 +15,8 @@ import torch
 
 from fedkeel.errors import RequestError
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
 
 def check_device(name: str) -> None:
     """Refuse what is no device; whether it is here, `device_of` says."""
@@ -22,6 +24,12 @@ def check_device(name: str) -> None:
         if name == "auto" or torch.device(name).type in ("cpu", "cuda", "mps"):
             return
     raise RequestError(f"unknown device: {name}", "use auto, cpu, cuda or mps")
+
+
+def check_workers(number: object) -> None:
+    """Refuse what is no number of processes; None is one per core."""
+    if number is not None and not (isinstance(number, int) and number > 0):
+        raise RequestError(f"workers must be at least 1: {number}", "leave it out for one per core")
 
 
 def device_of(name: str) -> torch.device:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,7 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
     from fedkeel.verdicts import measured
 
-    result, paper_rounds = result_of(run), int(cell.experiment["rounds"])
+    result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
     points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
     entry = Entry(
@@ -173,16 +172,6 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         curve=curve_of(run.records, paper_rounds) if judged else {},
     )
     return replace(entry, measured=measured(cell, entry))
-
-
-def result_of(run: Run) -> Mapping[str, Any]:
-    """The run's result; with what was found after the last round, also where the run is read from its folder."""
-    file = None if run.path is None else run.path / "result.json"
-    if "reported" in run.result or run.experiment.policy is None or file is None or not file.exists():
-        return run.result
-    there: dict[str, Any] = json.loads(file.read_text())
-    # an older file may tell of fewer rounds
-    return there | run.result if there["rounds"] == run.result["rounds"] else run.result
 
 
 def percent(share: float | None) -> float | None:

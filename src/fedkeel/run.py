@@ -24,7 +24,7 @@ from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder, read_rounds
 from fedkeel.loop import Going, Loop, Progress, driven
-from fedkeel.machine import device_of, steady
+from fedkeel.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.means import try_out
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
@@ -33,7 +33,6 @@ from fedkeel.tracking import Observer, listed, observers
 log = logging.getLogger("fedkeel")
 
 CHECKPOINT_SECONDS = 30.0
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def run(
@@ -75,10 +74,10 @@ class Place:
 
     def __post_init__(self) -> None:
         check_name(self.engine)
-        if self.dtype not in DTYPES:
-            raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", " or ".join(map(str, DTYPES)))
-        if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
-            raise RequestError(f"workers must be at least 1: {self.workers}", "leave it out for one per core")
+        check_workers(self.workers)
+        if self.dtype not in PRECISIONS.values():
+            known = " or ".join(map(str, PRECISIONS.values()))
+            raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
 
 
 class Started(NamedTuple):

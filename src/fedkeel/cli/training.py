@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
@@ -20,14 +18,12 @@ from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
 from fedkeel.loop import Progress
-from fedkeel.machine import check_device, device_of
+from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
 from fedkeel.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
-
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,7 @@ class Machine:
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_device(self.device)
-        if self.workers is not None and self.workers < 1:
-            raise RequestError(f"--workers must be at least 1: {self.workers}", "leave it out for one per core")
+        check_workers(self.workers)
         if self.precision not in PRECISIONS:
             raise RequestError(
                 f"unknown precision: {self.precision}", nearest(self.precision, PRECISIONS, "precisions")

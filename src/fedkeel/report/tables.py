@@ -10,12 +10,7 @@ from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
 
-NAMES = {
-    "accuracy": "accuracy on the test set",
-    "client_loss": "loss",
-    "test_loss": "loss on the test set",
-    "loss": "training loss",
-}
+NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 RESULTS = ("best", "last", "mean_last", "reported")
 """What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
 
@@ -51,9 +46,7 @@ def summary(index: int, setting: Setting) -> str:
     )
 
 
-def cells(
-    row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str] = RESULTS[:3]
-) -> str:
+def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str]) -> str:
     unfinished = sum(run.unfinished for run in row.group.runs)
     name = escape(row.group.label) + (f" <small>({unfinished} unfinished)</small>" if unfinished else "")
     found: list[Cell] = [spread(getattr(row, name), measure) for name in results]
@@ -82,7 +75,7 @@ def td(text: str, value: float | None, mark: str = "") -> str:
     return f"<td{attributes}>{text}</td>"
 
 
-def leaders(rows: Sequence[Row], measure: str, results: Sequence[str] = RESULTS[:3]) -> list[Row | None]:
+def leaders(rows: Sequence[Row], measure: str, results: Sequence[str]) -> list[Row | None]:
     """The row with the best value in each column of results."""
     better = min if measure.endswith("loss") else max
     found: list[Row | None] = []
