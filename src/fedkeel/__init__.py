@@ -11,6 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.2.0.dev0"
+
 if TYPE_CHECKING:
     from fedkeel.data import DATASETS as DATASETS
     from fedkeel.data.partitions import PARTITIONS as PARTITIONS

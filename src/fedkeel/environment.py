@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedkeel import __version__
 from fedkeel.folder import RunFolder
 from fedkeel.rule import Rule
 
@@ -83,8 +84,9 @@ def tracked_before(folder: Path) -> list[str]:
 
 
 def installed(name: str) -> str | None:
+    """The version of a package; of fedkeel also where it runs from a checkout that was never installed."""
     try:
-        return version(name)
+        return __version__ if name == "fedkeel" else version(name)
     except PackageNotFoundError:
         return None
 

@@ -7,12 +7,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from fedkeel import __version__
 from fedkeel.cli import (
     analyse,
     compare,
@@ -57,11 +57,7 @@ for module in (run, compare, sweep, reproduce, report, analyse, methods, dataset
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            number = version("fedkeel")
-        except PackageNotFoundError:
-            number = "(not installed as a package)"
-        typer.echo(f"fedkeel {number}")
+        typer.echo(f"fedkeel {__version__}")
         raise typer.Exit
 
 
