@@ -218,9 +218,10 @@ def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     clients = load_partition(experiment.partition).clients or 100
     share = share_of(experiment.participation or 1.0)
     epochs = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    steps = epochs * -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
-    passes = sum(phase.backward_passes for phase in experiment.composed.phases if phase.batches is None)
-    return int((experiment.rounds or 0) * max(1, clients * share) * steps * passes)
+    steps = -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
+    phases = [phase for phase in experiment.composed.phases if phase.batches is None]
+    often = sum(p.backward_passes * p.passes * (epochs if p.epochs is None else p.epochs) for p in phases)
+    return int((experiment.rounds or 0) * max(1, clients * share) * steps * often)
 
 
 def samples_of(experiment: Experiment, train: int, test: int) -> int:
