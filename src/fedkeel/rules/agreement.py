@@ -21,8 +21,8 @@ class ByAgreement(Weighting):
     """p_i ∝ n_i f_i / (1 + γ h̃_i) · max(0, 1 + β c_i), from each client's heterogeneity h̃_i and alignment c_i.
 
     With `clustering`, clients whose updates point against another's of the same cluster, and are the shorter of the
-    two, count f_i = lam; else f_i = 1. clusters = 0 makes min(3, max(1, m // 3)) of them for m clients. gamma = beta = 0
-    without clustering is by size, and so is a sum of zero.  (FedSCAM, 2026)
+    two, count f_i = lam; else f_i = 1. clusters = 0 makes min(3, max(1, m // 3)) of them for m clients.
+    gamma = beta = 0 without clustering is by size, and so is a sum of zero.  (FedSCAM, 2026)
     """
 
     gamma: float = 1.0
