@@ -80,8 +80,10 @@ if TYPE_CHECKING:
     from fedkeel.rules.layers import OnlyLayers as OnlyLayers
     from fedkeel.rules.learned import AtMixture as AtMixture
     from fedkeel.rules.learned import ByAttraction as ByAttraction
+    from fedkeel.rules.learned import ByPlaces as ByPlaces
     from fedkeel.rules.learned import LearnMixture as LearnMixture
     from fedkeel.rules.learned import OnProxy as OnProxy
+    from fedkeel.rules.momentum import FirstRateMomentum as FirstRateMomentum
     from fedkeel.rules.momentum import MixGradients as MixGradients
     from fedkeel.rules.momentum import PersonalMomentum as PersonalMomentum
     from fedkeel.rules.momentum import PredictedPosition as PredictedPosition
@@ -146,8 +148,8 @@ PUBLIC: dict[str, str] = {
     "fedkeel.rules.experts": "CommonPrior NotePrecision",
     "fedkeel.rules.filters": "HighPass HighPass2d LowPass RandomBand",
     "fedkeel.rules.layers": "On OnlyLayers",
-    "fedkeel.rules.learned": "AtMixture ByAttraction LearnMixture OnProxy",
-    "fedkeel.rules.momentum": "MixGradients PersonalMomentum PredictedPosition",
+    "fedkeel.rules.learned": "AtMixture ByAttraction ByPlaces LearnMixture OnProxy",
+    "fedkeel.rules.momentum": "FirstRateMomentum MixGradients PersonalMomentum PredictedPosition",
     "fedkeel.rules.personal": "BeginMerged KeepModel LearnMerge Merge OwnModel PrivateLayers",
     "fedkeel.rules.perturbations": (
         "AdaptiveSam AdmmPerturbation Ascent DistilAscent GlobalDirection LastServerStep Sam SharedLayers"

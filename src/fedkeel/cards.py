@@ -83,7 +83,8 @@ class MethodCard:
 
     @property
     def passes_in_short(self) -> str:
-        return "+".join(str(phase.backward_passes) for phase in self.method.phases)
+        times = [f"{phase.passes}×" if phase.passes > 1 else "" for phase in self.method.phases]
+        return "+".join(f"{n}{phase.backward_passes}" for n, phase in zip(times, self.method.phases, strict=True))
 
     @property
     def paper(self) -> str | None:
@@ -118,7 +119,8 @@ def underlying(make: Callable[..., Method]) -> Callable[..., Method]:
 
 def _passes(phase: Phase) -> str:
     if phase.epochs is not None:
-        return f"{phase.backward_passes} per step of {phase.epochs:g} epoch{'s' if phase.epochs != 1 else ''}"
+        often = f", {phase.passes} times" if phase.passes > 1 else ""
+        return f"{phase.backward_passes} per step of {phase.epochs:g} epoch{'s' if phase.epochs != 1 else ''}{often}"
     if phase.batches is not None:
         return f"{phase.backward_passes} on each of {phase.batches} batch{'es' if phase.batches != 1 else ''}"
     return f"{phase.backward_passes} per local step"

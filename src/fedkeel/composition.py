@@ -22,8 +22,12 @@ def save_rule(rule: Rule) -> dict[str, Any]:
         raise MethodError(
             f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
         )
-    values = {field.name: getattr(rule, field.name) for field in fields(cast(Any, rule))}
-    return {"rule": name} | {word: _save_value(value) for word, value in values.items() if value is not None}
+    values = {field: getattr(rule, field.name) for field in fields(cast(Any, rule))}
+    return {"rule": name} | {
+        field.name: _save_value(value)
+        for field, value in values.items()
+        if value is not None and not (field.metadata.get("later") and value == field.default)
+    }
 
 
 def _save_value(value: Any) -> Any:

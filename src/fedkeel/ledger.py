@@ -23,7 +23,8 @@ class Entry:
 
     Accuracies are in %. `personal` is what the experiment's evaluation policy reports; `sent` the bytes both ways over
     FedAvg's; `step` the mean length of a local step, where the method measures it; `bests` each round that was better
-    than all before it, and `curve` the accuracy of some rounds by number.
+    than all before it, and `curve` the accuracy of some rounds by number. `superseded` says why a run no longer counts
+    for any cell, for instance because its method has computed something else since; such a line stays, and is shown.
     """
 
     paper: str
@@ -53,6 +54,7 @@ class Entry:
     step: float | None = None
     bests: list[list[float]] = field(default_factory=list)
     curve: dict[str, float] = field(default_factory=dict)
+    superseded: str = ""
 
     @property
     def shortened(self) -> bool:
@@ -195,6 +197,11 @@ FITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "list[list[float]]": ("a list of pairs of numbers", _pairs),
 }
 """What each type of an Entry's fields is called, and which values of JSON are of it."""
+
+
+def standing(entries: Iterable[Entry]) -> list[Entry]:
+    """The runs that count: all but the superseded."""
+    return [entry for entry in entries if not entry.superseded]
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:

@@ -55,6 +55,11 @@ class Phase:
         """Per step: known before anything runs."""
         return bool(self.ascends) + (self.objective != VALUE)
 
+    @property
+    def passes(self) -> int:
+        """How many times over it is done."""
+        return max((rule.passes_needed() for rule in self.rules), default=1)
+
     def batches_of(self, size: int, batch_size: int) -> int | None:
         """The steps of a client of that size; None: as the experiment's local epochs say."""
         if self.epochs is None or size == 0:
@@ -109,7 +114,8 @@ class Method:
 
     def each_phase(self, change: Callable[[Phase], Phase]) -> Method:
         """This method with every phase of its clients changed."""
-        phases = tuple(change(phase) for phase in self.phases)
+        made: dict[Phase, Phase] = {}  # one that is repeated stays one object: its steps are captured once
+        phases = tuple(made.setdefault(phase, change(phase)) for phase in self.phases)
         return replace(self, phases=phases, final=None if self.final is None else change(self.final))
 
     def each_rule(self, change: Callable[[Rule], Rule]) -> Method:

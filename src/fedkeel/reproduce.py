@@ -14,7 +14,7 @@ from fedkeel.data.partitions import load_partition
 from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import folder_name
-from fedkeel.ledger import Entry
+from fedkeel.ledger import Entry, standing
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
 from fedkeel.papers.order import ORDER, in_order
@@ -86,6 +86,7 @@ def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
     """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
     with what it was matched to, so there those that were made for the cell and differ in nothing else."""
     wanted, name = settings_of(cell), (cell.paper, cell.table, cell.row, cell.column)
+    entries = standing(entries)
     if cell.lr_matches:
         rest = wanted | {"lr": None}
         return [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
@@ -155,7 +156,9 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         reported=cell.reported,
         spread=cell.spread,
         measured=None,
-        **points,
+        best=points["best"],
+        last=points["last"],
+        mean_last=points["mean_last"],
         rounds=int(result["rounds"]),
         rounds_paper=paper_rounds,
         seconds=round(sum(record.seconds for record in run.records), 1),
@@ -218,9 +221,10 @@ def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     clients = load_partition(experiment.partition).clients or 100
     share = share_of(experiment.participation or 1.0)
     epochs = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    steps = epochs * -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
-    passes = sum(phase.backward_passes for phase in experiment.composed.phases if phase.batches is None)
-    return int((experiment.rounds or 0) * max(1, clients * share) * steps * passes)
+    steps = -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
+    phases = [phase for phase in experiment.composed.phases if phase.batches is None]
+    often = sum(p.backward_passes * p.passes * (epochs if p.epochs is None else p.epochs) for p in phases)
+    return int((experiment.rounds or 0) * max(1, clients * share) * steps * often)
 
 
 def samples_of(experiment: Experiment, train: int, test: int) -> int:

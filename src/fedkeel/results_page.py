@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.contradictions import ABOUT, contradictions
-from fedkeel.ledger import Entry, spent
+from fedkeel.ledger import Entry, spent, standing
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
 from fedkeel.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
 
@@ -38,8 +38,9 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 def page(entries: Sequence[Entry]) -> str:
     """Markdown: what it comes to, a section for each table that has a run, contradictions, what is not measured."""
-    every: Judged = [(table, judge(table.cells, entries)) for paper in PAPERS for table in tables(paper)]
-    made = [(table, shown(judged)) for table, judged in every if worth(table, judged, entries)]
+    counted = standing(entries)
+    every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
+    made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
     parts = [HEAD, *overview(made, entries), *all_leads(every), *checked(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
@@ -48,7 +49,8 @@ def page(entries: Sequence[Entry]) -> str:
     parts.append(f"\n## {PAPERS[QUESTIONS]}\n")
     parts.extend(f"- {' '.join(choice.split())}" for choice in choices(QUESTIONS))
     parts.extend(part for table, judged in every if table.paper == QUESTIONS for part in question(table, judged))
-    parts.extend(contradicted(every, entries))
+    parts.extend(contradicted(every, counted))
+    parts.extend(no_longer_counted(entries))
     parts.extend(not_measured())
     return "\n".join(parts).rstrip() + "\n"
 
@@ -198,6 +200,31 @@ def contradicted(every: Judged, entries: Sequence[Entry]) -> list[str]:
         lines += ["  - tried besides:" if one.tried else "  - tried besides: nothing yet"]
         lines += [f"    - {line}" for line in one.tried]
     return lines
+
+
+SUPERSEDED = ["table", "cell", "seed", "rounds", "measured then", "why it no longer counts"]
+
+
+def superseded(entries: Sequence[Entry]) -> list[list[str]]:
+    """A row for each run that no longer counts."""
+    return [
+        [
+            f"{entry.paper}:{entry.table}",
+            f"{entry.row}, {entry.column}",
+            str(entry.seed),
+            reached(entry.rounds, entry.rounds_paper),
+            number(entry.measured, None, entry.kind),
+            entry.superseded,
+        ]
+        for entry in entries
+        if entry.superseded
+    ]
+
+
+def no_longer_counted(entries: Sequence[Entry]) -> list[str]:
+    rows = superseded(entries)
+    about = "Runs that count for no cell any more. Their cells show newer ones, or wait for them.\n"
+    return [f"\n## Superseded\n\n{about}", *grid(SUPERSEDED, "llrrrl", rows)] if rows else []
 
 
 def not_measured() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import field
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -36,6 +37,8 @@ class Setting(NamedTuple):
     head: tuple[str, ...]  # names of the classifier's parameters
     epochs: int  # local epochs; the most, where they are drawn
     mean_size: float = 0.0  # samples of a client, on average; known to the server
+    lr: float = 0.0  # the learning rate of the first round
+    lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
 class Rule:
@@ -57,6 +60,10 @@ class Rule:
     def steps_needed(self, layout: Layout) -> int | None:
         """How many steps a measuring phase with this rule takes; None: as many as the phase says."""
         return None
+
+    def passes_needed(self) -> int:
+        """How many times over a phase with this rule is done."""
+        return 1
 
     def server_slots(self, params: Tree) -> State:
         """What the server remembers between rounds, at the start."""
@@ -100,6 +107,11 @@ class Weighting(Rule, ABC):
     @abstractmethod
     def __call__(self, reports: State, server: State) -> Tensor:
         """The weights of the clients that reported."""
+
+
+def later(default: Any) -> Any:
+    """A field that a rule has not always had: saved only where it is not its default, so fingerprints stay."""
+    return field(default=default, metadata={"later": True})
 
 
 def require(holds: bool, rule: Rule, what: str) -> None:

@@ -152,7 +152,9 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     """
     most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
     sizes = task.clients.sizes[task.clients.sizes > 0]
-    setting = Setting(task.initial.layout, head_of(task), most, float(sizes.mean()) if len(sizes) else 0.0)
+    size = float(sizes.mean()) if len(sizes) else 0.0
+    rates = {"lr": experiment.lr or 0.0, "lr_decay": experiment.lr_decay or 1.0}
+    setting = Setting(task.initial.layout, head_of(task), most, size, **rates)
     clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
     method, policy = experiment.composed, experiment.policy
@@ -161,7 +163,7 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     method = method.each_rule(lambda rule: rule.settled(setting))
     method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
-    method = confined(method, task.initial)
+    method = confined(repeated(method), task.initial)
     if policy is not None and task.tests is None:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):
@@ -184,6 +186,11 @@ def measured(phase: Phase, task: Task) -> Phase:
     """A phase with as many steps as its rules need."""
     needed = [steps for rule in phase.rules if (steps := rule.steps_needed(task.initial.layout)) is not None]
     return replace(phase, batches=max(needed)) if needed else phase
+
+
+def repeated(method: Method) -> Method:
+    """A method with each phase as often as its rules need it."""
+    return replace(method, phases=tuple(phase for phase in method.phases for _ in range(phase.passes)))
 
 
 def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phase:

@@ -93,7 +93,7 @@ def observe_critical(seen: Seen) -> dict[str, float]:
     marks: list[Tree] = [state["critical"] for state in seen.states if "critical" in state]
     if not marks:
         return {}
-    able = layers(marks[0].layout, NEVER).shapes
+    able = [name for name in layers(seen.server["params"].layout, NEVER).shapes if name in marks[0].layout.shapes]
     shares = torch.stack([torch.stack([mark[name] for mark in marks]).mean() for name in able]).tolist()
     return {f"critical/{name}": share for name, share in zip(able, shares, strict=True)}
 

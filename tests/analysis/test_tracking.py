@@ -122,7 +122,7 @@ def test_critical_layers_of_fedfsa_are_counted_over_the_clients(engine):
 
     pulls = torch.tensor([[9.0, 1.0, 0.0, 50.0], [1.0, 9.0, 0.0, 50.0], [1.0, 9.0, 0.0, 50.0]], dtype=torch.float64)
     names = ("conv.weight", "fc.weight", "fc2.weight", "fc.bias")
-    params = {name: torch.ones(3, dtype=torch.float64) for name in names}
+    params = {name: torch.ones((3,) if "bias" in name else (1, 3), dtype=torch.float64) for name in names}
     problem = fk.Problem(params=params, loss=loss, clients=[(pulls[i : i + 1],) for i in range(3)])
     method = {"name": "fedfsa", "top": 1, "rho": 0.0, "rho_larger": 0.0}
     run = one_step_rounds(problem, method, 1, engine, ("critical",))

@@ -31,7 +31,7 @@ from fedkeel.models import build as build_model
 from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.setup import cross_entropy, head_of
+from fedkeel.setup import cross_entropy, head_of, repeated
 from fedkeel.task import Task, add_up
 from fedkeel.trees import Tree, stack, tensors
 from problems import model_for
@@ -76,7 +76,7 @@ def problem(**changes: Any) -> fk.Problem:
 def settled(name: str, task: Task) -> Method:
     """The method of that name, fitted to the model."""
     setting = Setting(task.initial.layout, head_of(task), epochs=2, mean_size=float(task.clients.sizes.mean()))
-    return build(name).each_rule(lambda rule: rule.settled(setting))
+    return repeated(build(name).each_rule(lambda rule: rule.settled(setting)))
 
 
 def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tuple[State, dict[int, State], list[State]]:

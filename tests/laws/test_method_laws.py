@@ -200,6 +200,7 @@ REDUCTIONS = [
     ("fedspeed@released", {"rho": 0.0}, "feddyn", {}),
     ("fedspeed@released", {}, "fedsam-d", {}),
     ("fedsmoo", {"rho": 0.0}, "feddyn", {}),
+    ("fedsmoo@released", {"rho": 0.0}, "feddyn@released", {}),
     ("fedgloss", {"rho": 0.0}, "fedsam-d", {}),
     ("fedgloss", {"rho": 0.0, "rho_local": 0.0}, "feddyn", {}),
     ("fedgloss", {"warmup": 5, "rho0": 0.1}, "fedgloss", {}),

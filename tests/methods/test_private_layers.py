@@ -52,6 +52,7 @@ BASES = [
     ("fedavg", {}), ("fedavgm", {}), ("fedadam", {}), ("scaffold", {}), ("feddyn", {}), ("fedcm", {}), ("feddc", {}),
     ("fedspeed", {"rho": 0.0}), ("fedgloss", {"rho_local": 0.0}), ("fedlesam", {}), ("fedlesam-s", {}),
     ("fedlesam-d", {}), ("fedwmsam", {}), ("fedlws", {}), ("fedawa", {}),
+    ("fedawa@released", {}),
 ]  # fmt: skip
 
 
@@ -68,7 +69,9 @@ def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_on
     assert len(set(heads(run))) == 4
 
 
-REFUSED = ("fedsol", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released")
+REFUSED = (
+    "fedsol", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released", "fedspeed@released", "fedsmoo@released",
+)  # fmt: skip
 
 
 # what travels in FedCR besides is of the head's shape, see its own tests

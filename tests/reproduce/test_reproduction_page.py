@@ -3,12 +3,15 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from fedkeel import results_page
 from fedkeel.cli.main import call
 from fedkeel.ledger import Entry, append
+from fedkeel.ledger import read as read_ledger
 from fedkeel.papers import find
 from fedkeel.report.dots import scale, ticks
 from fedkeel.report.reproduction import page
-from fedkeel.reproduce import settings_of
+from fedkeel.reproduce import done, runs_of, settings_of
+from fedkeel.verdicts import judge
 
 VOID = {"meta", "link", "circle", "line", "path"}
 
@@ -104,3 +107,24 @@ def test_the_command_draws_a_ledger(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == str(out)
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert call(["report"]) == 2
+
+
+def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path):
+    """Whatever asks the ledger: verdicts, what is to be run, both pages; a new run of the cell takes its place."""
+    cell = next(c for c in find("fedfft:1") if (c.row, c.column) == ("FedAvg", "cifar10, 0.1"))
+    old = replace(line(cell, 75.9, 800), superseded="computed otherwise")
+    book = tmp_path / "ledger.jsonl"
+    append(old, book)
+    (entry,) = read_ledger(book)
+    assert entry == old
+    assert runs_of(cell, [entry]) == []
+    assert not done(cell, 0, None, [entry])
+    assert [judged.entries for judged in judge([cell], [entry])] == [()]
+    markdown, drawn = results_page.page([entry]), "".join(read(page([entry], "Ours")).text)
+    for text in (markdown, drawn):
+        assert text.count("computed otherwise") == 1
+        assert text.count("75.90") == 1
+    append(line(cell, 70.0, 800), book)
+    (entry,) = read_ledger(book)
+    assert done(cell, 0, None, [entry])
+    assert "Superseded" not in results_page.page([entry])

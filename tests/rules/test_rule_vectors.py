@@ -222,7 +222,7 @@ def test_sensitivities(after, change, span):
 
 def test_critical_layers_are_never_biases_and_never_too_many():
     names = {"conv.weight": 0.2, "conv.bias": 9.0, "bn.weight": 8.0, "fc.weight": 0.5, "last.weight": 0.0}
-    params = fk.Tree.of({name: torch.zeros(2) for name in names})
+    params = fk.Tree.of({name: torch.zeros((2,) if "bias" in name else (2, 2)) for name in names})
     state = {"critical": scores(params), "sensitivity": fk.Tree.of({n: torch.tensor(v) for n, v in names.items()})}
 
     def chosen(rule):

@@ -18,6 +18,7 @@ from fedkeel.rules import (
     ByTaylor,
     ClientMomentum,
     CriticalLayers,
+    FirstRateMomentum,
     LayerRadius,
     MeasureAlignment,
     MeasureNorm,
@@ -44,8 +45,9 @@ def fedfsa(
     sensitivity: change (equation 11), taylor (8, last epoch), exact (7), minmax (released); choose: highest, lowest
     (the paper's Reverse) or random.
 
-    Paper: ranks layers by (w_i − w_t)². Released code: by the change of each layer scaled to [0, 1]; momentum divided
-    by the first learning rate. Here: the mean of the squared change, the round's learning rate.
+    Paper: ranks layers by (w_i − w_t)²; its momentum lacks a minus, +Δ_g / (η K) in line 23, which line 13 adds to a
+    gradient: it would step back. Released code: by the change of each layer scaled to [0, 1]; momentum −Δ_g γ / (η_0 K)
+    with the first learning rate and its decay γ. Here: the mean of the squared change; −Δ_g / (η K) with the round's.
     """
     base = method("fedfsa", perturb=[Sam(rho)], gradient=[ClientMomentum(alpha)], weights=Uniform())
     papers = ("fedfsa", "fedsam")
@@ -53,12 +55,15 @@ def fedfsa(
 
 
 def fedfsa_released(rho: float = 0.05, rho_larger: float = 0.9, top: int = 2, alpha: float = 0.1) -> Method:
-    """FedFSA as released: layers ranked by the change of their values scaled to [0, 1].
+    """FedFSA as released: layers ranked by the change of their values scaled to [0, 1], momentum by the first rate.
 
-    Paper: see fedfsa. Released code: as here; its learning rate decays per local epoch, and only for those who take
-    part. Here: as released, the learning rate decaying per round (the main runs do not decay it).
+    Paper: see fedfsa. Released code: momentum −Δ_g γ / (η_0 K), K of one client's size; its learning rate decays per
+    local epoch, and only for those who take part. Here: as released, with the mean number of steps for K and the
+    learning rate decaying per round (the main runs do not decay it).
     """
-    return replace(fedfsa(rho, rho_larger, top, alpha, "minmax"), name="fedfsa@released")
+    base = method("fedfsa", perturb=[Sam(rho)], gradient=[FirstRateMomentum(alpha)], weights=Uniform())
+    made = with_fsa(base, rho, rho_larger, top, "minmax")
+    return replace(made, name="fedfsa@released", papers=("fedfsa", "fedsam"))
 
 
 def with_fsa(
@@ -111,13 +116,14 @@ def fedscam(
     clustering: bool = False,
     lam: float = 0.5,
     dimensions: int = 256,
+    clusters: int = 0,
 ) -> Method:
     """SAM with a radius that shrinks, and weights that fall, with how heterogeneous a client's gradients are.
 
-    Paper: leaves α_ρ, κ, λ, the projection and the pilot open. Released code: none. Here: the pilot is −∇L at half of
-    the allowed radius, the projection a count sketch; clustering is off.
+    Paper: leaves α_ρ, κ, λ, the number of clusters, the projection and the pilot open. Released code: none. Here: the
+    pilot is −∇L at half of the allowed radius, the projection a count sketch; clustering is off.
     """
-    weights = ByAgreement(gamma, beta, clustering, lam, dimensions)
+    weights = ByAgreement(gamma, beta, clustering, lam, dimensions, clusters)
     return _fedscam("fedscam", rho_max, alpha_rho, kappa, probe, dimensions, weights)
 
 
@@ -130,12 +136,12 @@ def fedscam_sam(
 
 def fedscam_wa(
     kappa: float = 0.5, gamma: float = 1.0, beta: float = 0.8, probe: int = 3, clustering: bool = False,
-    lam: float = 0.5, dimensions: int = 256,
+    lam: float = 0.5, dimensions: int = 256, clusters: int = 0,
 ) -> Method:  # fmt: skip
     """FedSCAM's weights with plain local SGD."""
     measure = Phase(gradient=(MeasureNorm(probe), MeasureAlignment(kappa, dimensions)), batches=probe, trains=False,
                     uploads=False)  # fmt: skip
-    weights = ByAgreement(gamma, beta, clustering, lam, dimensions)
+    weights = ByAgreement(gamma, beta, clustering, lam, dimensions, clusters)
     return Method("fedscam-wa", (measure, Phase()), weights, papers=("fedscam",))
 
 

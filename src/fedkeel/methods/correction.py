@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
+from fedkeel.rule import Rule
 from fedkeel.rules import (
     BySize,
     ClientMomentum,
@@ -49,8 +50,12 @@ def feddyn_released(lam: float = 0.1) -> Method:
     Paper: see feddyn. Released code (FL-Simulator): λ (h_i − w_t) is clipped with the gradient, λ w is weight decay.
     Here: as released.
     """
-    gradient = [DynamicDual(lam, half=True), ClipHere(), WeightDecay(lam)]
-    return method("feddyn@released", gradient=gradient, weights=Uniform(), papers=["feddyn"])
+    return method("feddyn@released", gradient=half_clipped(lam), weights=Uniform(), papers=["feddyn"])
+
+
+def half_clipped(lam: float) -> list[Rule]:
+    """FedDyn's correction as FL-Simulator has it: λ (h_i − w_t) under the clip, λ w behind it."""
+    return [DynamicDual(lam, half=True), ClipHere(), WeightDecay(lam)]
 
 
 def fedcm(alpha: float = 0.1, own_steps: bool = False) -> Method:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
+from fedkeel.methods.correction import half_clipped
 from fedkeel.rules import (
-    ClipHere,
     ControlVariates,
     DynamicDual,
     GlobalDirection,
@@ -12,7 +12,6 @@ from fedkeel.rules import (
     PersonalMomentum,
     PredictedPosition,
     Uniform,
-    WeightDecay,
 )
 
 
@@ -71,11 +70,10 @@ def fedlesam_d_released(rho: float = 0.1, lam: float = 0.1) -> Method:
 
     Paper: see fedlesam-d. Released code: FL-Simulator's FedDyn with FedLESAM's indexing error. Here: as released.
     """
-    gradient = [DynamicDual(lam, half=True), ClipHere(), WeightDecay(lam)]
     return method(
         "fedlesam-d@released",
         perturb=[LastServerStep(rho)],
-        gradient=gradient,
+        gradient=half_clipped(lam),
         weights=Uniform(),
         papers=["fedlesam", "feddyn"],
     )
@@ -89,8 +87,11 @@ def fedwmsam(
     momentum = False steps without the momentum. sam = False takes the gradient at w. weighting = False keeps the weight
     of the momentum as it begins.
 
-    Paper: climbs towards w_t + k m_i − w; its α̂ formula contradicts its prose. Released code: the opposite sign, one
-    number per tensor, α̂ = 1 + cos(Δ_i, m). Here: the paper's climb, the code's α̂.
+    Paper (a poster): climbs towards w_t + k m_i − w; m is the mean of Δ_i divided by η only, neither by the steps nor
+    with their minus; m_i = m + α / (1 − α) c_i; c moves by the mean of Δ_i / (K η) over the participants; its α̂ formula
+    contradicts its prose. Released code: climbs with the opposite sign, one number per tensor; m = −mean Δ_i / (K η);
+    c − c_i in m_i; c moves as SCAFFOLD's, over all clients; α̂ = 1 + cos(Δ_i, m). Here: the poster's climb, and in these
+    departures from the poster (m divided by K η, c − c_i for its c_i, c over all clients) and in α̂ the code.
     """
     gradient = [PersonalMomentum(alpha, 0.01 if weighting else 0.0, momentum)]
     perturb = [PredictedPosition(rho)] if sam else []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
-from fedkeel.rule import Rule
+from fedkeel.methods.correction import half_clipped
+from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
     ActiveDual,
     AdaptiveSam,
@@ -65,7 +66,7 @@ def fedgamma(rho: float = 0.1) -> Method:
 
 
 def fedsam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
-    """FedSAM with FedDyn's dual; the same as FedSpeed's released code."""
+    """FedSAM with FedDyn's dual; the same as fedspeed@released where nothing is clipped."""
     gradient = [DynamicDual(lam)]
     return method("fedsam-d", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "feddyn"])
 
@@ -81,22 +82,34 @@ def fedspeed(rho: float = 0.1, lam: float = 0.1, mix: float = 1.0) -> Method:
 
 
 def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Method:
-    """FedSpeed as released: FedSAM with FedDyn's dual.
+    """FedSpeed as released: FedSAM with FedDyn's dual, half of the proximal term behind the clip.
 
-    Paper: see fedspeed. Released code: SAM's perturbation, FedDyn's correction and server. Here: as released, the clip
-    covering the whole correction.
+    Paper: see fedspeed. Released code (FL-Simulator): SAM's perturbation, FedDyn's correction and server; λ (h_i − w_t)
+    is clipped with the gradient, λ w is weight decay. Here: as released.
     """
-    gradient = [DynamicDual(lam)]
+    gradient = half_clipped(lam)
     return method("fedspeed@released", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])
 
 
 def fedsmoo(rho: float = 0.1, lam: float = 0.1) -> Method:
     """FedDyn's dual for the model and another for the perturbation, which clients agree on through the server.
 
-    Paper: clients send μ_i less the last s. Released code: μ_i. Here: as released.
+    Paper: clients send μ_i less the last s; λ (w − w_t + h_i) is part of the loss. Released code (FL-Simulator): they
+    send μ_i; the half λ w is added behind the clip. Here: they send μ_i, and all of the correction is under the clip;
+    fedsmoo@released is the other.
     """
     perturb, gradient = [AdmmPerturbation(rho)], [DynamicDual(lam)]
     return method("fedsmoo", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedsmoo"])
+
+
+def fedsmoo_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+    """FedSMOO with half of the proximal term behind the clip.
+
+    Paper: see fedsmoo. Released code (FL-Simulator): λ (h_i − w_t) is clipped with the gradient, λ w is weight decay;
+    clients send μ_i. Here: as released.
+    """
+    perturb, gradient = [AdmmPerturbation(rho)], half_clipped(lam)
+    return method("fedsmoo@released", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedsmoo"])
 
 
 def fedgloss(
@@ -105,11 +118,11 @@ def fedgloss(
     """Clients start from a model the server moved against its last update; FedSAM-D from there.  rho_local = 0: SGD.
 
     Paper: the mean dual over all clients; both ρ grow from ρ_0 over the first rounds (CIFAR-10: 2000 of 10000).
-    Released code: the dual is also divided by the number of selected clients; the server's ramp is none. Here: the
-    paper's; warmup says over how many rounds, 0 keeps both ρ constant.
+    Released code: the dual is also divided by the number of selected clients; the server's ramp is none; updates are
+    averaged by size. Here: the paper's; warmup says over how many rounds, 0 keeps both ρ constant.
     """
     server = GlobalSharpness(rho, warmup, rho0)
-    return _gloss("fedgloss", server, DynamicDual(lam), rho_local, warmup, rho0)
+    return _gloss("fedgloss", server, DynamicDual(lam), Uniform(), rho_local, warmup, rho0)
 
 
 def fedgloss_released(
@@ -117,20 +130,24 @@ def fedgloss_released(
 ) -> Method:
     """FedGloSS as released: its server dual is smaller by the number of selected clients.  rho_local = 0: SGD.
 
-    Paper: see fedgloss. Released code: divides the server's dual by N and by |S|; during the warm-up the server's ρ is
-    ρ_local + (ρ − ρ_0) / T, taken from the clients' list. Here: as released; warmup = 0 keeps both ρ constant.
+    Paper: see fedgloss. Released code: divides the server's dual by N and by |S|; averages the updates by size, though
+    not the duals; during the warm-up the server's ρ is ρ_local + (ρ − ρ_0) / T, taken from the clients' list. Here: as
+    released; warmup = 0 keeps both ρ constant.
     """
     warmup = warmup if warmup > 1 else 0
     before = rho_local + (rho - rho0) / warmup if warmup else rho0
     server = GlobalSharpness(rho, warmup, before, ramp=False)
-    return _gloss("fedgloss@released", server, DynamicDual(lam, divided=True), rho_local, warmup, rho0)
+    return _gloss("fedgloss@released", server, DynamicDual(lam, divided=True), BySize(), rho_local, warmup, rho0)
 
 
-def _gloss(name: str, server: GlobalSharpness, dual: DynamicDual, rho_local: float, warmup: int, rho0: float) -> Method:
+def _gloss(
+    name: str, server: GlobalSharpness, dual: DynamicDual, weights: Weighting, rho_local: float, warmup: int,
+    rho0: float,
+) -> Method:  # fmt: skip
     perturb: list[Rule] = [Sam(rho_local)] if rho_local else []
     if perturb and warmup:
         perturb.append(WarmUp(rho_local, warmup, rho0))
-    return method(name, perturb=perturb, gradient=[dual], weights=Uniform(), server=[server], papers=["fedgloss"])
+    return method(name, perturb=perturb, gradient=[dual], weights=weights, server=[server], papers=["fedgloss"])
 
 
 def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) -> Method:

@@ -84,8 +84,10 @@ def specgradfilter(
     `specgradfilter+scaffold` names the base; layers=("patch_embed.*",) restricts it, as the paper does for
     transformers.
 
-    Paper: gives no window for LAP-D nor σ for the Gaussian. Released code: none. Here: 25 and 7.5, which halve the
-    frequency where the FFT form cuts; corrections, clip and weight decay come after the filter.
+    Paper: filters "each layer"; gives no window for LAP-D nor σ for the Gaussian. Released code: none. Here: 25 and
+    7.5, which halve the frequency where the FFT form cuts; corrections, clip and weight decay come after the filter.
+    Every tensor is filtered, as the algorithm reads; the paper's tables here set min_dims = 2, which leaves 1-D tensors
+    alone: else the mean of a long norm's gains is never learned and only decays. The question `vectors` compares both.
     """
     from fedkeel.methods import build  # the registry holds this module's methods
 

@@ -10,6 +10,7 @@ from fedkeel.rules import (
     ByDiscrepancy,
     ByLoss,
     ByOthersLoss,
+    ByPlaces,
     BySize,
     Fair,
     FairShares,
@@ -70,10 +71,11 @@ def fedawa(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Metho
 def fedawa_released(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
     """FedAWA as released: nearly uniform weights.
 
-    Paper: see fedawa. Released code: logits start at the size shares, belong to places, and are used before their step.
-    Here: as released.
+    Paper: see fedawa. Released code: logits start at the shares that the first participants have of all clients' data,
+    belong to places from then on, and are used before their last step. Here: as released; a place that nobody has had
+    yet starts at its first client's share.
     """
-    weights = ByAttraction(steps, server_lr, gamma, released=True)
+    weights = ByPlaces(steps, server_lr, gamma)
     return method("fedawa@released", weights=weights, papers=["fedawa"])
 
 

@@ -9,11 +9,21 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.contradictions import ABOUT, contradictions
-from fedkeel.ledger import Entry, read, spent
+from fedkeel.ledger import Entry, read, spent, standing
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.results_page import cells_of, distinct_leads, meaning, plural, shown, unmeasured, worth
+from fedkeel.results_page import (
+    SUPERSEDED,
+    cells_of,
+    distinct_leads,
+    meaning,
+    plural,
+    shown,
+    superseded,
+    unmeasured,
+    worth,
+)
 from fedkeel.states import write_whole
 from fedkeel.verdicts import Judgement, judge
 
@@ -38,16 +48,18 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
-    every = [(table, judge(table.cells, entries)) for paper in PAPERS for table in tables(paper)]
+    counted = standing(entries)
+    every = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
     parts = [legend(), lead_section(every)]
     for paper, name in PAPERS.items():
         made = [
             section(table, shown(judged))
             for table, judged in every
-            if table.paper == paper and (worth(table, judged, entries) or (paper == QUESTIONS and shown(judged)))
+            if table.paper == paper and (worth(table, judged, counted) or (paper == QUESTIONS and shown(judged)))
         ]
         parts.append(f"<section><h2>{escape(name)}</h2>{''.join(made)}</section>" if made else "")
-    parts.append(contradiction_section([one for _, judged in every for one in judged], entries))
+    parts.append(contradiction_section([one for _, judged in every for one in judged], counted))
+    parts.append(superseded_section(entries))
     parts.append(unmeasured_section())
     runs, hours, devices = spent(entries)
     about = " · ".join([plural(runs, "run"), f"{hours:.1f} hours", *devices])
@@ -159,6 +171,13 @@ def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry])
     return (
         f"<section><h2>Contradictions, and what was tried</h2><p>{code(ABOUT)}</p><ul>{''.join(items)}</ul></section>"
     )
+
+
+def superseded_section(entries: Sequence[Entry]) -> str:
+    head = "".join(f'<th scope="col">{name}</th>' for name in SUPERSEDED)
+    rows = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in superseded(entries))
+    shown = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f"<section><h2>Superseded</h2>{shown}</section>" if rows else ""
 
 
 def unmeasured_section() -> str:

@@ -31,8 +31,8 @@ from fedkeel.rules.detrending import ClipMedian, GaussianDetrend, PoolDetrend
 from fedkeel.rules.experts import CommonPrior, NotePrecision
 from fedkeel.rules.filters import HighPass, HighPass2d, LowPass, RandomBand
 from fedkeel.rules.layers import On, OnlyLayers
-from fedkeel.rules.learned import AtMixture, ByAttraction, LearnMixture, OnProxy
-from fedkeel.rules.momentum import MixGradients, PersonalMomentum, PredictedPosition
+from fedkeel.rules.learned import AtMixture, ByAttraction, ByPlaces, LearnMixture, OnProxy
+from fedkeel.rules.momentum import FirstRateMomentum, MixGradients, PersonalMomentum, PredictedPosition
 from fedkeel.rules.personal import BeginMerged, KeepModel, LearnMerge, Merge, OwnModel, PrivateLayers
 from fedkeel.rules.perturbations import (
     AdaptiveSam,
@@ -63,6 +63,7 @@ RULES: dict[str, type[Rule]] = {
     "ByDiscrepancy": ByDiscrepancy,
     "ByLoss": ByLoss,
     "ByOthersLoss": ByOthersLoss,
+    "ByPlaces": ByPlaces,
     "ByRange": ByRange,
     "ByRemoval": ByRemoval,
     "BySize": BySize,
@@ -80,6 +81,7 @@ RULES: dict[str, type[Rule]] = {
     "DynamicDual": DynamicDual,
     "Fair": Fair,
     "FairShares": FairShares,
+    "FirstRateMomentum": FirstRateMomentum,
     "GaussianDetrend": GaussianDetrend,
     "GlobalDirection": GlobalDirection,
     "GlobalSharpness": GlobalSharpness,
@@ -139,6 +141,7 @@ __all__ = [
     "ByDiscrepancy",
     "ByLoss",
     "ByOthersLoss",
+    "ByPlaces",
     "ByRange",
     "ByRemoval",
     "BySize",
@@ -156,6 +159,7 @@ __all__ = [
     "DynamicDual",
     "Fair",
     "FairShares",
+    "FirstRateMomentum",
     "GaussianDetrend",
     "GlobalDirection",
     "GlobalSharpness",

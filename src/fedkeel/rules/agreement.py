@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.randomness import key, uniforms
-from fedkeel.rule import State, Weighting, require
+from fedkeel.rule import State, Weighting, later, require
 from fedkeel.rules.probes import sketch
 from fedkeel.rules.weights import by_size, shares
 
@@ -21,8 +21,8 @@ class ByAgreement(Weighting):
     """p_i ∝ n_i f_i / (1 + γ h̃_i) · max(0, 1 + β c_i), from each client's heterogeneity h̃_i and alignment c_i.
 
     With `clustering`, clients whose updates point against another's of the same cluster, and are the shorter of the
-    two, count f_i = lam; else f_i = 1. gamma = beta = 0 without clustering is by size, and so is a sum of zero.
-    (FedSCAM, 2026)
+    two, count f_i = lam; else f_i = 1. clusters = 0 makes min(3, max(1, m // 3)) of them for m clients.
+    gamma = beta = 0 without clustering is by size, and so is a sum of zero.  (FedSCAM, 2026)
     """
 
     gamma: float = 1.0
@@ -30,11 +30,13 @@ class ByAgreement(Weighting):
     clustering: bool = False
     lam: float = 0.5
     dimensions: int = 256
+    clusters: int = later(0)
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
 
     def __post_init__(self) -> None:
         require(self.gamma >= 0 and self.beta >= 0, self, "gamma and beta must not be negative")
         require(0 < self.lam <= 1, self, "lam must lie in (0, 1]")
+        require(self.clusters >= 0, self, "clusters must not be negative")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         heterogeneous = 1 + self.gamma * reports["heterogeneity"]
@@ -48,7 +50,7 @@ class ByAgreement(Weighting):
         """lam for the shorter update of each opposed pair in a cluster, else 1."""
         delta = reports["delta"]
         z = directions(sketch(delta, self.dimensions))
-        cluster = spherical_means(z)
+        cluster = spherical_means(z, self.clusters or min(3, max(1, len(z) // 3)))
         length = delta.norm()
         opposed = (cluster[:, None] == cluster) & (z @ z.T < 0)
         shorter = (length[:, None] < length) | ((length[:, None] == length) & earlier(len(length), z.device))
@@ -66,10 +68,10 @@ def directions(rows: Tensor) -> Tensor:
     return rows / (length + 1e-12)
 
 
-def spherical_means(z: Tensor) -> Tensor:
-    """Clusters of unit vectors by direction: k-means on the sphere, k = min(3, max(1, m // 3)), seeded by k-means++."""
+def spherical_means(z: Tensor, clusters: int) -> Tensor:
+    """Clusters of unit vectors by direction, at most one for each: k-means on the sphere, seeded by k-means++."""
     count = len(z)
-    clusters = min(3, max(1, count // 3))
+    clusters = min(clusters, count)
     draws = torch.from_numpy(uniforms(key(0, "clusters", count), clusters)).to(z)
     centres = z[(draws[:1] * count).to(torch.int64)]
     for draw in draws[1:]:

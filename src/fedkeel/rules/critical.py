@@ -51,8 +51,8 @@ def perturbation(gradient: Tree, client: State, rho: float, rho_larger: float) -
 class CriticalLayers(Rule):
     """Mark the `top` layers of highest sensitivity for the next round; none are marked before the first.
 
-    choose = "lowest" marks the least sensitive ones that moved at all. Biases, norms and shortcuts are never marked.
-    top = 0 is SAM.  (FedFSA, 2025)
+    choose = "lowest" marks the least sensitive ones that moved at all. Biases, norms, other vectors and shortcuts are
+    never marked. top = 0 is SAM.  (FedFSA, 2025)
     """
 
     top: int

@@ -86,5 +86,15 @@ class OnlyLayers(Rule):
 
 
 def layers(layout: Layout, without: tuple[str, ...]) -> Layout:
-    """The parameters in whose name, in lower case, none of the words occurs."""
-    return layout.only(lambda name: not any(word in name.lower() for word in without))
+    """The weights of layers in whose name, in lower case, none of the words occurs.
+
+    A vector is none, also one written as [1, 1, n]; nor is what has a bias of its own shape, as norms do: in a
+    Sequential they are known by number only.
+    """
+
+    def weight(name: str) -> bool:
+        shape, bias = layout.shapes[name], layout.shapes.get(f"{name.rpartition('.')[0]}.bias")
+        vector = len(shape) < 2 or (len(shape) > 2 and set(shape[:-1]) == {1})
+        return not (vector or shape == bias or any(word in name.lower() for word in without))
+
+    return layout.only(weight)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, State, Weighting, require
+from fedkeel.rule import Local, Rule, Setting, State, Weighting, require
 from fedkeel.rules.weights import by_size
 from fedkeel.trees import Tree, cosine
 
@@ -34,8 +34,8 @@ class ByAttraction(Weighting):
     """Weights λ = softmax(T) that draw the updates together: descend on Σ λ_k (‖Δ_k − Σ λ_j Δ_j‖ + 1 − cos(w, w_k)).
 
     T starts at log n_k and is remembered per client; `steps` of Adam at rate `server_lr` each round; then
-    w ← γ Σ λ_k w_k. steps = 0 and gamma = 1 is FedAvg. `released` keeps what the released code does: T starts at the
-    size shares, belongs to places in the list of participants, and is used before its step.  (FedAWA, Shi et al. 2025)
+    w ← γ Σ λ_k w_k. steps = 0 and gamma = 1 is FedAvg. `released` is an earlier reading of the released code, for runs
+    that began with it; ByPlaces follows that code.  (FedAWA, Shi et al. 2025)
     """
 
     steps: int = 1
@@ -63,13 +63,8 @@ class ByAttraction(Weighting):
         return (sizes if self.released else sizes.log()) + moved
 
     def learned(self, reports: State, server: State) -> Tensor:
-        logits = self.logits(reports, server)
-        first, second = torch.zeros_like(logits), torch.zeros_like(logits)
         spread = Attraction.of(reports["delta"], server["params"])
-        for step in range(1, self.steps + 1):
-            direction, first, second = adam(spread.slope(logits), first, second, step)
-            logits = logits - self.server_lr * direction
-        return logits
+        return spread.descended(self.logits(reports, server), self.steps, self.server_lr)
 
     def __call__(self, reports: State, server: State) -> Tensor:
         return torch.softmax((self.logits if self.released else self.learned)(reports, server), 0)
@@ -107,6 +102,60 @@ class Attraction:
     def slope(self, logits: Tensor) -> Tensor:
         slope: Tensor = torch.func.grad(self.cost)(logits)
         return slope
+
+    def descended(self, logits: Tensor, steps: int, rate: float) -> Tensor:
+        """The logits after some steps of a fresh Adam."""
+        first, second = torch.zeros_like(logits), torch.zeros_like(logits)
+        for step in range(1, steps + 1):
+            direction, first, second = adam(self.slope(logits), first, second, step)
+            logits = logits - rate * direction
+        return logits
+
+
+@dataclass(frozen=True)
+class ByPlaces(Weighting):
+    """ByAttraction as released: T belongs to places in the list of participants, and starts at shares of all clients.
+
+    In the first round T_k = n_k / Σ_j n_j over all clients, not over the participants; whoever stands in a place later
+    goes on with its T. λ = softmax(T) is taken before the last of the `steps` of Adam at rate `server_lr`;
+    w ← γ Σ λ_k w_k. gamma = 1 averages. `mean_size` is set when the method meets its data; mean_size = 0 takes shares
+    of the participants.  (FedAWA's code)
+    """
+
+    steps: int = 1
+    server_lr: float = 1e-3
+    gamma: float = 1.0
+    mean_size: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0 and self.server_lr >= 0, self, "steps and server_lr must not be negative")
+        require(self.gamma > 0, self, "gamma must be positive")
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, mean_size=setting.mean_size)
+
+    def server_slots(self, params: Tree) -> State:
+        return {"attraction": params.buffer.new_zeros(1), "places": params.scalar(0.0)}
+
+    def logits(self, reports: State, server: State) -> Tensor:
+        """T of the places that are taken: as it was left, or at its start where nobody has stood."""
+        known, size = server["attraction"], reports["size"]
+        places = torch.arange(len(size), device=size.device)
+        start = size / (self.mean_size * reports["population"]) if self.mean_size else by_size(reports)
+        return torch.where(places < server["places"], known[places.clamp(max=len(known) - 1)], start)
+
+    def descended(self, reports: State, server: State, steps: int) -> Tensor:
+        spread = Attraction.of(reports["delta"], server["params"])
+        return spread.descended(self.logits(reports, server), steps, self.server_lr)
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        return torch.softmax(self.descended(reports, server, max(self.steps - 1, 0)), 0)
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        left = self.descended(reports, server, self.steps)
+        kept = torch.cat([left.to(server["attraction"].dtype), server["attraction"][len(left) :]])
+        places = server["places"].clamp(min=len(left))
+        return scaled(update, server, self.gamma), server | {"attraction": kept, "places": places}
 
 
 @dataclass(frozen=True)

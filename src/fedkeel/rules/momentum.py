@@ -1,17 +1,38 @@
-"""Momentum of the server, fitted to each client (FedWMSAM)."""
+"""Momentum of the server, fitted to each client (FedWMSAM) or in units of the first learning rate (FedFSA)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, State, require
-from fedkeel.rules.corrections import ControlVariates, mean_direction
+from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 from fedkeel.trees import Tree, cosine
+
+
+@dataclass(frozen=True)
+class FirstRateMomentum(ClientMomentum):
+    """Mix the gradient with the last global direction: α g + (1 − α) m, m = −γ Σ_i Δ_i / (η_0 Σ_i K_i).
+
+    alpha = 1 is FedAvg. η_0 is the learning rate of the first round and γ its decay, whatever the round's own is; both
+    are set when the method meets its experiment. first_lr = 0 takes the round's. decay = 1 leaves m as it is.
+    (FedFSA's code)
+    """
+
+    first_lr: float = 0.0
+    decay: float = 1.0
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(self, first_lr=setting.lr, decay=setting.lr_decay)
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        lr = torch.full_like(reports["lr"], self.first_lr) if self.first_lr else reports["lr"]
+        m = mean_direction(reports | {"lr": lr}, self.own_steps)
+        return update, server | {"momentum": self.decay * m}
 
 
 @dataclass(frozen=True)

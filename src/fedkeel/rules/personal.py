@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedkeel.rule import Local, Rule, Setting, State, require
+import torch
+
+from fedkeel.rule import Local, Rule, Setting, State, later, require
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
-from fedkeel.trees import Tree
+from fedkeel.trees import Tree, where
 
 
 @dataclass(frozen=True)
@@ -91,19 +93,61 @@ class Merge(Rule):
         return tree.zeros() | (client["own_head"] - head) * (1 - client["merge"]), client
 
 
+RECENT = 10  # losses by which FedALA's released code tells that W has converged
+
+
 @dataclass(frozen=True)
 class LearnMerge(Rule):
-    """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W."""
+    """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W.
+
+    The first time that a client has a head of its own it learns until W has converged: until the mean losses of the
+    last ten passes differ by a standard deviation below `threshold`. threshold = 0 never ends before the last pass.
+    Later it learns for one pass. passes = 1 learns for one pass each time; else it is the most, and every round takes
+    the time of so many: what is left over changes nothing.  (FedALA, Zhang et al. 2023)
+    """
 
     rate: float = 1.0
+    passes: int = later(1)
+    threshold: float = later(0.1)
 
     def __post_init__(self) -> None:
         require(self.rate >= 0, self, "rate must not be negative")
+        require(self.passes >= 1, self, "passes must be at least 1")
+        require(self.threshold >= 0, self, "threshold must not be negative")
+
+    def passes_needed(self) -> int:
+        return self.passes
+
+    def client_slots(self, params: Tree) -> State:
+        if self.passes == 1:
+            return {}
+        numbers = {name: params.scalar(0.0) for name in ("merge_pass", "merge_rests", "merge_begun")}
+        return {"merge_losses": Tree.of({"loss": params.buffer.new_zeros(RECENT)})} | numbers
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         own = client["own_head"]
         slope = tree.only(own.layout) * (at.params.only(own.layout) - own)
-        return tree, client | {"merge": (client["merge"] - self.rate * slope).clamp(0, 1)}
+        merge = (client["merge"] - self.rate * slope).clamp(0, 1)
+        if self.passes > 1:
+            merge = where(client["merge_rests"] == 0, merge, client["merge"])
+        return tree, client | {"merge": merge}
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        if self.passes == 1:
+            return report, client
+        assert at.loss is not None
+        own, past, begun = client["own_head"], client["merge_losses"], client["merge_begun"]
+        number, zero = client["merge_pass"] + 1, torch.zeros_like(begun)
+        buffer = torch.cat([past.buffer[..., 1:], at.loss.to(past.buffer.dtype).unsqueeze(-1)], -1)
+        converged = (number > RECENT) & (buffer.std(-1, correction=0) < self.threshold)
+        rests = torch.where(converged | (begun > 0), zero + 1, client["merge_rests"])
+        last, apart = number >= self.passes, (own - at.start.only(own.layout)).norm() > 0
+        return report, client | {
+            "merge_losses": Tree(buffer, past.layout),
+            "merge_pass": torch.where(last, zero, number),
+            "merge_rests": torch.where(last, zero, rests),
+            "merge_begun": torch.where(last & apart, zero + 1, begun),
+        }
 
 
 @dataclass(frozen=True)
