@@ -34,7 +34,7 @@ def typed(
     place: str = "{}",
     examples: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The values as Python's own numbers, texts and lists; one that is not of its annotated type or range is refused."""
+    """The values as Python's own numbers, texts and lists; one that is not of its type or in its range is refused."""
     found = {word: plain(value) for word, value in values.items()}
     for word, value in found.items():
         wanted, example = types.get(word, Any), (examples or {}).get(word)
