@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 import torch
 
 from fedkeel.errors import MethodError
 from fedkeel.objectives import objective_of
+from fedkeel.ranges import Count, NonNegative, Passes
 from fedkeel.rule import Rule, Weighting
 from fedkeel.trees import Tree
+from fedkeel.values import hold_fields
 
 FACTS = ("size", "steps", "lr", "population", "loss", "client", "histogram", "learned", "weights", "update", "delta")
 """What reports hold besides the slots of rules."""
@@ -34,12 +36,15 @@ class Phase:
 
     perturb: tuple[Rule, ...] = ()
     gradient: tuple[Rule, ...] = ()
-    batches: int | None = None
+    batches: Count | None = None
     trains: bool = True
     uploads: bool = True
     objective: str = "loss"
-    epochs: float | None = None
+    epochs: Passes | None = None
     same_batch: bool = False
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, "a phase")
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -75,12 +80,13 @@ class Method:
     weights: Weighting
     server: tuple[Rule, ...] = ()
     personal: tuple[Rule, ...] = ()
-    server_lr: float = 1.0
+    server_lr: NonNegative = 1.0
     papers: tuple[str, ...] = ()
     server_phase: Phase | None = None
     final: Phase | None = None
 
     def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"method {self.name!r}")
         check(self)
 
     @cached_property
@@ -157,35 +163,18 @@ def _several(given: Any) -> tuple[Any, ...]:
 
 def check(method: Method) -> None:
     """Refuse rules that do not fit together, before anything runs."""
-    if not isinstance(method.name, str) or not method.name.strip():
+    if not method.name.strip():
         raise MethodError(f"a method needs a name, not {method.name!r}.", 'for example name = "mine"')
     for part, chain in _chains(method):
-        wrong = chain if not isinstance(chain, tuple) else next((r for r in chain if not isinstance(r, Rule)), None)
-        if wrong is not None:
-            raise MethodError(
-                f"{part} of {method.name!r} must hold rules, not {wrong!r}.", f"for example {part}=(Sam(0.1),)"
-            )
         again = [rule for i, rule in enumerate(chain) if rule in chain[:i] and _slots_of(rule)]
         if again:
             raise MethodError(
                 f"{type(again[0]).__name__} stands twice in {part} of {method.name!r}, and would keep its state twice.",
                 "use it once",
             )
-    if not _is_number(method.server_lr):
-        raise MethodError(f"server_lr of {method.name!r} must be a finite number: {method.server_lr!r}", "1.0 is usual")
-    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
-        if (phase.batches is not None and phase.batches < 1) or (phase.epochs is not None and not phase.epochs > 0):
-            raise MethodError(
-                f"a phase of {method.name!r} must take a step: batches = {phase.batches}, epochs = {phase.epochs}.",
-                "batches of at least 1, epochs above 0",
-            )
     if not any(phase.uploads for phase in method.phases):
         raise MethodError(
             f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
-        )
-    if not isinstance(method.weights, Weighting):
-        raise MethodError(
-            f"{type(method.weights).__name__} is not a weighting of clients.", "use weights=BySize() or Uniform()"
         )
     for name in method.objectives:
         objective_of(name)
@@ -207,10 +196,6 @@ def _chains(method: Method) -> Iterator[tuple[str, Any]]:
         yield "gradient", phase.gradient
     yield "server", method.server
     yield "personal", method.personal
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _slots_of(rule: Rule) -> dict[str, Any]:

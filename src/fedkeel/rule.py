@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from fedkeel.errors import MethodError
 from fedkeel.layout import Layout
 from fedkeel.trees import Tree
+from fedkeel.values import hold_fields
 
 State = dict[str, Any]
 """Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
@@ -49,6 +52,16 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass with a `__post_init__` of its own also holds its fields against their annotations, before that."""
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__post_init__")
+        if own is not None:
+            setattr(cls, "__post_init__", held_before(own))  # noqa: B010 - not every subclass has one
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"rule {type(self).__name__}")
 
     def settled(self, setting: Setting) -> Rule:
         """This rule, fitted to the model: which layers are the head, how many epochs there are."""
@@ -100,6 +113,17 @@ class Weighting(Rule, ABC):
     @abstractmethod
     def __call__(self, reports: State, server: State) -> Tensor:
         """The weights of the clients that reported."""
+
+
+def held_before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `__post_init__` that can rely on what the fields' annotations say."""
+
+    @wraps(post_init)
+    def held(self: Any) -> None:
+        Rule.__post_init__(self)
+        post_init(self)
+
+    return held
 
 
 def require(holds: bool, rule: Rule, what: str) -> None:

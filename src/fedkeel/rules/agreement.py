@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.randomness import key, uniforms
-from fedkeel.rule import State, Weighting, require
+from fedkeel.ranges import Count, NonNegative, PositiveShare
+from fedkeel.rule import State, Weighting
 from fedkeel.rules.probes import sketch
 from fedkeel.rules.weights import by_size, shares
 
@@ -25,16 +26,12 @@ class ByAgreement(Weighting):
     (FedSCAM, 2026)
     """
 
-    gamma: float = 1.0
-    beta: float = 0.8
+    gamma: NonNegative = 1.0
+    beta: NonNegative = 0.8
     clustering: bool = False
-    lam: float = 0.5
-    dimensions: int = 256
+    lam: PositiveShare = 0.5
+    dimensions: Count = 256
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
-
-    def __post_init__(self) -> None:
-        require(self.gamma >= 0 and self.beta >= 0, self, "gamma and beta must not be negative")
-        require(0 < self.lam <= 1, self, "lam must lie in (0, 1]")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         heterogeneous = 1 + self.gamma * reports["heterogeneity"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel.layout import Layout
 from fedkeel.randomness import keyed_uniforms
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import Count, NonNegative, Whole
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import layers
 from fedkeel.trees import Tree
 
@@ -30,13 +31,10 @@ class LayerRadius(Rule):
     rho_larger = rho is SAM.  (FedFSA, 2025)
     """
 
-    rho: float
-    rho_larger: float
+    rho: NonNegative
+    rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
     reads: ClassVar[tuple[str, ...]] = ("critical",)
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0 and self.rho_larger >= 0, self, "rho and rho_larger must not be negative")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return perturbation(tree, client, self.rho, self.rho_larger), client
@@ -55,13 +53,9 @@ class CriticalLayers(Rule):
     top = 0 is SAM.  (FedFSA, 2025)
     """
 
-    top: int
-    choose: str = "highest"
+    top: Whole
+    choose: Literal["highest", "lowest"] = "highest"
     reads: ClassVar[tuple[str, ...]] = ("sensitivity",)
-
-    def __post_init__(self) -> None:
-        require(self.top >= 0, self, "top must not be negative")
-        require(self.choose in ("highest", "lowest"), self, "choose must be highest or lowest")
 
     def client_slots(self, params: Tree) -> State:
         return {"critical": scores(params)}
@@ -118,9 +112,9 @@ class ByTaylor(Sensitivity):
     Goes first in the gradient chain, behind LayerRadius(rho, rho_larger).  (FedFSA, equation 8)
     """
 
-    rho: float
-    rho_larger: float
-    epochs: int = 1
+    rho: NonNegative
+    rho_larger: NonNegative
+    epochs: Count = 1
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, epochs=setting.epochs)
@@ -141,8 +135,8 @@ class ByRemoval(Sensitivity):
     For a measuring phase after the training: one step for each layer and one more.  (FedFSA, equation 7)
     """
 
-    rho: float
-    rho_larger: float
+    rho: NonNegative
+    rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
 
     def client_slots(self, params: Tree) -> State:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import NonNegative
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 from fedkeel.trees import Tree
 
@@ -51,10 +52,7 @@ class OwnModel(Rule):
     lam = 0 trains each client alone.  (Ditto, Li et al. 2021)
     """
 
-    lam: float
-
-    def __post_init__(self) -> None:
-        require(self.lam >= 0, self, "lam must not be negative")
+    lam: NonNegative
 
     def client_slots(self, params: Tree) -> State:
         return {"own": params}
@@ -95,10 +93,7 @@ class Merge(Rule):
 class LearnMerge(Rule):
     """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W."""
 
-    rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.rate >= 0, self, "rate must not be negative")
+    rate: NonNegative = 1.0
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         own = client["own_head"]
