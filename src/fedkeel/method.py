@@ -95,6 +95,11 @@ class Method:
         local = (rule for phase in (*self.phases, *filter(None, [self.final])) for rule in phase.rules)
         return tuple(dict.fromkeys((*self.personal, *local, *self.server, self.weights)))
 
+    @property
+    def local_rules(self) -> tuple[Rule, ...]:
+        """The rules that clients call in a round: those of the server and the weighting at its end."""
+        return (*self.personal, *(rule for phase in self.phases for rule in phase.rules), *self.server, self.weights)
+
     @cached_property
     def asks(self) -> frozenset[str]:
         """Facts of clients that only some methods need."""

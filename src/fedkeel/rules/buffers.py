@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
@@ -11,6 +12,8 @@ from fedkeel.trees import Tree
 @dataclass(frozen=True)
 class ShareBuffers(Rule):
     """Clients begin with the server's buffers, which become the weighted average of theirs: b ← Σ p_i b_i."""
+
+    stackable: ClassVar[bool] = True
 
     def broadcast(self, message: State, server: State) -> State:
         return message | {"buffers": server["buffers"]}

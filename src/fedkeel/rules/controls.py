@@ -27,6 +27,7 @@ class Rescale(Rule):
     min_dims: MinDims = 0
     band: ClassVar[HighPass]
     whole: bool = False
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "band", HighPass(self.ratio, self.min_dims))
@@ -90,6 +91,8 @@ class MeasureStep(Rule):
 
     Last in a gradient chain, after ClipHere and DecayHere, it sees the direction d_k in which the client goes.
     """
+
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"travelled": params.scalar(0.0)}

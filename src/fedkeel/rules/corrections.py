@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ class ClipNorm(Rule):
     """Shorten the direction to at most `max_norm`: v · min(1, c / (‖v‖ + 1e-6)), as torch's clip_grad_norm_."""
 
     max_norm: Positive
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return (self.max_norm / (tree.norm() + 1e-6)).clamp(max=1.0) * tree, client
@@ -37,6 +39,7 @@ class WeightDecay(Rule):
     """Pull towards zero: g + μ w, at the unperturbed point, as torch.optim.SGD does it.  rate = 0 does nothing."""
 
     rate: NonNegative
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.moved(at.params, self.rate), client
@@ -47,6 +50,7 @@ class Proximal(Rule):
     """Pull back to where the round started: g + μ (w − w_t).  mu = 0 is FedAvg.  (FedProx, Li et al. 2020)"""
 
     mu: NonNegative
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree + self.mu * (at.params - at.start), client
@@ -61,6 +65,7 @@ class ControlVariates(Rule):
     """
 
     scale: NonNegative = 1.0
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -96,6 +101,7 @@ class DynamicDual(Rule):
     lam: Positive
     half: bool = False
     divided: bool = False
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"h": params.zeros()}
@@ -129,6 +135,7 @@ class DriftCorrection(Rule):
 
     lam: Positive
     mean_size: NonNegative = 0.0
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, mean_size=setting.mean_size)
@@ -173,6 +180,7 @@ class ActiveDual(Rule):
     """
 
     lam: Positive
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
@@ -207,6 +215,7 @@ class ClientMomentum(Rule):
 
     alpha: PositiveShare
     own_steps: bool = False
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"momentum": params.zeros()}

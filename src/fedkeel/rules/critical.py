@@ -35,6 +35,7 @@ class LayerRadius(Rule):
     rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
     reads: ClassVar[tuple[str, ...]] = ("critical",)
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return perturbation(tree, client, self.rho, self.rho_larger), client
@@ -56,6 +57,7 @@ class CriticalLayers(Rule):
     top: Whole
     choose: Literal["highest", "lowest"] = "highest"
     reads: ClassVar[tuple[str, ...]] = ("sensitivity",)
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"critical": scores(params)}
@@ -86,6 +88,8 @@ class Sensitivity(Rule):
 class ByChange(Sensitivity):
     """The mean squared change of the layer in this round: mean (w_i − w_t)².  (FedFSA, equation 11)"""
 
+    stackable: ClassVar[bool] = True
+
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.params - at.start).map(lambda leaf: leaf.square().mean())
         return report, client | {"sensitivity": moved}
@@ -94,6 +98,8 @@ class ByChange(Sensitivity):
 @dataclass(frozen=True)
 class ByRange(Sensitivity):
     """The mean squared change of the layer, each time scaled to [0, 1]; a constant layer ranks last. (FedFSA's code)"""
+
+    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report, client | {"sensitivity": at.params.map(self.change, at.start)}
@@ -115,6 +121,7 @@ class ByTaylor(Sensitivity):
     rho: NonNegative
     rho_larger: NonNegative
     epochs: Count = 1
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, epochs=setting.epochs)
@@ -138,6 +145,7 @@ class ByRemoval(Sensitivity):
     rho: NonNegative
     rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}
@@ -157,6 +165,7 @@ class NoteRemoval(Rule):
     """Keep what each step of ByRemoval measured: the full loss in step 0, the change without layer l in step l."""
 
     reads: ClassVar[tuple[str, ...]] = ("sensitivity", "perturbed_loss")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.loss is not None

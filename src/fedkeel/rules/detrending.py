@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class PoolDetrend(Rule):
 
     window: Count = 25
     min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.window % 2 == 1, self, "window must be odd")
@@ -55,6 +56,7 @@ class GaussianDetrend(Rule):
 
     sigma: Annotated[float, Range(0, 10**6, above=True)] = 7.5
     min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -81,6 +83,7 @@ class ClipMedian(Rule):
 
     times: Positive = 3.0
     min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.limit, vectors=self.min_dims < 2), client

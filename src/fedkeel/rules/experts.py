@@ -29,6 +29,7 @@ class NotePrecision(Rule):
 
     patterns: Patterns = (HEAD,)
     needs_gradient: ClassVar[str] = "precision"
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -59,6 +60,7 @@ class CommonPrior(Rule):
     beta2: Share = 1.0
     patterns: Patterns = (HEAD,)
     reads: ClassVar[tuple[str, ...]] = ("precision",)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))

@@ -42,6 +42,7 @@ class BandFilter(Rule, ABC):
     ratio: Share
     min_dims: MinDims = 0
     order: Order = NATURAL
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         def filtered(leaves: Tensor, shape: Shape) -> Tensor:
@@ -65,6 +66,8 @@ class HighPass(BandFilter):
     min_dims = 2 leaves biases and normalisation alone.  (FedFFT on perturbations; SpecGradFilter on gradients)
     """
 
+    stackable: ClassVar[bool] = True
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if torch.compiler.is_compiling() and self.order == NATURAL:
             return Tree(high_pass(tree.buffer, self.spans(tree.layout.groups)), tree.layout), client
@@ -86,6 +89,8 @@ class HighPass(BandFilter):
 @dataclass(frozen=True)
 class LowPass(BandFilter):
     """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
+
+    stackable: ClassVar[bool] = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         n = rows.shape[-1]
@@ -126,6 +131,7 @@ class HighPass2d(Rule):
     """
 
     ratio: Share
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_shape(self.filter), client

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.layout import Layout
@@ -49,6 +50,7 @@ class On(Rule):
 
     patterns: str | Patterns
     inner: Rule
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         kind = type(self.inner)
@@ -77,6 +79,7 @@ class OnlyLayers(Rule):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))

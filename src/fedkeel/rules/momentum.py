@@ -30,6 +30,7 @@ class PersonalMomentum(Rule):
     mix: bool = True
     decay: NonNegative = 1.0
     variates: ControlVariates = field(default_factory=ControlVariates)
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return self.variates.server_slots(params) | {"momentum": params.zeros(), "alpha": params.scalar(self.alpha)}
@@ -79,6 +80,7 @@ class PredictedPosition(Rule):
     rho: NonNegative
     released: bool = False
     reads: ClassVar[tuple[str, ...]] = ("momentum", "alpha", "c", "c_i")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         ahead = at.start + at.step.to(at.params.buffer.dtype) * fitted(client, at) - at.params
@@ -92,6 +94,7 @@ class MixGradients(Rule):
     """Mix the gradients before and after the climb: (1 − a) g(w) + a g(w + δ).  mix = 1 is SAM, 0 SGD.  (FedSpeed)"""
 
     mix: Share
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.gradient is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedkeel.ranges import NonNegative
 from fedkeel.rule import Local, Rule, Setting, State
@@ -18,6 +19,7 @@ class PrivateLayers(Rule):
     """
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -38,6 +40,8 @@ class PrivateLayers(Rule):
 class KeepModel(Rule):
     """Remember the model at the end of a client's own work: what is judged as its personal model."""
 
+    stackable: ClassVar[bool] = True
+
     def client_slots(self, params: Tree) -> State:
         return {"kept": params}
 
@@ -53,6 +57,7 @@ class OwnModel(Rule):
     """
 
     lam: NonNegative
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"own": params}
@@ -76,6 +81,7 @@ class Merge(Rule):
     """
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -94,6 +100,7 @@ class LearnMerge(Rule):
     """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W."""
 
     rate: NonNegative = 1.0
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         own = client["own_head"]
@@ -104,6 +111,8 @@ class LearnMerge(Rule):
 @dataclass(frozen=True)
 class BeginMerged(Rule):
     """Begin a phase at the merged model, and remember the head it ends with."""
+
+    stackable: ClassVar[bool] = True
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         own = client["own_head"]

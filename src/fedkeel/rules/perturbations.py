@@ -19,6 +19,7 @@ class Sam(Rule):
 
     rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree.unit(), client
@@ -30,6 +31,7 @@ class Ascent(Rule):
 
     rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree, client
@@ -46,6 +48,7 @@ class AdaptiveSam(Rule):
     rho: NonNegative
     eta: NonNegative = 0.2
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         weights = at.params.only(lambda name: "bias" not in name)
@@ -62,6 +65,7 @@ class GlobalDirection(Rule):
     """
 
     rho: NonNegative
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"last_seen": params, "seen": params.scalar(0.0)}
@@ -82,6 +86,7 @@ class LastServerStep(Rule):
     """
 
     rho: NonNegative
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"previous": params}
@@ -119,6 +124,7 @@ class AdmmPerturbation(Rule):
 
     rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"s": params.zeros()}
@@ -153,6 +159,7 @@ class DistilAscent(Rule):
     rho: NonNegative
     adaptive: bool = False
     temperature: Positive = 3.0
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
@@ -184,6 +191,7 @@ class SharedLayers(Rule):
 
     rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         moved = (at.params - at.message["params"]).map(lambda leaf: leaf.square().mean().sqrt())

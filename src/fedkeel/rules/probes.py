@@ -20,6 +20,8 @@ from fedkeel.trees import Tree
 class MeasureLoss(Rule):
     """Report the mean loss of this phase: in a phase that trains nothing, of the model as received."""
 
+    stackable: ClassVar[bool] = True
+
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report | {"loss_before": at.loss}, client
 
@@ -29,6 +31,7 @@ class MeasureNorm(Rule):
     """The mean gradient norm over `batches` probe batches: h_i = (1/B) Σ_b ‖∇L(w_t; b)‖.  (FedSCAM)"""
 
     batches: Count
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"norm": params.scalar(0.0)}
@@ -49,6 +52,7 @@ class PilotRadius(Rule):
     alpha_rho: NonNegative
     batches: Count
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {} if self.batches > 1 else {"norm": params.scalar(0.0)}
@@ -71,6 +75,7 @@ class MeasureAlignment(Rule):
     kappa: NonNegative
     dimensions: Count = 256
     reads: ClassVar[tuple[str, ...]] = ("norm",)
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"last_move": sketch(params.zeros(), self.dimensions)}
@@ -106,6 +111,7 @@ class AdaptiveRadius(Rule):
     alpha_rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
+    stackable: ClassVar[bool] = True
 
     def radius(self, client: State) -> Tensor:
         found: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])

@@ -102,6 +102,7 @@ class WarmUp(Rule):
     warmup: Count
     rho0: NonNegative = 0.001
     reads: ClassVar[tuple[str, ...]] = ("round",)
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree * (warmed(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client
