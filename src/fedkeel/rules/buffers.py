@@ -27,8 +27,3 @@ class ShareBuffers(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         weights = reports["weights"] / reports["weights"].sum()
         return update, server | {"buffers": reports["buffers"].average(weights)}
-
-
-@dataclass(frozen=True)
-class KeepBuffers(Rule):
-    """Buffers never leave a client; the server's stay as they were first made."""

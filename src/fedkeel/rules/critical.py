@@ -121,6 +121,7 @@ class ByTaylor(Sensitivity):
     rho: NonNegative
     rho_larger: NonNegative
     epochs: Count = 1
+    reads: ClassVar[tuple[str, ...]] = ("gradient", "critical")
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
@@ -164,7 +165,7 @@ class ByRemoval(Sensitivity):
 class NoteRemoval(Rule):
     """Keep what each step of ByRemoval measured: the full loss in step 0, the change without layer l in step l."""
 
-    reads: ClassVar[tuple[str, ...]] = ("sensitivity", "perturbed_loss")
+    reads: ClassVar[tuple[str, ...]] = ("loss", "sensitivity", "perturbed_loss")
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

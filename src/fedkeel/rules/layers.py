@@ -53,9 +53,7 @@ class On(Rule):
     stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        kind = type(self.inner)
-        forgetful = kind.client_slots is Rule.client_slots and kind.server_slots is Rule.server_slots
-        require(forgetful, self, "On takes rules without memory")
+        require(self.inner.stages == {"step"}, self, "On takes rules without memory, which act in a step alone")
         if isinstance(self.patterns, str):
             object.__setattr__(self, "patterns", (self.patterns,))
         for trait in ("needs_gradient", "random", "asks", "reads"):

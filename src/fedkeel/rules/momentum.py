@@ -94,6 +94,7 @@ class MixGradients(Rule):
     """Mix the gradients before and after the climb: (1 − a) g(w) + a g(w + δ).  mix = 1 is SAM, 0 SGD.  (FedSpeed)"""
 
     mix: Share
+    reads: ClassVar[tuple[str, ...]] = ("gradient",)
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

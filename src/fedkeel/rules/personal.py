@@ -100,6 +100,7 @@ class LearnMerge(Rule):
     """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W."""
 
     rate: NonNegative = 1.0
+    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -112,6 +113,7 @@ class LearnMerge(Rule):
 class BeginMerged(Rule):
     """Begin a phase at the merged model, and remember the head it ends with."""
 
+    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
     stackable: ClassVar[bool] = True
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:

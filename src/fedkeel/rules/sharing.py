@@ -30,6 +30,7 @@ class Confined(Rule):
     def __post_init__(self) -> None:
         for trait in ("needs_gradient", "random", "asks", "reads", "stages"):
             object.__setattr__(self, trait, getattr(self.inner, trait))
+        object.__setattr__(self, "stands_for", self.inner)
 
     def shared(self, tree: Tree) -> Tree:
         mine = matching(self.private)

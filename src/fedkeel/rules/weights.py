@@ -71,7 +71,6 @@ class Fair(Weighting):
     """
 
     q: NonNegative
-    reads: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, reports: State, server: State) -> Tensor:
         loss: Tensor = reports["loss_before"].clamp(min=0) + SMALL
