@@ -65,9 +65,9 @@ def _chains(method: Method) -> Iterator[tuple[str, tuple[Rule, ...]]]:
     """Every chain of rules, by the name of its part."""
     for phase in method.phases:
         yield from phase.chains
-    for place, phase in (("server_phase", method.server_phase), ("final", method.final)):
-        if phase is not None:
-            yield from ((place, rules) for _, rules in phase.chains)
+    for place, other in (("server_phase", method.server_phase), ("final", method.final)):
+        if other is not None:
+            yield from ((place, rules) for _, rules in other.chains)
     yield "server", method.server
     yield "personal", method.personal
     yield "weights", (method.weights,)

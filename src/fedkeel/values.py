@@ -64,7 +64,7 @@ def hold_fields(made: Any, error: type[RequestError], what: str) -> None:
 
 
 @cache
-def _types_of(made: type) -> dict[str, Any]:
+def _types_of(made: Any) -> dict[str, Any]:
     return types_of(made)
 
 
