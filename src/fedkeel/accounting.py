@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from fedkeel.contract import FACTS
 from fedkeel.data.batches import steps
 from fedkeel.engines.engine import Outcome, Training
-from fedkeel.method import FACTS, Method
+from fedkeel.method import Method
 from fedkeel.rule import State
 from fedkeel.rules.layers import matching
 from fedkeel.rules.sharing import private

@@ -61,8 +61,6 @@ def load_rule(data: Any) -> Rule:
     if missing:
         raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
     values = {word: _load_value(value) for word, value in settings.items()}
-    defaults = {word: field.default for word, field in known.items() if field.default is not MISSING}
-    values = typed(values, types_of(kind), MethodError, f"{{}} of rule {name}", defaults)
     try:
         return kind(**values)
     except TypeError as error:  # where annotations do not say what fits

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
-import torch
-
+from fedkeel.contract import check
 from fedkeel.errors import MethodError
 from fedkeel.objectives import objective_of
+from fedkeel.ranges import Count, NonNegative, Passes
 from fedkeel.rule import Rule, Weighting
-from fedkeel.trees import Tree
-
-FACTS = ("size", "steps", "lr", "population", "loss", "client", "histogram", "learned", "weights", "update", "delta")
-"""What reports hold besides the slots of rules."""
+from fedkeel.values import hold_fields
 
 VALUE = "value"
 """The objective of phases that only measure the loss: no gradient is taken."""
@@ -34,16 +32,24 @@ class Phase:
 
     perturb: tuple[Rule, ...] = ()
     gradient: tuple[Rule, ...] = ()
-    batches: int | None = None
+    batches: Count | None = None
     trains: bool = True
     uploads: bool = True
     objective: str = "loss"
-    epochs: float | None = None
+    epochs: Passes | None = None
     same_batch: bool = False
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, "a phase")
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         return (*self.perturb, *self.gradient)
+
+    @property
+    def chains(self) -> Iterator[tuple[str, tuple[Rule, ...]]]:
+        yield "perturb", self.perturb
+        yield "gradient", self.gradient
 
     @property
     def ascends(self) -> str:
@@ -80,12 +86,13 @@ class Method:
     weights: Weighting
     server: tuple[Rule, ...] = ()
     personal: tuple[Rule, ...] = ()
-    server_lr: float = 1.0
+    server_lr: NonNegative = 1.0
     papers: tuple[str, ...] = ()
     server_phase: Phase | None = None
     final: Phase | None = None
 
     def __post_init__(self) -> None:
+        hold_fields(self, MethodError, "a method")
         check(self)
 
     @cached_property
@@ -93,6 +100,16 @@ class Method:
         """Every rule once, in the order in which the server asks them."""
         local = (rule for phase in (*self.phases, *filter(None, [self.final])) for rule in phase.rules)
         return tuple(dict.fromkeys((*self.personal, *local, *self.server, self.weights)))
+
+    @property
+    def all_phases(self) -> tuple[Phase, ...]:
+        """Those of the clients, of the server itself, and of the end."""
+        return (*self.phases, *filter(None, (self.server_phase, self.final)))
+
+    @property
+    def local_rules(self) -> tuple[Rule, ...]:
+        """The rules that clients call in a round: those of the server and the weighting at its end."""
+        return (*self.personal, *(rule for phase in self.phases for rule in phase.rules), *self.server, self.weights)
 
     @cached_property
     def asks(self) -> frozenset[str]:
@@ -103,14 +120,17 @@ class Method:
     @cached_property
     def objectives(self) -> frozenset[str]:
         """Every objective of which a loss or a gradient is taken."""
-        phases = (*self.phases, *filter(None, [self.final, self.server_phase]))
-        return frozenset(name for phase in phases for name in (phase.objective, phase.ascends) if name)
+        return frozenset(name for phase in self.all_phases for name in (phase.objective, phase.ascends) if name)
 
     @property
     def tuning(self) -> Method:
-        """The final phase as a method: what every client does after the last round."""
+        """The final phase as a method: what every client does after the last round, from what it remembers."""
         assert self.final is not None
-        return replace(self, phases=(self.final,), final=None)
+        made = copy(self)
+        vars(made).update(phases=(replace(self.final, uploads=True),), final=None)
+        for found in ("rules", "asks", "objectives"):
+            vars(made).pop(found, None)
+        return made
 
     def each_phase(self, change: Callable[[Phase], Phase]) -> Method:
         """This method with every phase of its clients changed."""
@@ -159,90 +179,3 @@ def method(
 
 def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-
-
-def check(method: Method) -> None:
-    """Refuse rules that do not fit together, before anything runs."""
-    if not isinstance(method.name, str) or not method.name.strip():
-        raise MethodError(f"a method needs a name, not {method.name!r}.", 'for example name = "mine"')
-    for part, chain in _chains(method):
-        wrong = chain if not isinstance(chain, tuple) else next((r for r in chain if not isinstance(r, Rule)), None)
-        if wrong is not None:
-            raise MethodError(
-                f"{part} of {method.name!r} must hold rules, not {wrong!r}.", f"for example {part}=(Sam(0.1),)"
-            )
-        again = [rule for i, rule in enumerate(chain) if rule in chain[:i] and _slots_of(rule)]
-        if again:
-            raise MethodError(
-                f"{type(again[0]).__name__} stands twice in {part} of {method.name!r}, and would keep its state twice.",
-                "use it once",
-            )
-    if not _is_number(method.server_lr):
-        raise MethodError(f"server_lr of {method.name!r} must be a finite number: {method.server_lr!r}", "1.0 is usual")
-    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
-        if (phase.batches is not None and phase.batches < 1) or (phase.epochs is not None and not phase.epochs > 0):
-            raise MethodError(
-                f"a phase of {method.name!r} must take a step: batches = {phase.batches}, epochs = {phase.epochs}.",
-                "batches of at least 1, epochs above 0",
-            )
-    if not any(phase.uploads for phase in method.phases):
-        raise MethodError(
-            f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
-        )
-    if not isinstance(method.weights, Weighting):
-        raise MethodError(
-            f"{type(method.weights).__name__} is not a weighting of clients.", "use weights=BySize() or Uniform()"
-        )
-    for name in method.objectives:
-        objective_of(name)
-    for phase in method.phases:
-        for rule in phase.perturb[1:]:
-            if rule.needs_gradient:
-                raise MethodError(
-                    f"{type(rule).__name__} climbs along a gradient, but is not first in the perturb chain of "
-                    f"{method.name!r}.",
-                    "put it first; filters follow it",
-                )
-    _check_slots(method)
-
-
-def _chains(method: Method) -> Iterator[tuple[str, Any]]:
-    """Every chain of rules, by the name of its part."""
-    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
-        yield "perturb", phase.perturb
-        yield "gradient", phase.gradient
-    yield "server", method.server
-    yield "personal", method.personal
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _slots_of(rule: Rule) -> dict[str, Any]:
-    sample = Tree.of({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
-    return {**rule.server_slots(sample), **rule.client_slots(sample)}
-
-
-def _check_slots(method: Method) -> None:
-    owners: dict[str, Rule] = {}
-    for rule in method.rules:
-        for slot, value in _slots_of(rule).items():
-            if not isinstance(value, Tree | torch.Tensor):
-                raise MethodError(
-                    f"slot {slot!r} of {type(rule).__name__} must be a tree or a tensor, not {type(value).__name__}.",
-                    "params.zeros(), or params.scalar(0.0) for a number",
-                )
-            if slot in owners:
-                raise MethodError(
-                    f"{type(owners[slot]).__name__} and {type(rule).__name__} of {method.name!r} both keep {slot!r}.",
-                    "use one of them, or give one slot another name",
-                )
-            owners[slot] = rule
-    for rule in method.rules:
-        for slot in rule.reads:
-            if slot not in owners and slot not in FACTS:
-                raise MethodError(
-                    f"{type(rule).__name__} reads slot {slot!r}, which no rule of {method.name!r} keeps.",
-                    f"add the rule that keeps {slot!r}",
-                )

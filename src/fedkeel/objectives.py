@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedkeel.errors import MethodError, nearest
+from fedkeel.ranges import AnyFinite, NonNegative, Positive, find_fault
 
 
 class Given(NamedTuple):
@@ -32,11 +33,12 @@ class Objective:
     """`losses(output, target, number, given)`: one value per sample. None: the problem's own loss.
 
     `of`: the method of the model that gives the output, called with the step's key too if "key" is in `asks`; empty:
-    the model itself. `total`: the values of a batch are added up, not averaged.
+    the model itself. `numbers`: which ones the name may carry. `total`: the values of a batch are added, not averaged.
     """
 
     losses: Callable[[Any, Tensor, float, Given], Tensor] | None = None
     number: float = 0.0
+    numbers: Any = AnyFinite
     reference: bool = False
     asks: tuple[str, ...] = ()
     differentiable: bool = True
@@ -98,10 +100,10 @@ def at_target(output: Tensor, target: Tensor, number: float, given: Given) -> Te
 OBJECTIVES: dict[str, Objective] = {
     "loss": Objective(),
     "value": Objective(differentiable=False),
-    "distil": Objective(distil, 3.0, reference=True),
-    "calibrated": Objective(calibrated, 1.0, asks=("histogram",)),
-    "bottleneck": Objective(bottleneck, 1e-3, asks=("key",), of="sampled"),
-    "bottleneck-usual": Objective(bottleneck_usual, 1e-3, asks=("key",), of="sampled"),
+    "distil": Objective(distil, 3.0, Positive, reference=True),
+    "calibrated": Objective(calibrated, 1.0, NonNegative, asks=("histogram",)),
+    "bottleneck": Objective(bottleneck, 1e-3, NonNegative, asks=("key",), of="sampled"),
+    "bottleneck-usual": Objective(bottleneck_usual, 1e-3, NonNegative, asks=("key",), of="sampled"),
     "precision": Objective(at_target, of="precision", total=True),
     "evidence": Objective(at_target, of="evidence", total=True),
 }
@@ -114,8 +116,12 @@ def objective_of(name: str) -> tuple[Objective, float]:
     if found is None:
         raise MethodError(f"unknown objective: {kind}", nearest(kind, OBJECTIVES, "objectives"))
     try:
-        return found, float(number) if number else found.number
+        value = float(number) if number else found.number
     except ValueError:
         raise MethodError(
             f"the number of objective {kind} is not one: {number}", f"write {kind}:{found.number}"
         ) from None
+    fault = find_fault(value, found.numbers)
+    if fault:
+        raise MethodError(f"the number of objective {kind} {fault}: {number}", f"write {kind}:{found.number}")
+    return found, value

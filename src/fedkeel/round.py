@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedkeel.contract import name_of
 from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase
 from fedkeel.rule import Local, Rule, State
@@ -111,15 +112,7 @@ def begin(method: Method, message: State, client: State) -> tuple[Tree, State]:
 # ---- the client's half ---------------------------------------------------------------------------------------------
 def chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
     for rule in rules:
-        found = rule.step(tree, client, at)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tree)):
-            raise MethodError(
-                f"{type(rule).__name__}.step returns a tree and the client's state, not {type(found).__name__}.",
-                "return tree, client",
-            )
-        if found[0].layout is not tree.layout and found[0].layout != tree.layout:
-            raise MethodError(f"{type(rule).__name__}.step returns a tree laid out like the one it was given.")
-        tree, client = found
+        tree, client = rule.step(tree, client, at)
     return tree, client
 
 
@@ -253,7 +246,7 @@ def server_round(method: Method, server: State, reports: State) -> State:
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         what = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise MethodError(f"{type(method.weights).__name__} gives one weight for each client, not {what}.")
+        raise MethodError(f"{name_of(method.weights)} gives one weight for each client, not {what}.")
     update = reports["delta"].average(weights)
     # the plain average, for rules that want it before others changed it
     reports = reports | {"weights": weights, "update": update}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import field
+from functools import cached_property, wraps
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from fedkeel.errors import MethodError
 from fedkeel.layout import Layout
 from fedkeel.trees import Tree
+from fedkeel.values import hold_fields
 
 State = dict[str, Any]
 """Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
@@ -41,6 +44,11 @@ class Setting(NamedTuple):
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
+STAGES = ("server_slots", "client_slots", "broadcast", "start", "step", "finish", "server_step")
+LOCAL_STAGES = frozenset({"start", "step", "finish"})
+"""Those of a client, which an engine may call for many clients at once."""
+
+
 class Rule:
     """One idea of a method. Pure functions, all neutral by default; override only those the idea needs.
 
@@ -52,6 +60,24 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+    # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;
+    # counts for the class that says it: a subclass with a function of its own says it anew
+    stackable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass with a `__post_init__` of its own also holds its fields against their annotations, before that."""
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__post_init__")
+        if own is not None:
+            setattr(cls, "__post_init__", held_before(own))  # noqa: B010 - not every subclass has one
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"rule {type(self).__name__}")
+
+    @cached_property
+    def stages(self) -> frozenset[str]:
+        """The stages that this rule takes part in: those that it overrides."""
+        return frozenset(name for name in STAGES if getattr(type(self), name) is not getattr(Rule, name))
 
     def settled(self, setting: Setting) -> Rule:
         """This rule, fitted to the model: which layers are the head, how many epochs there are."""
@@ -107,6 +133,33 @@ class Weighting(Rule, ABC):
     @abstractmethod
     def __call__(self, reports: State, server: State) -> Tensor:
         """The weights of the clients that reported."""
+
+
+def is_stackable(rule: Rule) -> bool:
+    """Whether a rule, and every rule that it holds, says that it works along the last axis and draws nothing."""
+    parts = [one for value in vars(rule).values() for one in (value if isinstance(value, tuple) else (value,))]
+    return says_stackable(type(rule)) and not rule.random and all(is_stackable(p) for p in parts if isinstance(p, Rule))
+
+
+def says_stackable(kind: type[Rule]) -> bool:
+    """Whether the class that defines a rule's functions says so; what its base says of others does not count."""
+    for one in kind.__mro__:
+        if "stackable" in vars(one):
+            return bool(vars(one)["stackable"])
+        if any(hasattr(own, "__get__") for name, own in vars(one).items() if not name.startswith("__")):
+            return False  # it defines a function or a property
+    return False
+
+
+def held_before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `__post_init__` that can rely on what the fields' annotations say."""
+
+    @wraps(post_init)
+    def held(self: Any) -> None:
+        Rule.__post_init__(self)
+        post_init(self)
+
+    return held
 
 
 def later(default: Any) -> Any:

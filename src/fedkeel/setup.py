@@ -31,9 +31,10 @@ from fedkeel.objectives import objective_of
 from fedkeel.personal_data import Joined, rows_of, without_proxy
 from fedkeel.problem import Problem
 from fedkeel.randomness import key
+from fedkeel.rehearsal import rehearse
 from fedkeel.rule import Rule, Setting
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
-from fedkeel.rules.buffers import KeepBuffers, ShareBuffers
+from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.rules.sharing import confined
 from fedkeel.task import CHUNK, Task
 
@@ -168,10 +169,10 @@ def method_of(experiment: Experiment, task: Task) -> Method:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):
         method = replace(method, personal=(*method.personal, KeepModel()))
-    if task.buffers is None:
-        return method
-    shared: Rule = ShareBuffers() if experiment.buffers == "average" else KeepBuffers()
-    return replace(method, personal=(*method.personal, shared))
+    if task.buffers is not None and experiment.buffers == "average":  # else they never leave a client
+        method = replace(method, personal=(*method.personal, ShareBuffers()))
+    rehearse(method, task)
+    return method
 
 
 def head_of(task: Task) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import BANDS, band_drift
+from fedkeel.contract import FACTS
 from fedkeel.errors import RequestError, nearest
-from fedkeel.method import FACTS, Method
+from fedkeel.method import Method
 from fedkeel.record import NAMES
 from fedkeel.rule import State
 from fedkeel.rules import AdaptiveRadius

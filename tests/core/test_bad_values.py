@@ -175,7 +175,7 @@ def test_a_rule_alone_is_a_chain_of_one():
 def test_what_is_no_rule_is_refused(part, wrong):
     with pytest.raises(MethodError) as caught:
         fk.method("m", weights=fk.Uniform(), **{part: wrong})
-    assert refused(caught.value, part, "rules")
+    assert refused(caught.value, part, "Rule")
 
 
 @pytest.mark.parametrize("made", [*RULES.values(), *METHODS.values(), *PLUGINS.values(), Experiment, Evaluation])

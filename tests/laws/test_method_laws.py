@@ -237,7 +237,7 @@ def test_neutral_values_give_the_base_method(name, settings, base, base_settings
 
 
 def test_feddyn_refuses_lambda_zero():
-    with pytest.raises(fk.MethodError, match="lam must be positive"):
+    with pytest.raises(fk.MethodError, match="lam of method feddyn must be above 0"):
         build("feddyn", {"lam": 0.0})
 
 

@@ -83,7 +83,7 @@ def test_the_divergence_is_from_the_prior_of_the_label(losses, expected):
 @pytest.mark.parametrize(("word", "value"), [("beta", -1.0), ("beta2", 1.5)])
 def test_hyperparameters_out_of_range(word, value):
     with pytest.raises(fk.MethodError, match=word):
-        fk.METHODS["fedcr"](**{word: value})
+        fk.Experiment(dataset="digits", model="mlp", method={"name": "fedcr", word: value})
 
 
 # ---- the model -----------------------------------------------------------------------------------------------------

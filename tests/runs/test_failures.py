@@ -177,8 +177,8 @@ def test_numbers_that_are_no_numbers_become_null(tmp_path):
     [
         ({"method": "fedavgg"}, MethodError, "unknown method: fedavgg"),
         ({"method": {"name": "fedsam", "rhoo": 1}}, MethodError, "no hyper-parameter: rhoo"),
-        ({"method": {"name": "fedsam", "rho": -1}}, MethodError, "rho must not be negative"),
-        ({"method": {"name": "feddyn", "lam": 0}}, MethodError, "lam must be positive"),
+        ({"method": {"name": "fedsam", "rho": -1}}, MethodError, "rho of method fedsam must be at least 0"),
+        ({"method": {"name": "feddyn", "lam": 0}}, MethodError, "lam of method feddyn must be above 0"),
         ({"method": 3}, ExperimentError, "name or a Method"),
         ({"rounds": 0}, ExperimentError, "rounds must be"),
         ({"batch_size": 2.5}, ExperimentError, "batch_size must be"),

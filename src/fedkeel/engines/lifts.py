@@ -15,6 +15,7 @@ from torch.utils import _pytree
 from fedkeel.errors import MethodError
 from fedkeel.method import Method
 from fedkeel.round import Lift
+from fedkeel.rule import LOCAL_STAGES, is_stackable
 from fedkeel.trees import Tree, tensors
 
 log = logging.getLogger("fedkeel")
@@ -64,9 +65,10 @@ def spread(state: Any, clients: int) -> Any:
 
 
 def lift_for(method: Method, device: torch.device) -> Lift:
-    """Broadcasting for fedkeel's own rules, which are tested against vmap; vmap for a user's, and for random ones."""
-    ours = all(type(rule).__module__.partition(".")[0] == "fedkeel" and not rule.random for rule in method.rules)
-    return vmapped if not ours else fused if device.type == "cuda" else broadcasting
+    """Broadcasting where every rule that works on clients says that it may; else vmap, which is right for all."""
+    if not all(is_stackable(rule) for rule in method.local_rules if rule.stages & LOCAL_STAGES):
+        return vmapped
+    return fused if device.type == "cuda" else broadcasting
 
 
 HOT = ("climb", "move")  # the two functions of a step; the others run once in a round

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
     AdaptiveRadius,
@@ -33,10 +34,10 @@ CHOICES = ("highest", "lowest", "random")
 
 
 def fedfsa(
-    rho: float = 0.05,
-    rho_larger: float = 0.9,
-    top: int = 2,
-    alpha: float = 0.1,
+    rho: NonNegative = 0.05,
+    rho_larger: NonNegative = 0.9,
+    top: Whole = 2,
+    alpha: PositiveShare = 0.1,
     sensitivity: str = "change",
     choose: str = "highest",
 ) -> Method:
@@ -54,7 +55,9 @@ def fedfsa(
     return replace(with_fsa(base, rho, rho_larger, top, sensitivity, choose), name="fedfsa", papers=papers)
 
 
-def fedfsa_released(rho: float = 0.05, rho_larger: float = 0.9, top: int = 2, alpha: float = 0.1) -> Method:
+def fedfsa_released(
+    rho: NonNegative = 0.05, rho_larger: NonNegative = 0.9, top: Whole = 2, alpha: PositiveShare = 0.1
+) -> Method:
     """FedFSA as released: layers ranked by the change of their values scaled to [0, 1], momentum by the first rate.
 
     Paper: see fedfsa. Released code: momentum −Δ_g γ / (η_0 K), K of one client's size; its learning rate decays per
@@ -68,9 +71,9 @@ def fedfsa_released(rho: float = 0.05, rho_larger: float = 0.9, top: int = 2, al
 
 def with_fsa(
     base: Method,
-    rho: float = 0.05,
-    rho_larger: float = 0.9,
-    top: int = 2,
+    rho: NonNegative = 0.05,
+    rho_larger: NonNegative = 0.9,
+    top: Whole = 2,
     sensitivity: str = "change",
     choose: str = "highest",
 ) -> Method:
@@ -107,16 +110,16 @@ def with_fsa(
 
 
 def fedscam(
-    rho_max: float = 0.05,
-    alpha_rho: float = 1.0,
-    kappa: float = 0.5,
-    gamma: float = 1.0,
-    beta: float = 0.8,
-    probe: int = 3,
+    rho_max: NonNegative = 0.05,
+    alpha_rho: NonNegative = 1.0,
+    kappa: NonNegative = 0.5,
+    gamma: NonNegative = 1.0,
+    beta: NonNegative = 0.8,
+    probe: Count = 3,
     clustering: bool = False,
-    lam: float = 0.5,
-    dimensions: int = 256,
-    clusters: int = 0,
+    lam: PositiveShare = 0.5,
+    dimensions: Count = 256,
+    clusters: Whole = 0,
 ) -> Method:
     """SAM with a radius that shrinks, and weights that fall, with how heterogeneous a client's gradients are.
 
@@ -128,15 +131,19 @@ def fedscam(
 
 
 def fedscam_sam(
-    rho_max: float = 0.05, alpha_rho: float = 1.0, kappa: float = 0.5, probe: int = 3, dimensions: int = 256
+    rho_max: NonNegative = 0.05,
+    alpha_rho: NonNegative = 1.0,
+    kappa: NonNegative = 0.5,
+    probe: Count = 3,
+    dimensions: Count = 256,
 ) -> Method:
     """FedSCAM's radius with weights by size."""
     return _fedscam("fedscam-sam", rho_max, alpha_rho, kappa, probe, dimensions, BySize())
 
 
 def fedscam_wa(
-    kappa: float = 0.5, gamma: float = 1.0, beta: float = 0.8, probe: int = 3, clustering: bool = False,
-    lam: float = 0.5, dimensions: int = 256, clusters: int = 0,
+    kappa: NonNegative = 0.5, gamma: NonNegative = 1.0, beta: NonNegative = 0.8, probe: Count = 3,
+    clustering: bool = False, lam: PositiveShare = 0.5, dimensions: Count = 256, clusters: Whole = 0,
 ) -> Method:  # fmt: skip
     """FedSCAM's weights with plain local SGD."""
     measure = Phase(gradient=(MeasureNorm(probe), MeasureAlignment(kappa, dimensions)), batches=probe, trains=False,

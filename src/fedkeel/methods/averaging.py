@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedkeel.method import Method, Phase, method
+from fedkeel.ranges import NonNegative, Passes, Positive, ShareBelowOne
 from fedkeel.rules import BySize, ClipHere, DecayHere, OnlyLayers, ServerAdam, ServerMomentum, Uniform
 from fedkeel.rules.layers import HEAD
+from fedkeel.rules.server_rules import Form
 
 
 def fedavg() -> Method:
@@ -19,7 +21,7 @@ def uniform() -> Method:
     return method("uniform", weights=Uniform(), papers=["fedavg"])
 
 
-def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> Method:
+def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: Passes | None = None) -> Method:
     """FedAvg; after the last round every client fine-tunes the head of the global model.
 
     epochs = None tunes for as long as a client trains in a round.
@@ -30,13 +32,13 @@ def fedavg_ft(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> M
     return replace(fedavg(), name="fedavg-ft", final=head_tuning(head, epochs), papers=("fedavg", "fedcr"))
 
 
-def head_tuning(head: tuple[str, ...] = (HEAD,), epochs: float | None = None) -> Phase:
+def head_tuning(head: tuple[str, ...] = (HEAD,), epochs: Passes | None = None) -> Phase:
     """A phase that trains the head alone: clipped by its own length, and the rest not even decayed."""
     only = OnlyLayers(tuple(head))
     return Phase(gradient=(only, ClipHere(), DecayHere(), only), epochs=epochs)
 
 
-def fedavgm(momentum: float = 0.9, server_lr: float = 1.0, form: str = "heavy-ball") -> Method:
+def fedavgm(momentum: ShareBelowOne = 0.9, server_lr: NonNegative = 1.0, form: Form = "heavy-ball") -> Method:
     """FedAvg with momentum on the server.
 
     Paper: heavy ball, v ← β v + Δ. Released code: heavy ball, EMA (FedDisco) or Nesterov (FL-bench), which differ
@@ -46,7 +48,9 @@ def fedavgm(momentum: float = 0.9, server_lr: float = 1.0, form: str = "heavy-ba
     return method("fedavgm", weights=BySize(), server=server, server_lr=server_lr, papers=["fedavgm"])
 
 
-def fedadam(server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+def fedadam(
+    server_lr: NonNegative = 0.01, beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.99, tau: Positive = 1e-3
+) -> Method:
     """FedAvg with Adam on the server."""
     server = [ServerAdam(beta1, beta2, tau)]
     return method("fedadam", weights=BySize(), server=server, server_lr=server_lr, papers=["fedadam"])

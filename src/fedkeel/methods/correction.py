@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
+from fedkeel.ranges import NonNegative, Positive, PositiveShare
 from fedkeel.rule import Rule
 from fedkeel.rules import (
     BySize,
@@ -17,7 +18,7 @@ from fedkeel.rules import (
 )
 
 
-def fedprox(mu: float = 0.01) -> Method:
+def fedprox(mu: NonNegative = 0.01) -> Method:
     """FedAvg with a pull back to the global model.
 
     Paper: μ (w − w_t) is part of the loss. Released code (FL-Simulator): its half μ w is added behind the clip. Here:
@@ -35,7 +36,7 @@ def scaffold() -> Method:
     return method("scaffold", gradient=[ControlVariates()], weights=Uniform(), papers=["scaffold"])
 
 
-def feddyn(lam: float = 0.1) -> Method:
+def feddyn(lam: Positive = 0.1) -> Method:
     """Dynamic regularisation; the clip covers the whole correction.
 
     Paper: λ (w − w_t + h_i) is part of the loss. Released code: the half λ w is added behind the clip, which shrinks
@@ -44,7 +45,7 @@ def feddyn(lam: float = 0.1) -> Method:
     return method("feddyn", gradient=[DynamicDual(lam)], weights=Uniform(), papers=["feddyn"])
 
 
-def feddyn_released(lam: float = 0.1) -> Method:
+def feddyn_released(lam: Positive = 0.1) -> Method:
     """FedDyn with half of the proximal term behind the clip.
 
     Paper: see feddyn. Released code (FL-Simulator): λ (h_i − w_t) is clipped with the gradient, λ w is weight decay.
@@ -58,7 +59,7 @@ def half_clipped(lam: float) -> list[Rule]:
     return [DynamicDual(lam, half=True), ClipHere(), WeightDecay(lam)]
 
 
-def fedcm(alpha: float = 0.1, own_steps: bool = False) -> Method:
+def fedcm(alpha: PositiveShare = 0.1, own_steps: bool = False) -> Method:
     """Client steps mixed with the last global direction.
 
     Paper: the server steps by η_g m in units of a gradient. Released code (FL-Simulator): it averages, which is
@@ -67,7 +68,7 @@ def fedcm(alpha: float = 0.1, own_steps: bool = False) -> Method:
     return method("fedcm", gradient=[ClientMomentum(alpha, own_steps)], weights=Uniform(), papers=["fedcm"])
 
 
-def feddc(lam: float = 0.01) -> Method:
+def feddc(lam: Positive = 0.01) -> Method:
     """Local drift kept apart from the model: a dual as in FedDyn, and control variates as in SCAFFOLD.
 
     Paper: averages w_i + h_i over the participants. Released code: adds the mean drift of all clients, and divides by
@@ -77,7 +78,7 @@ def feddc(lam: float = 0.01) -> Method:
     return method("feddc", gradient=[DriftCorrection(lam)], weights=Uniform(), papers=["feddc"])
 
 
-def fedlc(tau: float = 1.0) -> Method:
+def fedlc(tau: NonNegative = 1.0) -> Method:
     """Logits lowered by τ n_c^(−1/4), the more the rarer the class is with the client; evaluation is unshifted.
 
     tau = 0 is FedAvg, with the classes a client lacks masked.

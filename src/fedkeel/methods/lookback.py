@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.method import Method, method
 from fedkeel.methods.correction import half_clipped
+from fedkeel.ranges import NonNegative, OpenShare, Positive
 from fedkeel.rules import (
     ControlVariates,
     DynamicDual,
@@ -15,7 +16,7 @@ from fedkeel.rules import (
 )
 
 
-def fedlesam(rho: float = 0.1) -> Method:
+def fedlesam(rho: NonNegative = 0.1) -> Method:
     """Climb against the last global move that the client saw: one backward pass per step.
 
     Paper: ρ (w_old − w_t) / ‖·‖, w_old from the client's last round. Released code: from the last server step, and one
@@ -24,7 +25,7 @@ def fedlesam(rho: float = 0.1) -> Method:
     return method("fedlesam", perturb=[GlobalDirection(rho)], weights=Uniform(), papers=["fedlesam"])
 
 
-def fedlesam_s(rho: float = 0.1) -> Method:
+def fedlesam_s(rho: NonNegative = 0.1) -> Method:
     """FedLESAM with SCAFFOLD's control variates.
 
     Paper: g + c − c_i. Released code: 0.1 (c − c_i), and FedLESAM's indexing error. Here: the paper's.
@@ -33,7 +34,7 @@ def fedlesam_s(rho: float = 0.1) -> Method:
     return method("fedlesam-s", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedlesam", "scaffold"])
 
 
-def fedlesam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedlesam_d(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedLESAM with FedDyn's dual.
 
     Paper: the whole correction. Released code: half of it behind the clip, and FedLESAM's indexing error. Here: the
@@ -43,7 +44,7 @@ def fedlesam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
     return method("fedlesam-d", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedlesam", "feddyn"])
 
 
-def fedlesam_released(rho: float = 0.1) -> Method:
+def fedlesam_released(rho: NonNegative = 0.1) -> Method:
     """FedLESAM as released: every tensor is shifted by one number.
 
     Paper: see fedlesam. Released code: −ρ u[l] / Σ |u[j]| for tensor number l, u the flat last server step. Here: as
@@ -52,7 +53,7 @@ def fedlesam_released(rho: float = 0.1) -> Method:
     return method("fedlesam@released", perturb=[LastServerStep(rho)], weights=Uniform(), papers=["fedlesam"])
 
 
-def fedlesam_s_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedlesam_s_released(rho: NonNegative = 0.1, lam: NonNegative = 0.1) -> Method:
     """FedLESAM-S as released: a tenth of the correction, and every tensor shifted by one number.
 
     lam = 1 would be the whole correction.
@@ -65,7 +66,7 @@ def fedlesam_s_released(rho: float = 0.1, lam: float = 0.1) -> Method:
     )
 
 
-def fedlesam_d_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedlesam_d_released(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedLESAM-D as released: half of the proximal term behind the clip, every tensor shifted by one number.
 
     Paper: see fedlesam-d. Released code: FL-Simulator's FedDyn with FedLESAM's indexing error. Here: as released.
@@ -80,7 +81,7 @@ def fedlesam_d_released(rho: float = 0.1, lam: float = 0.1) -> Method:
 
 
 def fedwmsam(
-    rho: float = 0.1, alpha: float = 0.1, momentum: bool = True, sam: bool = True, weighting: bool = True
+    rho: NonNegative = 0.1, alpha: OpenShare = 0.1, momentum: bool = True, sam: bool = True, weighting: bool = True
 ) -> Method:
     """A momentum fitted to each client, which also says where to climb; its weight follows the clients' agreement.
 
@@ -98,7 +99,7 @@ def fedwmsam(
     return method("fedwmsam", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedwmsam"])
 
 
-def fedwmsam_released(rho: float = 0.1, alpha: float = 0.1, decay: float = 0.998) -> Method:
+def fedwmsam_released(rho: NonNegative = 0.1, alpha: OpenShare = 0.1, decay: NonNegative = 0.998) -> Method:
     """FedWMSAM as released: away from the predicted position, every tensor shifted by one number.
 
     Paper: see fedwmsam. Released code: the sign of FedLESAM's optimiser and its indexing error; the momentum is

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase, method
+from fedkeel.ranges import Count, NonNegative, Passes, Share
 from fedkeel.rules import (
     BeginMerged,
     BySize,
@@ -24,8 +24,9 @@ def fedper(private: tuple[str, ...] = (HEAD,)) -> Method:
 
 
 def fedala(
-    rate: float = 1.0, share: float = 0.8, head: tuple[str, ...] = (HEAD,), passes: int = 20, threshold: float = 0.1
-) -> Method:
+    rate: NonNegative = 1.0, share: Passes = 0.8, head: tuple[str, ...] = (HEAD,), passes: Count = 20,
+    threshold: NonNegative = 0.1,
+) -> Method:  # fmt: skip
     """Before training, learn how much of the global head to take in.
 
     share = 1 learns on all of a client's data.
@@ -40,7 +41,7 @@ def fedala(
     return Method("fedala", (learn, Phase(gradient=(BeginMerged(),))), BySize(), papers=("fedala",))
 
 
-def fedcr(beta: float = 0.001, beta2: float = 1.0, usual: bool = False) -> Method:
+def fedcr(beta: NonNegative = 0.001, beta2: Share = 1.0, usual: bool = False) -> Method:
     """A private head on a random code, and codes drawn towards one prior for each class that all clients share.
 
     Needs a model with a random code, such as lenet-cr. beta = 0 leaves the cross-entropy alone. usual = True turns the
@@ -52,14 +53,12 @@ def fedcr(beta: float = 0.001, beta2: float = 1.0, usual: bool = False) -> Metho
     after training, beta2 = 1, beta of FedFSA's runs; evaluation takes the mean of the code, which gives the expected
     logits.
     """
-    if beta < 0:
-        raise MethodError(f"beta must not be negative: {beta}", "see `fedkeel methods fedcr` for the defaults")
     train = Phase(objective=f"bottleneck{'-usual' if usual else ''}:{beta:g}")
     measure = Phase((NotePrecision(),), (CommonPrior(beta2),), epochs=1, trains=False, uploads=False,
                     objective="evidence")  # fmt: skip
     return Method("fedcr", (train, measure), Uniform(), personal=(PrivateLayers(),), papers=("fedcr",))
 
 
-def ditto(lam: float = 0.1) -> Method:
+def ditto(lam: NonNegative = 0.1) -> Method:
     """FedAvg, and beside it a model of each client's own, pulled towards the global one."""
     return Method("ditto", (Phase(), Phase(gradient=(OwnModel(lam),), uploads=False)), BySize(), papers=("ditto",))

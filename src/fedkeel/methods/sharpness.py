@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.method import Method, method
 from fedkeel.methods.correction import half_clipped
+from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share, Whole
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
     ActiveDual,
@@ -27,17 +28,17 @@ from fedkeel.rules import (
 from fedkeel.rules.layers import HEAD
 
 
-def fedsam(rho: float = 0.1) -> Method:
+def fedsam(rho: NonNegative = 0.1) -> Method:
     """Sharpness-aware local steps."""
     return method("fedsam", perturb=[Sam(rho)], weights=Uniform(), papers=["sam", "fedsam"])
 
 
-def fedasam(rho: float = 0.7, eta: float = 0.2) -> Method:
+def fedasam(rho: NonNegative = 0.7, eta: NonNegative = 0.2) -> Method:
     """FedSAM with the adaptive radius of ASAM."""
     return method("fedasam", perturb=[AdaptiveSam(rho, eta)], weights=Uniform(), papers=["fedasam", "asam"])
 
 
-def mofedsam(rho: float = 0.1, alpha: float = 0.1) -> Method:
+def mofedsam(rho: NonNegative = 0.1, alpha: PositiveShare = 0.1) -> Method:
     """FedSAM with the client momentum of FedCM.
 
     Paper: α weighs the perturbed gradient. Released code: FL-Simulator does so, FedLESAM's copy forgets it. Here: as in
@@ -49,7 +50,7 @@ def mofedsam(rho: float = 0.1, alpha: float = 0.1) -> Method:
     )
 
 
-def fedsam_s(rho: float = 0.1) -> Method:
+def fedsam_s(rho: NonNegative = 0.1) -> Method:
     """FedSAM with SCAFFOLD's control variates; the same as FedGAMMA."""
     gradient = [ControlVariates()]
     return method(
@@ -57,7 +58,7 @@ def fedsam_s(rho: float = 0.1) -> Method:
     )
 
 
-def fedgamma(rho: float = 0.1) -> Method:
+def fedgamma(rho: NonNegative = 0.1) -> Method:
     """FedSAM with SCAFFOLD's control variates; the same as fedsam-s."""
     gradient = [ControlVariates()]
     return method(
@@ -65,13 +66,13 @@ def fedgamma(rho: float = 0.1) -> Method:
     )
 
 
-def fedsam_d(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedsam_d(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedSAM with FedDyn's dual; the same as fedspeed@released where nothing is clipped."""
     gradient = [DynamicDual(lam)]
     return method("fedsam-d", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "feddyn"])
 
 
-def fedspeed(rho: float = 0.1, lam: float = 0.1, mix: float = 1.0) -> Method:
+def fedspeed(rho: NonNegative = 0.1, lam: Positive = 0.1, mix: Share = 1.0) -> Method:
     """Two gradients mixed, the second after an ascent by ρ g, with a dual that each client adds to what it sends.
 
     Paper: climbs by ρ g, mixes (1 − a) g(w) + a g(w + ρ g), averages the duals of the selected. Released code: climbs
@@ -81,7 +82,7 @@ def fedspeed(rho: float = 0.1, lam: float = 0.1, mix: float = 1.0) -> Method:
     return method("fedspeed", perturb=[Ascent(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])
 
 
-def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedspeed_released(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedSpeed as released: FedSAM with FedDyn's dual, half of the proximal term behind the clip.
 
     Paper: see fedspeed. Released code (FL-Simulator): SAM's perturbation, FedDyn's correction and server; λ (h_i − w_t)
@@ -91,7 +92,7 @@ def fedspeed_released(rho: float = 0.1, lam: float = 0.1) -> Method:
     return method("fedspeed@released", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["fedspeed"])
 
 
-def fedsmoo(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedsmoo(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedDyn's dual for the model and another for the perturbation, which clients agree on through the server.
 
     Paper: clients send μ_i less the last s; λ (w − w_t + h_i) is part of the loss. Released code (FL-Simulator): they
@@ -113,7 +114,11 @@ def fedsmoo_released(rho: float = 0.1, lam: float = 0.1) -> Method:
 
 
 def fedgloss(
-    rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1, warmup: int = 0, rho0: float = 0.001
+    rho: NonNegative = 0.1,
+    rho_local: NonNegative = 0.1,
+    lam: Positive = 0.1,
+    warmup: Whole = 0,
+    rho0: NonNegative = 0.001,
 ) -> Method:
     """Clients start from a model the server moved against its last update; FedSAM-D from there.  rho_local = 0: SGD.
 
@@ -126,7 +131,11 @@ def fedgloss(
 
 
 def fedgloss_released(
-    rho: float = 0.1, rho_local: float = 0.1, lam: float = 0.1, warmup: int = 0, rho0: float = 0.001
+    rho: NonNegative = 0.1,
+    rho_local: NonNegative = 0.1,
+    lam: Positive = 0.1,
+    warmup: Whole = 0,
+    rho0: NonNegative = 0.001,
 ) -> Method:
     """FedGloSS as released: its server dual is smaller by the number of selected clients.  rho_local = 0: SGD.
 
@@ -150,7 +159,7 @@ def _gloss(
     return method(name, perturb=perturb, gradient=[dual], weights=weights, server=[server], papers=["fedgloss"])
 
 
-def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) -> Method:
+def fedsol(rho: NonNegative = 1.0, adaptive: bool = True, temperature: Positive = 3.0) -> Method:
     """Climb on the distance to the global model's outputs, descend on the loss.
 
     Paper: a radius per parameter (adaptive). Released code: fixed and adaptive variants, whose first step climbs along
@@ -160,12 +169,12 @@ def fedsol(rho: float = 1.0, adaptive: bool = True, temperature: float = 3.0) ->
     return method("fedsol", perturb=perturb, weights=BySize(), papers=["fedsol"])
 
 
-def fedlwsam(rho: float = 0.05) -> Method:
+def fedlwsam(rho: NonNegative = 0.05) -> Method:
     """FedSAM, averaged in proportion to 1 / loss; the loss is that of the unperturbed model."""
     return method("fedlwsam", perturb=[Sam(rho)], weights=ByLoss(), papers=["fedscam", "fedlw", "sam"])
 
 
-def plgu(rho: float = 0.05, head: tuple[str, ...] = (HEAD,)) -> Method:
+def plgu(rho: NonNegative = 0.05, head: tuple[str, ...] = (HEAD,)) -> Method:
     """Layer-wise SAM, weaker on layers that a client has made its own; the head is private. Experimental.
 
     Paper: known by its abstract only. Released code: none. Here: a reconstruction, one formula in one rule.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.method import Method, Phase, method
+from fedkeel.ranges import Count, NonNegative, Positive, Share
 from fedkeel.rule import Rule
 from fedkeel.rules import (
     BySize,
@@ -24,6 +25,7 @@ from fedkeel.rules import (
     Sam,
     Uniform,
 )
+from fedkeel.rules.filters import MinDims, Order
 
 FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "energy", "l2", "norm", "median")
 """fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls: high and random
@@ -31,7 +33,7 @@ remove other coefficients, energy random ones with as much energy; l2 and norm o
 one factor."""
 
 
-def fedfft(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+def fedfft(rho: NonNegative = 0.1, ratio: Share = 0.01, form: str = "fft", order: Order = "0123") -> Method:
     """FedSAM with the low-frequency part of each perturbation removed.
 
     Paper: its algorithm lacks a ∇, its ablations name high, random, L2 and coordinate clipping. Released code: none.
@@ -41,7 +43,7 @@ def fedfft(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str 
     return method("fedfft", perturb=perturb, weights=Uniform(), papers=["fedfft", "sam"])
 
 
-def fedfft_s(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+def fedfft_s(rho: NonNegative = 0.1, ratio: Share = 0.01, form: str = "fft", order: Order = "0123") -> Method:
     """FedFFT with SCAFFOLD's control variates.
 
     Paper: its algorithm 3 has the sign of C_k − C reversed and sums where it should average. Released code: none. Here:
@@ -57,7 +59,9 @@ def fedfft_s(rho: float = 0.1, ratio: float = 0.01, form: str = "fft", order: st
     )
 
 
-def fedfft_d(rho: float = 0.1, ratio: float = 0.01, lam: float = 0.1, form: str = "fft", order: str = "0123") -> Method:
+def fedfft_d(
+    rho: NonNegative = 0.1, ratio: Share = 0.01, lam: Positive = 0.1, form: str = "fft", order: Order = "0123"
+) -> Method:
     """FedFFT with FedDyn's dual.
 
     Paper: its algorithm 2 adds λ_k where it must subtract, and never uses λ on the server. Released code: none. Here:
@@ -70,14 +74,14 @@ def fedfft_d(rho: float = 0.1, ratio: float = 0.01, lam: float = 0.1, form: str 
 
 
 def specgradfilter(
-    ratio: float = 0.05,
+    ratio: Share = 0.05,
     base: str | Method = "fedavg",
     form: str = "fft",
-    order: str = "0123",
-    window: int = 25,
-    sigma: float = 7.5,
+    order: Order = "0123",
+    window: Count = 25,
+    sigma: Positive = 7.5,
     layers: tuple[str, ...] = (),
-    min_dims: int = 0,
+    min_dims: MinDims = 0,
 ) -> Method:
     """Any method with the low-frequency part of each data gradient removed; over FedAvg it averages uniformly.
 
@@ -96,7 +100,7 @@ def specgradfilter(
 
 
 def filter_of(
-    form: str, ratio: float, *, order: str = "0123", window: int = 25, sigma: float = 7.5, min_dims: int = 0
+    form: str, ratio: Share, *, order: Order = "0123", window: Count = 25, sigma: Positive = 7.5, min_dims: MinDims = 0
 ) -> Rule:
     """The filter of that form."""
     rules: dict[str, Rule] = {
@@ -128,13 +132,13 @@ def filtered(base: Method, rule: Rule) -> Method:
     return replace(base.each_phase(first), name=name, weights=weights, papers=papers)
 
 
-def filter_gradients(base: Method, ratio: float = 0.05, form: str = "fft", order: str = "0123", window: int = 25,
-                     sigma: float = 7.5, layers: tuple[str, ...] = (), min_dims: int = 0) -> Method:  # fmt: skip
+def filter_gradients(base: Method, ratio: Share = 0.05, form: str = "fft", order: Order = "0123", window: Count = 25,
+                     sigma: Positive = 7.5, layers: tuple[str, ...] = (), min_dims: MinDims = 0) -> Method:  # fmt: skip
     """The plug-in `specgradfilter+BASE`."""
     return specgradfilter(ratio, base, form, order, window, sigma, layers, min_dims)
 
 
-def filter_perturbations(base: Method, ratio: float = 0.01, form: str = "fft", order: str = "0123") -> Method:
+def filter_perturbations(base: Method, ratio: Share = 0.01, form: str = "fft", order: Order = "0123") -> Method:
     """The plug-in `fedfft+BASE`: the low-frequency part of each of the base's perturbations removed."""
     rule = filter_of(form, ratio, order=order)
     if not any(phase.perturb for phase in base.phases if phase.trains):

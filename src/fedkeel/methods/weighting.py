@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.errors import MethodError
 from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, Whole
 from fedkeel.rules import (
     AtMixture,
     ByAttraction,
@@ -19,9 +20,10 @@ from fedkeel.rules import (
     OnProxy,
     Shrink,
 )
+from fedkeel.rules.weights import Metric
 
 
-def qfedavg(q: float = 0.1, mode: str = "exact") -> Method:
+def qfedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
     """Clients whose loss is high count more.  q = 0 is uniform (exact) or by size (reweight).
 
     mode = "exact" is the paper's step, "reweight" averages with p_i ∝ n_i F_i^q.
@@ -50,7 +52,7 @@ def fednolowe() -> Method:
     return method("fednolowe", weights=ByOthersLoss(), papers=["fednolowe"])
 
 
-def feddisco(a: float = 0.5, b: float = 0.1, metric: str = "kl") -> Method:
+def feddisco(a: AnyFinite = 0.5, b: AnyFinite = 0.1, metric: Metric = "kl") -> Method:
     """Weights by size, less for clients whose labels are far from uniform.
 
     Paper: as here. Released code: fails when no weight is positive. Here: by size then.
@@ -58,7 +60,7 @@ def feddisco(a: float = 0.5, b: float = 0.1, metric: str = "kl") -> Method:
     return method("feddisco", weights=ByDiscrepancy(a, b, metric), papers=["feddisco"])
 
 
-def fedawa(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
+def fedawa(steps: Whole = 1, server_lr: NonNegative = 1e-3, gamma: Positive = 1.0) -> Method:
     """Weights learned on the server from the updates alone.
 
     Paper: weights start at the sizes and are learned. Released code: softmax of the sizes themselves, almost uniform,
@@ -68,7 +70,7 @@ def fedawa(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Metho
     return method("fedawa", weights=ByAttraction(steps, server_lr, gamma), papers=["fedawa"])
 
 
-def fedawa_released(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0) -> Method:
+def fedawa_released(steps: Whole = 1, server_lr: NonNegative = 1e-3, gamma: Positive = 1.0) -> Method:
     """FedAWA as released: nearly uniform weights.
 
     Paper: see fedawa. Released code: logits start at the shares that the first participants have of all clients' data,
@@ -79,7 +81,7 @@ def fedawa_released(steps: int = 1, server_lr: float = 1e-3, gamma: float = 1.0)
     return method("fedawa@released", weights=weights, papers=["fedawa"])
 
 
-def fedlws(beta: float = 0.03, tau_min: float = 0.01, tau_max: float = 0.2) -> Method:
+def fedlws(beta: NonNegative = 0.03, tau_min: NonNegative = 0.01, tau_max: NonNegative = 0.2) -> Method:
     """FedAvg, each layer of the average shrunk by how far the clients are apart.
 
     Paper: layer by layer. Released code: groups entries up to each bias, running statistics included. Here: a layer
@@ -88,7 +90,7 @@ def fedlws(beta: float = 0.03, tau_min: float = 0.01, tau_max: float = 0.2) -> M
     return method("fedlws", weights=BySize(), server=[Shrink(beta, tau_min, tau_max)], papers=["fedlws"])
 
 
-def fedlaw(rate: float = 0.01, epochs: float = 20) -> Method:
+def fedlaw(rate: NonNegative = 0.01, epochs: Passes = 20) -> Method:
     """Weights and a shrinking factor learned on the server's own proxy data.
 
     epochs = 20 passes over the proxy data in every round.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.randomness import key, uniforms
-from fedkeel.rule import State, Weighting, later, require
+from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
+from fedkeel.rule import State, Weighting, later
 from fedkeel.rules.probes import sketch
 from fedkeel.rules.weights import by_size, shares
 
@@ -25,18 +26,13 @@ class ByAgreement(Weighting):
     gamma = beta = 0 without clustering is by size, and so is a sum of zero.  (FedSCAM, 2026)
     """
 
-    gamma: float = 1.0
-    beta: float = 0.8
+    gamma: NonNegative = 1.0
+    beta: NonNegative = 0.8
     clustering: bool = False
-    lam: float = 0.5
-    dimensions: int = 256
-    clusters: int = later(0)
+    lam: PositiveShare = 0.5
+    dimensions: Count = 256
+    clusters: Whole = later(0)
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
-
-    def __post_init__(self) -> None:
-        require(self.gamma >= 0 and self.beta >= 0, self, "gamma and beta must not be negative")
-        require(0 < self.lam <= 1, self, "lam must lie in (0, 1]")
-        require(self.clusters >= 0, self, "clusters must not be negative")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         heterogeneous = 1 + self.gamma * reports["heterogeneity"]

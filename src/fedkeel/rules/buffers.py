@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
@@ -11,6 +12,8 @@ from fedkeel.trees import Tree
 @dataclass(frozen=True)
 class ShareBuffers(Rule):
     """Clients begin with the server's buffers, which become the weighted average of theirs: b ← Σ p_i b_i."""
+
+    stackable: ClassVar[bool] = True
 
     def broadcast(self, message: State, server: State) -> State:
         return message | {"buffers": server["buffers"]}
@@ -24,8 +27,3 @@ class ShareBuffers(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         weights = reports["weights"] / reports["weights"].sum()
         return update, server | {"buffers": reports["buffers"].average(weights)}
-
-
-@dataclass(frozen=True)
-class KeepBuffers(Rule):
-    """Buffers never leave a client; the server's stay as they were first made."""

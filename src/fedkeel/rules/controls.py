@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, State, require
-from fedkeel.rules.filters import BandFilter, HighPass, bin_draws, low_band, low_bins
+from fedkeel.ranges import Share
+from fedkeel.rule import Local, Rule, State
+from fedkeel.rules.filters import BandFilter, HighPass, MinDims, bin_draws, low_band, low_bins
 from fedkeel.trees import Tree
 
 
@@ -22,17 +23,18 @@ class Rescale(Rule):
     factor, so that the direction of the whole vector is kept. ratio = 0 changes nothing.  (SpecGradFilter)
     """
 
-    ratio: float
-    min_dims: int = 0
+    ratio: Share
+    min_dims: MinDims = 0
+    band: ClassVar[HighPass]
     whole: bool = False
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
-        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
+        object.__setattr__(self, "band", HighPass(self.ratio, self.min_dims))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if self.whole:
-            left, _ = HighPass(self.ratio, self.min_dims).step(tree, client, at)
+            left, _ = self.band.step(tree, client, at)
             return (left.norm() / (tree.norm() + 1e-12)) * tree, client
         return tree.map_by_length(self.shorten, vectors=self.min_dims < 2), client
 
@@ -89,6 +91,8 @@ class MeasureStep(Rule):
 
     Last in a gradient chain, after ClipHere and DecayHere, it sees the direction d_k in which the client goes.
     """
+
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"travelled": params.scalar(0.0)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import NonNegative, Positive, PositiveShare
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.trees import Tree
 
 
@@ -15,10 +17,8 @@ from fedkeel.trees import Tree
 class ClipNorm(Rule):
     """Shorten the direction to at most `max_norm`: v · min(1, c / (‖v‖ + 1e-6)), as torch's clip_grad_norm_."""
 
-    max_norm: float
-
-    def __post_init__(self) -> None:
-        require(self.max_norm > 0, self, "max_norm must be positive")
+    max_norm: Positive
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return (self.max_norm / (tree.norm() + 1e-6)).clamp(max=1.0) * tree, client
@@ -38,10 +38,8 @@ class DecayHere(Rule):
 class WeightDecay(Rule):
     """Pull towards zero: g + μ w, at the unperturbed point, as torch.optim.SGD does it.  rate = 0 does nothing."""
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require(self.rate >= 0, self, "rate must not be negative")
+    rate: NonNegative
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.moved(at.params, self.rate), client
@@ -51,10 +49,8 @@ class WeightDecay(Rule):
 class Proximal(Rule):
     """Pull back to where the round started: g + μ (w − w_t).  mu = 0 is FedAvg.  (FedProx, Li et al. 2020)"""
 
-    mu: float
-
-    def __post_init__(self) -> None:
-        require(self.mu >= 0, self, "mu must not be negative")
+    mu: NonNegative
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree + self.mu * (at.params - at.start), client
@@ -68,7 +64,8 @@ class ControlVariates(Rule):
     scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
     """
 
-    scale: float = 1.0
+    scale: NonNegative = 1.0
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -101,12 +98,10 @@ class DynamicDual(Rule):
     2021)
     """
 
-    lam: float
+    lam: Positive
     half: bool = False
     divided: bool = False
-
-    def __post_init__(self) -> None:
-        require(self.lam > 0, self, "lam must be positive: with 0 the server would still add the mean dual")
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"h": params.zeros()}
@@ -138,11 +133,9 @@ class DriftCorrection(Rule):
     alike.  (FedDC, Gao et al. 2022)
     """
 
-    lam: float
-    mean_size: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.lam > 0, self, "lam must be positive: with 0 the server would still add the mean drift")
+    lam: Positive
+    mean_size: NonNegative = 0.0
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, mean_size=setting.mean_size)
@@ -186,10 +179,8 @@ class ActiveDual(Rule):
     lam must be positive.  (FedSpeed, Sun et al. 2023)
     """
 
-    lam: float
-
-    def __post_init__(self) -> None:
-        require(self.lam > 0, self, "lam must be positive")
+    lam: Positive
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
@@ -222,11 +213,9 @@ class ClientMomentum(Rule):
     than they moved the model.  (FedCM, Xu et al. 2021)
     """
 
-    alpha: float
+    alpha: PositiveShare
     own_steps: bool = False
-
-    def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, self, "alpha must lie in (0, 1]")
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"momentum": params.zeros()}

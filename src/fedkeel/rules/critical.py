@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel.layout import Layout
 from fedkeel.randomness import keyed_uniforms
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import Count, NonNegative, Whole
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import layers
 from fedkeel.trees import Tree
 
@@ -30,13 +31,11 @@ class LayerRadius(Rule):
     rho_larger = rho is SAM.  (FedFSA, 2025)
     """
 
-    rho: float
-    rho_larger: float
+    rho: NonNegative
+    rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
     reads: ClassVar[tuple[str, ...]] = ("critical",)
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0 and self.rho_larger >= 0, self, "rho and rho_larger must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return perturbation(tree, client, self.rho, self.rho_larger), client
@@ -55,13 +54,10 @@ class CriticalLayers(Rule):
     never marked. top = 0 is SAM.  (FedFSA, 2025)
     """
 
-    top: int
-    choose: str = "highest"
+    top: Whole
+    choose: Literal["highest", "lowest"] = "highest"
     reads: ClassVar[tuple[str, ...]] = ("sensitivity",)
-
-    def __post_init__(self) -> None:
-        require(self.top >= 0, self, "top must not be negative")
-        require(self.choose in ("highest", "lowest"), self, "choose must be highest or lowest")
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"critical": scores(params)}
@@ -92,6 +88,8 @@ class Sensitivity(Rule):
 class ByChange(Sensitivity):
     """The mean squared change of the layer in this round: mean (w_i − w_t)².  (FedFSA, equation 11)"""
 
+    stackable: ClassVar[bool] = True
+
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.params - at.start).map(lambda leaf: leaf.square().mean())
         return report, client | {"sensitivity": moved}
@@ -100,6 +98,8 @@ class ByChange(Sensitivity):
 @dataclass(frozen=True)
 class ByRange(Sensitivity):
     """The mean squared change of the layer, each time scaled to [0, 1]; a constant layer ranks last. (FedFSA's code)"""
+
+    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report, client | {"sensitivity": at.params.map(self.change, at.start)}
@@ -118,9 +118,11 @@ class ByTaylor(Sensitivity):
     Goes first in the gradient chain, behind LayerRadius(rho, rho_larger).  (FedFSA, equation 8)
     """
 
-    rho: float
-    rho_larger: float
-    epochs: int = 1
+    rho: NonNegative
+    rho_larger: NonNegative
+    epochs: Count = 1
+    reads: ClassVar[tuple[str, ...]] = ("gradient", "critical")
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, epochs=setting.epochs)
@@ -141,9 +143,10 @@ class ByRemoval(Sensitivity):
     For a measuring phase after the training: one step for each layer and one more.  (FedFSA, equation 7)
     """
 
-    rho: float
-    rho_larger: float
+    rho: NonNegative
+    rho_larger: NonNegative
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}
@@ -162,7 +165,8 @@ class ByRemoval(Sensitivity):
 class NoteRemoval(Rule):
     """Keep what each step of ByRemoval measured: the full loss in step 0, the change without layer l in step l."""
 
-    reads: ClassVar[tuple[str, ...]] = ("sensitivity", "perturbed_loss")
+    reads: ClassVar[tuple[str, ...]] = ("loss", "sensitivity", "perturbed_loss")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.loss is not None

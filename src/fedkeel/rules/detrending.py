@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedkeel.ranges import Count, Positive, Range
 from fedkeel.rule import Local, Rule, State, require
+from fedkeel.rules.filters import MinDims
 from fedkeel.trees import Tree
 
 
@@ -24,12 +27,12 @@ class PoolDetrend(Rule):
     frequency as HighPass(0.05).  (LAP-D of SpecGradFilter)
     """
 
-    window: int = 25
-    min_dims: int = 0
+    window: Count = 25
+    min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.window > 0 and self.window % 2 == 1, self, "window must be a positive odd number")
-        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
+        require(self.window % 2 == 1, self, "window must be odd")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -51,12 +54,9 @@ class GaussianDetrend(Rule):
     (GD of SpecGradFilter)
     """
 
-    sigma: float = 7.5
-    min_dims: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.sigma > 0, self, "sigma must be positive")
-        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
+    sigma: Annotated[float, Range(0, 10**6, above=True)] = 7.5
+    min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -81,12 +81,9 @@ def bell(sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 class ClipMedian(Rule):
     """Limit each coordinate to `times` the median size in its tensor: |v_j| ≤ τ · median |v|.  (FedFFT's ablation)"""
 
-    times: float = 3.0
-    min_dims: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.times > 0, self, "times must be positive")
-        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
+    times: Positive = 3.0
+    min_dims: MinDims = 0
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.limit, vectors=self.min_dims < 2), client

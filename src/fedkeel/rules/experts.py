@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from fedkeel.layout import Layout
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import Share
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 from fedkeel.trees import Tree
 
@@ -28,6 +29,7 @@ class NotePrecision(Rule):
 
     patterns: Patterns = (HEAD,)
     needs_gradient: ClassVar[str] = "precision"
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -55,12 +57,10 @@ class CommonPrior(Rule):
     same phase: Σ μ/σ² is the slope of its objective, `evidence`, in the head's weights.  (FedCR, Zhang et al. 2023)
     """
 
-    beta2: float = 1.0
+    beta2: Share = 1.0
     patterns: Patterns = (HEAD,)
     reads: ClassVar[tuple[str, ...]] = ("precision",)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta2 <= 1, self, "beta2 must be in [0, 1]")
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))

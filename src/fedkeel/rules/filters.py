@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import floor
-from typing import ClassVar
+from typing import ClassVar, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,15 +15,20 @@ from fedkeel.kernels.band import high_pass
 from fedkeel.kernels.opaque import like_first, opaque
 from fedkeel.layout import Group, Shape
 from fedkeel.randomness import key, keyed_uniforms, permutation
-from fedkeel.rule import Local, Rule, State, require
+from fedkeel.ranges import Share
+from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
 
 PRUNED_FROM = 2048  # below this length the plain transform is faster
 
 
-NATURAL = "0123"
-ORDERS = (NATURAL, "0231", "0312", "3210", "1230", "2130", "2310", "random")
+NATURAL: Final = "0123"
+Order = Literal["0123", "0231", "0312", "3210", "1230", "2130", "2310", "random"]
 """How a 4-d tensor [out, in, height, width] is laid out in a row: its axes from the slowest to the fastest."""
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+MinDims = Literal[0, 1, 2]
+"""Tensors of fewer axes are left alone."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,10 @@ class BandFilter(Rule, ABC):
     but for "random", which puts every tensor in one random order for good.
     """
 
-    ratio: float
-    min_dims: int = 0
-    order: str = NATURAL
-
-    def __post_init__(self) -> None:
-        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
-        require(self.min_dims in (0, 1, 2), self, "min_dims must be 0, 1 or 2")
-        require(self.order in ORDERS, self, f"order must be one of {', '.join(ORDERS)}")
+    ratio: Share
+    min_dims: MinDims = 0
+    order: Order = NATURAL
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         def filtered(leaves: Tensor, shape: Shape) -> Tensor:
@@ -65,6 +66,8 @@ class HighPass(BandFilter):
     min_dims = 2 leaves biases and normalisation alone.  (FedFFT on perturbations; SpecGradFilter on gradients)
     """
 
+    stackable: ClassVar[bool] = True
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if torch.compiler.is_compiling() and self.order == NATURAL:
             return Tree(high_pass(tree.buffer, self.spans(tree.layout.groups)), tree.layout), client
@@ -86,6 +89,8 @@ class HighPass(BandFilter):
 @dataclass(frozen=True)
 class LowPass(BandFilter):
     """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
+
+    stackable: ClassVar[bool] = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         n = rows.shape[-1]
@@ -125,10 +130,8 @@ class HighPass2d(Rule):
     (SpecGradFilter)
     """
 
-    ratio: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.ratio <= 1, self, "ratio must lie in [0, 1]")
+    ratio: Share
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_shape(self.filter), client

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from fedkeel.errors import MethodError, nearest
 from fedkeel.layout import Layout
@@ -49,11 +50,10 @@ class On(Rule):
 
     patterns: str | Patterns
     inner: Rule
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        kind = type(self.inner)
-        forgetful = kind.client_slots is Rule.client_slots and kind.server_slots is Rule.server_slots
-        require(forgetful, self, "On takes rules without memory")
+        require(self.inner.stages == {"step"}, self, "On takes rules without memory, which act in a step alone")
         if isinstance(self.patterns, str):
             object.__setattr__(self, "patterns", (self.patterns,))
         for trait in ("needs_gradient", "random", "asks", "reads"):
@@ -77,6 +77,7 @@ class OnlyLayers(Rule):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, Setting, State, Weighting, require
+from fedkeel.ranges import NonNegative, Positive, Whole
+from fedkeel.rule import Local, Rule, Setting, State, Weighting
 from fedkeel.rules.weights import by_size
 from fedkeel.trees import Tree, cosine
 
@@ -38,15 +39,11 @@ class ByAttraction(Weighting):
     that began with it; ByPlaces follows that code.  (FedAWA, Shi et al. 2025)
     """
 
-    steps: int = 1
-    server_lr: float = 1e-3
-    gamma: float = 1.0
+    steps: Whole = 1
+    server_lr: NonNegative = 1e-3
+    gamma: Positive = 1.0
     released: bool = False
     asks: ClassVar[tuple[str, ...]] = ("client",)
-
-    def __post_init__(self) -> None:
-        require(self.steps >= 0 and self.server_lr >= 0, self, "steps and server_lr must not be negative")
-        require(self.gamma > 0, self, "gamma must be positive")
 
     def server_slots(self, params: Tree) -> State:
         return {"attraction": params.buffer.new_zeros(1)}
@@ -122,14 +119,10 @@ class ByPlaces(Weighting):
     of the participants.  (FedAWA's code)
     """
 
-    steps: int = 1
-    server_lr: float = 1e-3
-    gamma: float = 1.0
-    mean_size: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.steps >= 0 and self.server_lr >= 0, self, "steps and server_lr must not be negative")
-        require(self.gamma > 0, self, "gamma must be positive")
+    steps: Whole = 1
+    server_lr: NonNegative = 1e-3
+    gamma: Positive = 1.0
+    mean_size: NonNegative = 0.0
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, mean_size=setting.mean_size)
@@ -202,10 +195,7 @@ class LearnMixture(Rule):
     (FedLAW, Li et al. 2023)
     """
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require(self.rate >= 0, self, "rate must not be negative")
+    rate: NonNegative
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         weights, gamma = torch.softmax(client["x"], 0), client["y"].exp()

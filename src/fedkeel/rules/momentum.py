@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, Setting, State, require
+from fedkeel.ranges import NonNegative, OpenShare, Share
+from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 from fedkeel.trees import Tree, cosine
@@ -23,8 +24,9 @@ class FirstRateMomentum(ClientMomentum):
     (FedFSA's code)
     """
 
-    first_lr: float = 0.0
-    decay: float = 1.0
+    first_lr: NonNegative = 0.0
+    decay: NonNegative = 1.0
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, first_lr=setting.lr, decay=setting.lr_decay)
@@ -45,15 +47,12 @@ class PersonalMomentum(Rule):
     code multiplies it by the decay of the learning rate.  (FedWMSAM, Li et al. 2025)
     """
 
-    alpha: float = 0.1
-    smooth: float = 0.01
+    alpha: OpenShare = 0.1
+    smooth: Share = 0.01
     mix: bool = True
-    decay: float = 1.0
+    decay: NonNegative = 1.0
     variates: ControlVariates = field(default_factory=ControlVariates)
-
-    def __post_init__(self) -> None:
-        require(0 < self.alpha < 1, self, "alpha must lie in (0, 1)")
-        require(0 <= self.smooth <= 1, self, "smooth must lie in [0, 1]")
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return self.variates.server_slots(params) | {"momentum": params.zeros(), "alpha": params.scalar(self.alpha)}
@@ -100,12 +99,10 @@ class PredictedPosition(Rule):
     per tensor.  (FedWMSAM, Li et al. 2025)
     """
 
-    rho: float
+    rho: NonNegative
     released: bool = False
     reads: ClassVar[tuple[str, ...]] = ("momentum", "alpha", "c", "c_i")
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         ahead = at.start + at.step.to(at.params.buffer.dtype) * fitted(client, at) - at.params
@@ -118,10 +115,9 @@ class PredictedPosition(Rule):
 class MixGradients(Rule):
     """Mix the gradients before and after the climb: (1 − a) g(w) + a g(w + δ).  mix = 1 is SAM, 0 SGD.  (FedSpeed)"""
 
-    mix: float
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mix <= 1, self, "mix must lie in [0, 1]")
+    mix: Share
+    reads: ClassVar[tuple[str, ...]] = ("gradient",)
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.gradient is not None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
-from fedkeel.rule import Local, Rule, Setting, State, later, require
+from fedkeel.ranges import Count, NonNegative
+from fedkeel.rule import Local, Rule, Setting, State, later
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 from fedkeel.trees import Tree, where
 
@@ -19,6 +21,7 @@ class PrivateLayers(Rule):
     """
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -39,6 +42,8 @@ class PrivateLayers(Rule):
 class KeepModel(Rule):
     """Remember the model at the end of a client's own work: what is judged as its personal model."""
 
+    stackable: ClassVar[bool] = True
+
     def client_slots(self, params: Tree) -> State:
         return {"kept": params}
 
@@ -53,10 +58,8 @@ class OwnModel(Rule):
     lam = 0 trains each client alone.  (Ditto, Li et al. 2021)
     """
 
-    lam: float
-
-    def __post_init__(self) -> None:
-        require(self.lam >= 0, self, "lam must not be negative")
+    lam: NonNegative
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"own": params}
@@ -80,6 +83,7 @@ class Merge(Rule):
     """
 
     patterns: Patterns = (HEAD,)
+    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=named(self.patterns, setting, self))
@@ -106,14 +110,11 @@ class LearnMerge(Rule):
     the time of so many: what is left over changes nothing.  (FedALA, Zhang et al. 2023)
     """
 
-    rate: float = 1.0
-    passes: int = later(1)
-    threshold: float = later(0.1)
-
-    def __post_init__(self) -> None:
-        require(self.rate >= 0, self, "rate must not be negative")
-        require(self.passes >= 1, self, "passes must be at least 1")
-        require(self.threshold >= 0, self, "threshold must not be negative")
+    rate: NonNegative = 1.0
+    passes: Count = later(1)
+    threshold: NonNegative = later(0.1)
+    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
+    stackable: ClassVar[bool] = True
 
     def passes_needed(self) -> int:
         return self.passes
@@ -153,6 +154,9 @@ class LearnMerge(Rule):
 @dataclass(frozen=True)
 class BeginMerged(Rule):
     """Begin a phase at the merged model, and remember the head it ends with."""
+
+    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
+    stackable: ClassVar[bool] = True
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         own = client["own_head"]

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.rule import Local, Rule, State, require
+from fedkeel.ranges import NonNegative, Positive
+from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
 
 
@@ -16,11 +17,9 @@ from fedkeel.trees import Tree
 class Sam(Rule):
     """Climb along the local gradient: ρ g / ‖g‖.  rho = 0 takes the gradient at w.  (SAM, Foret et al. 2021)"""
 
-    rho: float
+    rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree.unit(), client
@@ -30,11 +29,9 @@ class Sam(Rule):
 class Ascent(Rule):
     """Climb by the gradient itself, not its direction: ρ g.  rho = 0 takes the gradient at w.  (FedSpeed)"""
 
-    rho: float
+    rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree, client
@@ -48,12 +45,10 @@ class AdaptiveSam(Rule):
     FedASAM, Caldarola et al. 2022)
     """
 
-    rho: float
-    eta: float = 0.2
+    rho: NonNegative
+    eta: NonNegative = 0.2
     needs_gradient: ClassVar[str] = "loss"
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0 and self.eta >= 0, self, "rho and eta must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         weights = at.params.only(lambda name: "bias" not in name)
@@ -69,10 +64,8 @@ class GlobalDirection(Rule):
     (FedLESAM, Fan et al. 2024)
     """
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    rho: NonNegative
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"last_seen": params, "seen": params.scalar(0.0)}
@@ -92,10 +85,8 @@ class LastServerStep(Rule):
     rho = 0 takes the gradient at w.
     """
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    rho: NonNegative
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"previous": params}
@@ -131,11 +122,9 @@ class AdmmPerturbation(Rule):
     (FedSMOO, Sun et al. 2023)
     """
 
-    rho: float
+    rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"s": params.zeros()}
@@ -167,12 +156,12 @@ class DistilAscent(Rule):
     temperature = 1 compares outputs as they are.  (FedSOL, Lee et al. 2024)
     """
 
-    rho: float
+    rho: NonNegative
     adaptive: bool = False
-    temperature: float = 3.0
+    temperature: Positive = 3.0
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.rho >= 0 and self.temperature > 0, self, "rho must not be negative, temperature be positive")
         object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -200,11 +189,9 @@ class SharedLayers(Rule):
     code is public.  (PLGU, Qu et al. 2023)
     """
 
-    rho: float
+    rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0, self, "rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         moved = (at.params - at.message["params"]).map(lambda leaf: leaf.square().mean().sqrt())

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from fedkeel.kernels.opaque import opaque
 from fedkeel.randomness import bits, key
-from fedkeel.rule import Local, Rule, State, require
+from fedkeel.ranges import Count, NonNegative
+from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)
 class MeasureLoss(Rule):
     """Report the mean loss of this phase: in a phase that trains nothing, of the model as received."""
+
+    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report | {"loss_before": at.loss}, client
@@ -27,10 +30,8 @@ class MeasureLoss(Rule):
 class MeasureNorm(Rule):
     """The mean gradient norm over `batches` probe batches: h_i = (1/B) Σ_b ‖∇L(w_t; b)‖.  (FedSCAM)"""
 
-    batches: int
-
-    def __post_init__(self) -> None:
-        require(self.batches >= 1, self, "batches must be at least 1")
+    batches: Count
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"norm": params.scalar(0.0)}
@@ -47,10 +48,11 @@ class PilotRadius(Rule):
     ρ_pilot = ½ ρ_max / (1 + α_ρ h_i).  (FedSCAM)
     """
 
-    rho_max: float
-    alpha_rho: float
-    batches: int
+    rho_max: NonNegative
+    alpha_rho: NonNegative
+    batches: Count
     needs_gradient: ClassVar[str] = "loss"
+    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {} if self.batches > 1 else {"norm": params.scalar(0.0)}
@@ -70,12 +72,10 @@ class MeasureAlignment(Rule):
     numbers of a vector. kappa = 0 ignores the agreement.  (FedSCAM)
     """
 
-    kappa: float
-    dimensions: int = 256
+    kappa: NonNegative
+    dimensions: Count = 256
     reads: ClassVar[tuple[str, ...]] = ("norm",)
-
-    def __post_init__(self) -> None:
-        require(self.kappa >= 0 and self.dimensions >= 1, self, "kappa must not be negative, dimensions at least 1")
+    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"last_move": sketch(params.zeros(), self.dimensions)}
@@ -107,13 +107,11 @@ class AdaptiveRadius(Rule):
     alpha_rho = 0 is SAM with rho_max. rho_max = 0 takes the gradient at w.  (FedSCAM)
     """
 
-    rho_max: float
-    alpha_rho: float
+    rho_max: NonNegative
+    alpha_rho: NonNegative
     needs_gradient: ClassVar[str] = "loss"
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
-
-    def __post_init__(self) -> None:
-        require(self.rho_max >= 0 and self.alpha_rho >= 0, self, "rho_max and alpha_rho must not be negative")
+    stackable: ClassVar[bool] = True
 
     def radius(self, client: State) -> Tensor:
         found: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])

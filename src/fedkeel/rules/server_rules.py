@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
-FORMS = ("heavy-ball", "ema", "nesterov")
+Form = Literal["heavy-ball", "ema", "nesterov"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,8 @@ class ServerMomentum(Rule):
     form = "ema" adds (1 − β) Δ instead of Δ; "nesterov" moves by Δ + β v.
     """
 
-    momentum: float
-    form: str = "heavy-ball"
-
-    def __post_init__(self) -> None:
-        require(0 <= self.momentum < 1, self, "momentum must lie in [0, 1)")
-        require(self.form in FORMS, self, f"form must be one of {', '.join(FORMS)}")
+    momentum: ShareBelowOne
+    form: Form = "heavy-ball"
 
     def server_slots(self, params: Tree) -> State:
         return {"velocity": params.zeros()}
@@ -46,13 +43,9 @@ class ServerAdam(Rule):
     alone. A larger tau keeps small updates small.  (FedAdam, Reddi et al. 2021)
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, self, "beta1 and beta2 must lie in [0, 1)")
-        require(self.tau > 0, self, "tau must be positive")
+    beta1: ShareBelowOne = 0.9
+    beta2: ShareBelowOne = 0.99
+    tau: Positive = 1e-3
 
     def server_slots(self, params: Tree) -> State:
         return {"first_moment": params.zeros(), "second_moment": params.zeros()}
@@ -76,14 +69,10 @@ class GlobalSharpness(Rule):
     (FedGloSS, Caldarola et al. 2025)
     """
 
-    rho: float
-    warmup: int = 0
-    rho0: float = 0.001
+    rho: NonNegative
+    warmup: Whole = 0
+    rho0: NonNegative = 0.001
     ramp: bool = True
-
-    def __post_init__(self) -> None:
-        require(self.rho >= 0 and self.rho0 >= 0, self, "rho and rho0 must not be negative")
-        require(self.warmup >= 0, self, "warmup must not be negative")
 
     def server_slots(self, params: Tree) -> State:
         counter = {"round": params.scalar(0.0)} if self.warmup else {}
@@ -109,14 +98,11 @@ class WarmUp(Rule):
     ρ_t = ρ_0 + (ρ − ρ_0) min(t / T, 1). rho0 = rho changes nothing.  (FedGloSS, Caldarola et al. 2025)
     """
 
-    rho: float
-    warmup: int
-    rho0: float = 0.001
+    rho: Positive
+    warmup: Count
+    rho0: NonNegative = 0.001
     reads: ClassVar[tuple[str, ...]] = ("round",)
-
-    def __post_init__(self) -> None:
-        require(self.rho > 0 and self.rho0 >= 0, self, "rho must be positive, rho0 not negative")
-        require(self.warmup > 0, self, "warmup must be positive")
+    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree * (warmed(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client
@@ -137,13 +123,12 @@ class Shrink(Rule):
     tau_max = 0 changes nothing.  (FedLWS, Shi et al. 2025)
     """
 
-    beta: float = 0.03
-    tau_min: float = 0.01
-    tau_max: float = 0.2
+    beta: NonNegative = 0.03
+    tau_min: NonNegative = 0.01
+    tau_max: NonNegative = 0.2
 
     def __post_init__(self) -> None:
-        require(self.beta >= 0, self, "beta must not be negative")
-        require(0 <= self.tau_min <= self.tau_max or self.tau_max == 0, self, "tau_min must lie in [0, tau_max]")
+        require(self.tau_min <= self.tau_max or self.tau_max == 0, self, "tau_min must not exceed tau_max")
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         apart = reports["delta"] - reports["delta"].mean()

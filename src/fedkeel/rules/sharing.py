@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,10 +25,12 @@ class Confined(Rule):
 
     inner: Rule
     private: Patterns
+    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for trait in ("needs_gradient", "random", "asks", "reads"):
+        for trait in ("needs_gradient", "random", "asks", "reads", "stages"):
             object.__setattr__(self, trait, getattr(self.inner, trait))
+        object.__setattr__(self, "stands_for", self.inner)
 
     def shared(self, tree: Tree) -> Tree:
         mine = matching(self.private)

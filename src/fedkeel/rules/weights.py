@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedkeel.rule import State, Weighting, require
+from fedkeel.ranges import AnyFinite, NonNegative
+from fedkeel.rule import State, Weighting
 
 SMALL = 1e-10
+
+Metric = Literal["kl", "l1", "l2", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,7 @@ class Fair(Weighting):
     q = 0 is uniform averaging.  (q-FedAvg, Li et al. 2020)
     """
 
-    q: float
-    reads: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        require(self.q >= 0, self, "q must not be negative")
+    q: NonNegative
 
     def __call__(self, reports: State, server: State) -> Tensor:
         loss: Tensor = reports["loss_before"].clamp(min=0) + SMALL
@@ -89,10 +88,7 @@ class FairShares(Weighting):
     The convex relative of q-FedAvg, whose step stays that of FedAvg.
     """
 
-    q: float
-
-    def __post_init__(self) -> None:
-        require(self.q >= 0, self, "q must not be negative")
+    q: NonNegative
 
     def __call__(self, reports: State, server: State) -> Tensor:
         return shares(reports["size"] * (reports["loss_before"].clamp(min=0) + SMALL) ** self.q, by_size(reports))
@@ -111,13 +107,10 @@ class ByDiscrepancy(Weighting):
     selected), "l1", "l2" or "cosine". a = b = 0 is FedAvg.  (FedDisco, Ye et al. 2023)
     """
 
-    a: float = 0.5
-    b: float = 0.1
-    metric: str = "kl"
+    a: AnyFinite = 0.5
+    b: AnyFinite = 0.1
+    metric: Metric = "kl"
     asks: ClassVar[tuple[str, ...]] = ("histogram",)
-
-    def __post_init__(self) -> None:
-        require(self.metric in ("kl", "l1", "l2", "cosine"), self, "metric must be kl, l1, l2 or cosine")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         counts = reports["histogram"]
