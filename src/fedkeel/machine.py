@@ -16,7 +16,7 @@ import torch
 from fedkeel.errors import RequestError
 
 ONEDNN = platform.machine() not in ("aarch64", "arm64")
-"""Whether oneDNN convolves: on 64-bit ARM PyTorch's own convolutions were 1.2 to 2.7 times as fast for the models here."""
+"""Whether oneDNN convolves: on 64-bit ARM, PyTorch itself was 1.2 to 2.7 times as fast for the models here."""
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
