@@ -78,7 +78,8 @@ def test_hsu_on_cifar_has_the_known_classes() -> None:
 
 def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
     hsu = [score(Dirichlet(1.0, 100, "hsu").divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
-    fls = [score(Dirichlet(0.1, 100, "client-prior-refill").divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
+    refill = Dirichlet(0.1, 100, "client-prior-refill")
+    fls = [score(refill.divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
     assert abs(np.mean(hsu) - np.mean(fls)) < 0.05
 
 

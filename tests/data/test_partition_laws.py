@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.data.dirichlet import Dirichlet
 from fedkeel.data.clients import SharedClients, hold_out
+from fedkeel.data.dirichlet import Dirichlet
 from fedkeel.data.feature_shift import FeatureShift
 from fedkeel.data.partition import Partition
 from fedkeel.data.partitions import PARTITIONS, repeats

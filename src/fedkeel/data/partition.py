@@ -91,8 +91,9 @@ class Partition:
         # 0.29 * 100 is 28.999…: the nudge makes the floor the one of the written number
         drawn = np.zeros(self.samples, dtype=bool)
         drawn[samples] = rank < np.floor(share * owned + 1e-9)[clients]
-        for client in np.flatnonzero((np.bincount(self.holders[~drawn[self.indices]], minlength=self.clients) == 0)):
-            drawn[self[client][:1]] = False  # all it holds is drawn by others
+        left = np.bincount(self.holders[~drawn[self.indices]], minlength=self.clients)
+        for client in np.flatnonzero(left == 0).tolist():
+            drawn[self[client][:1]] = False  # all it holds was drawn by others
         aside = drawn[self.indices]
         return self._where(~aside), self._where(aside)
 
