@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel import machine
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,3 +24,13 @@ def toy():
 def small():
     """A small module and six clients of unequal size, one of them with a single sample."""
     return small_problem()
+
+
+@pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
+def onednn(request, monkeypatch):
+    """Convolutions by oneDNN and by PyTorch itself, whichever this machine would take."""
+    if request.param and not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch was built without oneDNN")
+    monkeypatch.setattr(machine, "ONEDNN", request.param)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
+    return request.param

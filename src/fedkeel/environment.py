@@ -14,8 +14,12 @@ from typing import Any
 import torch
 
 from fedkeel import __version__
+from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
 from fedkeel.rule import Rule
+
+BY_SAMPLE = "by sample"
+"""All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
 
@@ -41,6 +45,7 @@ def environment(
         "precision": str(dtype).removeprefix("torch."),
         "sources": sources(rules),
         "track": [name for name in track if isinstance(name, str)],
+        "held_out": BY_SAMPLE,
         "git_revision": git_revision(),
         "command": list(command if command is not None else sys.argv),
     }
@@ -61,6 +66,11 @@ def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
     """Modules of rules that have changed since a run was made."""
     before = RunFolder(folder).read_json("environment.json").get("sources") or {}
     return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
+
+
+def leaks(folder: Path, experiment: Experiment) -> bool:
+    """Whether the run there is judged on samples of which it trained on copies."""
+    return experiment.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:

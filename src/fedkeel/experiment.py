@@ -13,7 +13,7 @@ from torch import nn
 from fedkeel import composition
 from fedkeel.data import DATASETS
 from fedkeel.data.partition import Partitioner
-from fedkeel.data.partitions import load_partition, save_partition
+from fedkeel.data.partitions import load_partition, repeats, save_partition
 from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.evaluation import Evaluation
 from fedkeel.method import Method
@@ -99,6 +99,12 @@ class Experiment:
         assert isinstance(self.method, Method)
         return self.method
 
+    @property
+    def sets_copies_aside(self) -> bool:
+        """Whether validation or test shares are cut from data in which a sample may come twice."""
+        share = max(self.validation, 0.0 if self.policy is None else self.policy.share)
+        return self.dataset is not None and share > 0 and repeats(load_partition(self.partition))
+
     def with_(self, **changes: Any) -> Experiment:
         """This experiment with some fields changed; those never given follow: another seed has another split."""
         asked: dict[str, Any] = vars(self)["_asked"]
@@ -152,6 +158,8 @@ class Experiment:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
         data = {name: value for name, value in self.save().items() if name != "rounds"}
         data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
+        if self.sets_copies_aside:
+            data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
 

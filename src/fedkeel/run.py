@@ -19,7 +19,7 @@ from fedkeel.engines.choose import check_name, choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
 from fedkeel.engines.memory import enough
-from fedkeel.environment import edited, engines_before, environment, precision_before
+from fedkeel.environment import edited, engines_before, environment, leaks, precision_before
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder, read_rounds
@@ -27,7 +27,7 @@ from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.means import try_out
 from fedkeel.runs import Run
-from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.setup import describe_task, method_of, problem_of, task_maker
 from fedkeel.tracking import Observer, listed, observers
 
 log = logging.getLogger("fedkeel")
@@ -107,6 +107,7 @@ def start(
     maker = task_maker(experiment, on.device, on.dtype)
     task = maker(problem_of(experiment))
     try_out(task)
+    log.info("%s", describe_task(task))
     method = method_of(experiment, task)
     assert experiment.epochs is not None
     assert experiment.batch_size is not None
@@ -164,4 +165,10 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
             raise FolderError(
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
+            )
+        if begun and leaks(folder.path, experiment):
+            raise FolderError(
+                f"{folder.path} was begun when copies of validation or test samples were trained on: "
+                "its scores are too high.",
+                "choose another folder with --out, and compare no scores with this run's",
             )

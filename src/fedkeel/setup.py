@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients
+from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
 from fedkeel.data.feature_shift import FeatureShift
 from fedkeel.data.partition import Partition, everything
 from fedkeel.data.partitions import load_partition
@@ -136,6 +136,13 @@ def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype)
         )
 
     return make
+
+
+def describe_task(task: Task) -> str:
+    """Who holds how much, in one line."""
+    proxy = task.problem.proxy
+    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 
 def start_weights(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedkeel.data.clients import ClientData, HeldOut, Rows, Sample
+from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
 from fedkeel.means import loss_is_a_mean, require_a_mean
 from fedkeel.modules import compares_samples, counters_of, taken_from
@@ -71,8 +71,10 @@ class Task:
         # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
         self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
         whole = problem.data
-        self.clients: ClientData = HeldOut(whole, validation, seed, validation=False) if validation else whole
-        self.validation = HeldOut(whole, validation, seed, validation=True) if validation else None
+        self.clients: ClientData = whole
+        self.validation: ClientData | None = None
+        if validation:
+            self.clients, self.validation = hold_out(whole, validation, seed)
         self.test = problem.tested()
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk

@@ -60,15 +60,23 @@ owners = st.lists(st.lists(st.integers(0, 19), max_size=15), min_size=1, max_siz
 
 @law
 @given(owners, st.floats(0, 0.99), st.integers(0, 2**63 - 1))
-def test_a_split_separates_each_clients_different_samples(clients: list[list[int]], share: float, key: int) -> None:
+def test_all_copies_of_a_sample_are_on_one_side(clients: list[list[int]], share: float, key: int) -> None:
     whole = held(*clients)
     kept, aside = whole.split(share, key)
+    assert not set(kept.indices) & set(aside.indices)
     for client, (mine, theirs) in enumerate(zip(kept, aside, strict=True)):
         assert sorted([*mine, *theirs]) == whole[client].tolist()
-        assert not set(mine) & set(theirs)
-        different = len(set(clients[client]))
-        assert len(set(theirs)) == int(share * different + 1e-9)
-        assert len(mine) > 0 or different == 0
+        assert len(mine) > 0 or not clients[client]
+
+
+@law
+@given(st.lists(st.integers(0, 5), max_size=20), st.floats(0, 0.99), st.integers(0, 2**63 - 1))
+def test_of_samples_that_one_client_holds_the_share_is_exact(owner: list[int], share: float, key: int) -> None:
+    clients = [[sample for sample, mine in enumerate(owner) if mine == client] for client in range(6)]
+    twice = held(*([*mine, *mine] for mine in clients))
+    _, aside = twice.split(share, key)
+    for mine, theirs in zip(clients, aside, strict=True):
+        assert len(set(theirs)) == int(share * len(mine) + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +88,19 @@ def test_split_sizes_are_those_of_the_papers(size: int, share: float, aside: int
     assert second.sizes.tolist() == [aside]
 
 
-def test_a_sample_that_two_clients_hold_counts_for_both() -> None:
-    _, aside = held([0, 1, 2, 3], [3, 4, 5, 6]).split(0.5, 0)
-    assert aside.sizes.tolist() == [2, 2]
+def test_a_sample_that_two_clients_hold_is_drawn_by_the_first() -> None:
+    for key in range(20):
+        _, aside = held([0, 1, 2, 3], [3, 4, 5, 6]).split(0.5, key)
+        assert len(aside[0]) == 2  # of its four
+        assert len(set(aside[1]) - {3}) == 1  # of the three that only it holds
+        assert (3 in aside[0]) == (3 in aside[1])
+
+
+def test_a_client_keeps_a_sample_even_if_others_drew_all_of_its() -> None:
+    for key in range(20):
+        kept, aside = held([0, 1, 2, 3], [0, 1], [2], [3]).split(0.75, key)
+        assert (kept.sizes > 0).all()
+        assert not set(kept.indices) & set(aside.indices)
 
 
 def test_what_a_client_sets_aside_does_not_depend_on_the_others() -> None:
@@ -92,10 +110,10 @@ def test_what_a_client_sets_aside_does_not_depend_on_the_others() -> None:
 
 
 def test_the_key_decides_the_split() -> None:
-    partition = held(list(range(20)), list(range(20)))
+    partition = held(list(range(20)), list(range(20, 40)), samples=40)
     first, again, other = (partition.split(0.5, key)[1] for key in (1, 1, 2))
     assert first.indices.tobytes() == again.indices.tobytes() != other.indices.tobytes()
-    assert first[0].tolist() != first[1].tolist()
+    assert first[0].tolist() != (first[1] - 20).tolist()
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])

@@ -49,7 +49,7 @@ def test_refill_behaves_like_the_loop_it_replaces() -> None:
     labels, clients, runs = np.repeat(np.arange(4), (60, 60, 60, 20)), 8, 60
     ours, theirs = [], []
     for run in range(runs):
-        partition = Dirichlet(0.3, clients).divide(labels, run)
+        partition = Dirichlet(0.3, clients, "client-prior-refill").divide(labels, run)
         ours.append((partition.unused, np.count_nonzero(partition.histogram(labels, 4))))
         random = np.random.default_rng(run)
         theirs.append(fl_simulator_loop(labels, random.dirichlet([0.3] * 4, clients), random))
@@ -65,7 +65,7 @@ def test_random_turns_are_uniform_over_the_clients_that_are_not_full() -> None:
 
 
 def test_refill_on_cifar_has_the_known_classes_and_unused_share() -> None:
-    divided = [Dirichlet(0.1, 100).divide(CIFAR, key) for key in range(6)]
+    divided = [Dirichlet(0.1, 100, "client-prior-refill").divide(CIFAR, key) for key in range(6)]
     assert 4.7 < np.mean([classes_per_client(p) for p in divided]) < 5.3
     # one class's demand has standard deviation 500 √(100 · 0.045), of which 1/√(2π) is left over on average: 8.5 %
     assert 0.065 < np.mean([p.unused / 50_000 for p in divided]) < 0.105
@@ -78,7 +78,8 @@ def test_hsu_on_cifar_has_the_known_classes() -> None:
 
 def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
     hsu = [score(Dirichlet(1.0, 100, "hsu").divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
-    fls = [score(Dirichlet(0.1, 100).divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
+    refill = Dirichlet(0.1, 100, "client-prior-refill")
+    fls = [score(refill.divide(CIFAR, key).histogram(CIFAR, 10)) for key in range(3)]
     assert abs(np.mean(hsu) - np.mean(fls)) < 0.05
 
 

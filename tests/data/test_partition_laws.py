@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkeel.data.clients import SharedClients, hold_out
 from fedkeel.data.dirichlet import Dirichlet
+from fedkeel.data.feature_shift import FeatureShift
 from fedkeel.data.partition import Partition
+from fedkeel.data.partitions import PARTITIONS, repeats
 from fedkeel.data.pathological import Pathological
 from fedkeel.data.plain import Iid, LongTail, Natural, QuantitySkew
 from fedkeel.errors import DataError
+from fedkeel.personal_data import without_proxy
 
 BALANCED = ("client-prior-refill", "client-prior-exact", "hsu", "fedfsa-released")
 LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 60)
@@ -188,7 +192,8 @@ EVERY = [
     QuantitySkew(0.5, 7),
     *(Dirichlet(0.3, 7, form) for form in (*BALANCED, "class-wise")),
     *(Pathological(3, 7, form) for form in ("shuffled", "shards", "cyclic")),
-    LongTail(Dirichlet(0.3, 7), 20),
+    LongTail(Dirichlet(0.3, 7, "client-prior-refill"), 20),
+    FeatureShift(Dirichlet(0.3, 7, "client-prior-refill")),
 ]
 
 
@@ -200,7 +205,7 @@ def test_the_key_decides_everything(partitioner: Any) -> None:
     assert first.indices.tobytes() != other.indices.tobytes()
 
 
-NAMELESS = [p for p in EVERY if getattr(p, "form", "") not in ("cyclic", "fedfsa-released") and type(p) is not LongTail]
+NAMELESS = [p for p in EVERY if getattr(p, "form", "") not in ("cyclic", "fedfsa-released") and not hasattr(p, "base")]
 
 
 @pytest.mark.parametrize("partitioner", NAMELESS, ids=str)
@@ -223,3 +228,63 @@ def test_labels_that_cannot_be_divided_are_refused(partitioner: Any) -> None:
 def test_any_integer_type_of_labels_gives_the_same(partitioner: Any) -> None:
     small = partitioner.divide(LABELS.astype(np.uint8), 5)
     assert small.indices.tobytes() == partitioner.divide(LABELS, 5).indices.tobytes()
+
+
+def samples_of(clients: Any) -> set[int]:
+    """Whoever holds them; the inputs of these data are the samples' numbers."""
+    rows = [clients.rows(client, np.arange(size))[0] for client, size in enumerate(clients.sizes.tolist())]
+    return {int(number) for row in rows for number in row}
+
+
+@pytest.mark.parametrize("partitioner", EVERY, ids=str)
+@settings(deadline=None, max_examples=15)
+@given(sizes=st.lists(st.integers(20, 120), min_size=3, max_size=6), key=keys, share=st.floats(0.01, 0.6))
+def test_no_sample_stands_on_two_sides(partitioner: Any, sizes: list[int], key: int, share: float) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    try:
+        partition = partitioner.divide(labels, key)
+    except DataError:
+        return  # too few samples for these clients
+    partition, server = without_proxy(partition, key, 3)
+    kept, tests = partition.split(share, key)
+    whole = SharedClients(np.arange(len(labels)), labels, kept)
+    trained, validation = hold_out(whole, share, key % 1000)
+    assert ((trained.sizes > 0) == (kept.sizes > 0)).all()
+    sides = [samples_of(trained), samples_of(validation), set(tests.indices.tolist()), set(server.tolist())]
+    assert sum(map(len, sides)) == len(set.union(*sides))
+    if partition.duplicated == 0:  # then shares are those asked for, client by client
+        assert validation.sizes.tolist() == [min(int(share * n), max(n - 1, 0)) for n in kept.sizes.tolist()]
+
+
+@law
+@given(label_sets, st.integers(1, 20), alphas, keys, st.integers(1, 3))
+def test_defaults_give_each_sample_to_one_client(
+    labels: Any, clients: int, alpha: float, key: int, classes: int
+) -> None:
+    for partitioner in (Dirichlet(alpha, clients), Pathological(classes, clients), QuantitySkew(alpha, clients)):
+        try:
+            partition = partitioner.divide(labels, key)
+        except DataError:
+            continue  # more clients or classes than there are
+        without = np.setdiff1d(labels, labels[partition.indices])  # too few shards to hold every class, and it says so
+        assert (len(without) > 0) == bool(partition.notes)
+        assert partition.duplicated == 0
+        assert partition.unused == np.isin(labels, without).sum()
+
+
+@pytest.mark.parametrize("partitioner", EVERY, ids=str)
+def test_a_partition_knows_whether_it_repeats_samples(partitioner: Any) -> None:
+    assert type(partitioner) in PARTITIONS.values()
+    found = any(partitioner.divide(LABELS, key).duplicated for key in range(5))
+    assert repeats(partitioner) == found
+
+
+def test_a_partition_of_the_users_own_may_repeat_samples_unless_it_says_otherwise() -> None:
+    class Own:
+        clients = 2
+
+    class Once(Own):
+        repeats = False
+
+    assert repeats(Own())  # type: ignore[arg-type]
+    assert not repeats(Once())  # type: ignore[arg-type]

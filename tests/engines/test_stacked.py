@@ -131,6 +131,7 @@ def test_every_method_learns_what_it_learns_serially(name: str) -> None:
         assert difference(train(StackedEngine(task, method, training, lift=lift), method, task), serial) < 1e-12
 
 
+@pytest.mark.usefixtures("onednn")
 def test_float32_stays_close_to_serial() -> None:
     stacked, serial = both(problem(), build("fedfft-d"), torch.float32)
     assert difference(stacked, serial) < 1e-5

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.data import DATASETS, load
 from fedkeel.data.datasets import SOURCES
@@ -15,7 +21,7 @@ from fedkeel.engines.flower.expected import expected
 from fedkeel.engines.memory import activation_bytes
 from fedkeel.errors import ExperimentError
 from fedkeel.experiment import Experiment
-from fedkeel.machine import state_budget
+from fedkeel.machine import state_budget, uses_onednn
 from fedkeel.models import build
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem
@@ -26,6 +32,9 @@ from fedkeel.task import Task
 from fedkeel.trees import tensors
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
+CLIMB = 2  # the gradient at w and the point it leads to
+KERNEL = 2 << 20  # bytes of a convolution that oneDNN compiled for x86-64, as far as two runs there tell
+PASSES = 4  # forward, towards the input, towards the weight, and forward over test data
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,10 @@ def estimate(experiment: Experiment) -> Estimate:
     selected = max(1, int(share_of(experiment.participation or 1.0) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+    trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
+    convolutions: list[Convolution] = []
+    with watched(task.module, convolutions):
+        saved = activation_bytes(task, method, training)  # with the trained weights
     return Estimate(
         parameters=task.initial.layout.size,
         clients=min(everyone, selected * (experiment.rounds or 1)),
@@ -78,10 +91,50 @@ def estimate(experiment: Experiment) -> Estimate:
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
-        workspace=TREES * tree + activation_bytes(task, method, training),  # the latter with the trained weights
+        workspace=trees * tree + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
         reports=selected * size(expected(method, task).report),
         data=needed_bytes(SOURCES[experiment.dataset]),
     )
+
+
+class Convolution(NamedTuple):
+    """What oneDNN tells one kind of convolution from another by, and the bytes it works on."""
+
+    kind: tuple[object, ...]
+    input: int
+    output: int
+    weight: int
+
+
+@contextmanager
+def watched(module: nn.Module | None, found: list[Convolution]) -> Iterator[None]:
+    """Note every convolution of a forward pass."""
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, _ConvNd)
+        kind = (given[0].shape, layer.weight.shape, layer.stride, layer.padding, layer.dilation, layer.groups)
+        found.append(Convolution(kind, given[0].nbytes, output.nbytes, layer.weight.nbytes))
+
+    layers = [] if module is None else [layer for layer in module.modules() if isinstance(layer, _ConvNd)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def onednn_bytes(convolutions: Sequence[Convolution]) -> int:
+    """What oneDNN takes besides: max over layers of 2 x + 2 y + 3 w, and PASSES · KERNEL for each kind of convolution.
+
+    It works in blocked layouts. While a layer is passed backwards, its input x and output y are there once more, their
+    gradients too, and its weight w three times more: as the forward pass has it, as the pass towards the input has it,
+    and its gradient. For x86-64 it compiles a kernel for each kind of convolution and each pass, and keeps these with
+    their scratch memory for good (up to 1 024 of them); for ARM it takes ready-made ones of the Arm Compute Library.
+    """
+    blocked = max((2 * one.input + 2 * one.output + 3 * one.weight for one in convolutions), default=0)
+    compiled = platform.machine() in ("x86_64", "AMD64")
+    return blocked + compiled * PASSES * KERNEL * len({one.kind for one in convolutions})
 
 
 def blank_problem(experiment: Experiment, samples: int) -> Problem:

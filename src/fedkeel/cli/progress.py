@@ -83,12 +83,13 @@ class Logged(logging.Handler):
 
     def __init__(self, console: Console, level: int):
         super().__init__(level)
-        self.console = console
+        self.console, self.noted = console, set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
             say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
-        else:
+        elif record.getMessage() not in self.noted:  # runs side by side have the same to say
+            self.noted.add(record.getMessage())
             say(self.console, "note", "dim", record.getMessage())
 
 

@@ -10,8 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedkeel.cli.console import say, stderr
 from fedkeel.data import DATASETS
-from fedkeel.data.partitions import PARTITIONS, parse
+from fedkeel.data.partitions import PARTITIONS, other_default, parse
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.methods import METHODS, settings_of
@@ -84,6 +85,8 @@ def experiments(request: Request) -> list[Asked]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise RequestError(f"asked for twice: {twice[0]} with seed {twice[1]}", "name each method and seed once")
+    if request.file is not None:
+        note_other_default(data)
     return made
 
 
@@ -188,6 +191,12 @@ def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
     if given is None and data.get("dataset") in DATASETS:
         given = DATASETS[data["dataset"]].preset.get("partition")
     return as_table(given)
+
+
+def note_other_default(data: Mapping[str, Any]) -> None:
+    """Say what an older file without a form now means."""
+    if (changed := other_default(partition_of(data))) is not None:
+        say(stderr(), "note", "dim", changed)
 
 
 def as_table(given: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
-from fedkeel.environment import edited
+from fedkeel.environment import edited, leaks
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
@@ -108,6 +108,8 @@ def titles(plans: Sequence[Plan]) -> list[str]:
 def finished(plan: Plan) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
     if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
+        return None
+    if leaks(plan.folder, plan.experiment):
         return None
     made = load_run(plan.folder)
     if len(made.records) != plan.experiment.rounds:

@@ -62,9 +62,24 @@ class SharedClients:
         self.inputs, self.labels, self.partition = inputs, labels, partition
         self.sizes = np.diff(partition.offsets)
 
+    def with_partition(self, partition: Partition) -> SharedClients:
+        """The same data set, divided otherwise."""
+        return SharedClients(self.inputs, self.labels, partition)
+
     def rows(self, client: int, rows: Rows) -> Sample:
         at = self.partition.indices[self.partition.offsets[client] + rows]
         return torch.from_numpy(np.ascontiguousarray(self.inputs[at])), torch.from_numpy(self.labels[at])
+
+
+def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, ClientData]:
+    """(What is trained on, at least one row of each client, and a share of each client's rows for validation.)
+
+    A sample that is held more than once is on one side with all its copies.
+    """
+    if isinstance(clients, SharedClients) and clients.partition.duplicated:
+        kept, aside = clients.partition.split(share, key(seed, "validation"))
+        return clients.with_partition(kept), clients.with_partition(aside)
+    return HeldOut(clients, share, seed, validation=False), HeldOut(clients, share, seed, validation=True)
 
 
 class HeldOut:
@@ -81,3 +96,23 @@ class HeldOut:
         order = permutation(key(self.seed, "validation", client), int(self.clients.sizes[client]))
         kept = int(self.kept[client])
         return self.clients.rows(client, (order[kept:] if self.validation else order[:kept])[rows])
+
+
+def describe_clients(
+    clients: ClientData, tests: ClientData | None = None, validation: ClientData | None = None, server: int = 0
+) -> str:
+    """Who holds how much in one line; of a data set that was divided also how many samples nobody holds, and how many
+    are copies. `clients` includes `validation`, but neither `tests` nor the samples of the server."""
+    sizes = clients.sizes + (0 if tests is None else tests.sizes)
+    few, many = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
+    told = [f"{len(sizes)} clients hold {few} sample{'s' * (few != 1)} each" if few == many else
+            f"{len(sizes)} clients hold {few} to {many} samples"]  # fmt: skip
+    if isinstance(clients, SharedClients):
+        parts = [part.partition.indices for part in (clients, tests) if isinstance(part, SharedClients)]
+        held = np.concatenate(parts)
+        distinct = len(np.unique(held))
+        told += [f"{clients.partition.samples - distinct - server} unused, {len(held) - distinct} duplicated"]
+    for part, use in ((validation, "validation"), (tests, "the clients' own tests")):
+        told += [] if part is None else [f"{int(part.sizes.sum())} of them for {use}"]
+    told += list(clients.partition.notes) if isinstance(clients, SharedClients) else []
+    return "; ".join(told)

@@ -20,9 +20,9 @@ from fedkeel.errors import ExperimentError, nearest
 class Dirichlet:
     """Client priors p_i ~ Dir(α), or class shares q_c ~ Dir(α). Large alpha is iid, small alpha one class per client.
 
+    client-prior-exact    equal sizes; each sample once: the prior is restricted to the classes that are left
     client-prior-refill   equal sizes; an exhausted class is refilled, so samples are duplicated and others unused
                           (FL-Simulator and the tables made with it)
-    client-prior-exact    equal sizes; each sample once: the prior is restricted to the classes that are left
     hsu                   client-prior-exact with α / C, C the number of classes, the clients served one after another
                           (Hsu et al. 2019; FedSAM, FedGloSS)
     class-wise            unequal sizes: each class is cut by q_c among the clients below |D| / N, until each client has
@@ -33,7 +33,7 @@ class Dirichlet:
 
     alpha: float
     clients: int
-    form: str = "client-prior-refill"
+    form: str = "client-prior-exact"
     min_size: int = 10
 
     def __post_init__(self) -> None:
@@ -44,6 +44,11 @@ class Dirichlet:
             raise ExperimentError(
                 f"unknown form of a Dirichlet partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")
             )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample may come twice."""
+        return self.form == "client-prior-refill"
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         pools = Pools.of(labels, key, by_label=self.form == "fedfsa-released")
@@ -79,8 +84,8 @@ def _fedfsa_released(self: Dirichlet, pools: Pools, key: int) -> Partition:
 
 
 FORMS: dict[str, Callable[[Dirichlet, Pools, int], Partition]] = {
-    "client-prior-refill": _refill,
     "client-prior-exact": _exact,
+    "client-prior-refill": _refill,
     "hsu": _hsu,
     "class-wise": _class_wise,
     "fedfsa-released": _fedfsa_released,

@@ -75,24 +75,26 @@ class Partition:
     def split(self, share: float, key: int) -> tuple[Partition, Partition]:
         """Set ⌊share · n⌋ of each client's n different samples aside: (what is kept, what was set aside).
 
-        Every client with data keeps at least one sample, so a client of one sample sets none aside. Copies of a sample
-        stay together. What a client sets aside depends on the key, its number and its own samples only. share = 0
-        keeps all.
+        All copies of a sample stay on one side. One that several clients hold is drawn by the first of them, among the
+        n; the others follow. Every client with data keeps at least one sample, so a client of one sample sets none
+        aside. What a client draws depends on the key, its number and its own samples only. share = 0 keeps all.
         """
         if not 0 <= share < 1:
             raise ExperimentError(f"the share to set aside must be in [0, 1): {share}")
-        holders = self.holders
-        fresh = np.ones(len(holders), dtype=bool)  # ascending order: a copy follows its first
-        fresh[1:] = (np.diff(self.indices) != 0) | (np.diff(holders) != 0)
-        clients, samples = holders[fresh], self.indices[fresh]
-
+        samples, first = np.unique(self.indices, return_index=True)  # holders ascend: the first is the owner
+        clients = self.holders[first]
         lots = randomness.bits(randomness.bits(key, self.clients)[clients] + samples.astype(np.uint64), 1)[:, 0]
         order = np.lexsort((lots, clients))
-        different = np.bincount(clients, minlength=self.clients)
+        owned = np.bincount(clients, minlength=self.clients)
         rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order)) - (np.cumsum(different) - different)[clients[order]]
+        rank[order] = np.arange(len(order)) - (np.cumsum(owned) - owned)[clients[order]]
         # 0.29 * 100 is 28.999…: the nudge makes the floor the one of the written number
-        aside = (rank < np.floor(share * different + 1e-9)[clients])[np.cumsum(fresh) - 1]
+        drawn = np.zeros(self.samples, dtype=bool)
+        drawn[samples] = rank < np.floor(share * owned + 1e-9)[clients]
+        left = np.bincount(self.holders[~drawn[self.indices]], minlength=self.clients)
+        for client in np.flatnonzero(left == 0).tolist():
+            drawn[self[client][:1]] = False  # all it holds was drawn by others
+        aside = drawn[self.indices]
         return self._where(~aside), self._where(aside)
 
     def _where(self, mask: NDArray[np.bool_]) -> Partition:

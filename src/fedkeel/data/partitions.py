@@ -28,6 +28,10 @@ PARTITIONS: dict[str, type[Any]] = {
 }
 
 
+WERE = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
+"""Forms that were the defaults up to version 0.1.0; both repeat some samples and leave others out."""
+
+
 def load_partition(given: Any) -> Partitioner:
     """A partition from itself, from plain data, or from `kind:field=value,field=value`."""
     if isinstance(given, str):
@@ -53,6 +57,31 @@ def load_partition(given: Any) -> Partitioner:
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])
     return PARTITIONS[kind](**settings)
+
+
+def repeats(partition: Partitioner) -> bool:
+    """Whether a sample may be held twice; one of the user's own may do so unless it says otherwise."""
+    if type(partition) not in PARTITIONS.values():
+        return bool(getattr(partition, "repeats", True))
+    base = getattr(partition, "base", None)
+    return bool(getattr(partition, "repeats", False)) if base is None else repeats(base)
+
+
+def other_default(given: Any) -> str | None:
+    """What has changed for a partition that names no form; None where nothing has."""
+    settings = parse(given) if isinstance(given, str) else given
+    if not isinstance(settings, Mapping):
+        return None
+    if "base" in settings:
+        return other_default(settings["base"])
+    kind = str(settings.get("kind", "dirichlet"))
+    if kind not in WERE or "form" in settings:
+        return None
+    now = next(field.default for field in fields(PARTITIONS[kind]) if field.name == "form")
+    return (
+        f'no form is given for the {kind} partition: it is "{now}", each sample once; up to version 0.1.0 it was '
+        f'"{WERE[kind]}", which repeats samples and leaves others out (form = "{WERE[kind]}" brings it back)'
+    )
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -18,19 +18,19 @@ from fedkeel.errors import DataError, ExperimentError, nearest
 class Pathological:
     """Each client holds `classes` classes; all of them is iid.
 
-    shuffled   the classes are chosen uniformly, and samples are drawn from them evenly; equal sizes; an exhausted class
-               is refilled, so samples are duplicated and others unused (FL-Simulator)
     shards     the set is cut into classes · N shards of one class each, and each client gets `classes` of them, of
                different classes wherever that is possible; each sample once (FedFSA)
+    shuffled   the classes are chosen uniformly, and samples are drawn from them evenly; equal sizes; an exhausted class
+               is refilled, so samples are duplicated and others unused (FL-Simulator)
     cyclic     client i holds the classes i, …, i + classes - 1 modulo C in the order of their labels, each shared
                evenly by the clients that hold it; each sample at most once (FedCR)
 
-    Sizes of the last two are equal where the classes are equally frequent.
+    Sizes of shards and cyclic are equal where the classes are equally frequent.
     """
 
     classes: int
     clients: int
-    form: str = "shuffled"
+    form: str = "shards"
 
     def __post_init__(self) -> None:
         check_count("classes", self.classes)
@@ -39,6 +39,11 @@ class Pathological:
             raise ExperimentError(
                 f"unknown form of a pathological partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")
             )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample may come twice."""
+        return self.form == "shuffled"
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         pools = Pools.of(labels, key, by_label=self.form == "cyclic")
@@ -118,7 +123,7 @@ def _class_orders(clients: int, classes: int, key: int) -> Integers:
 
 
 FORMS: dict[str, Callable[[Pathological, Pools, int], Partition]] = {
-    "shuffled": _shuffled,
     "shards": _shards,
+    "shuffled": _shuffled,
     "cyclic": _cyclic,
 }

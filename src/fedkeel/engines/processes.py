@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
+import torch
 
 from fedkeel.clock import Clock
 from fedkeel.engines.engine import Model, Outcome, Training
@@ -106,7 +107,7 @@ class ProcessesEngine:
                 f"this problem cannot be sent to worker processes: {error}", "use --engine serial (engine='serial')"
             ) from error
         for worker in self.workers:
-            worker.ask("setup", {"path": sys.path, "engine": engine})
+            worker.ask("setup", {"path": sys.path, "engine": engine, "onednn": bool(torch.backends.mkldnn.enabled)})
         for worker in self.workers:
             worker.answer()
 

@@ -71,6 +71,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         try:
             if kind == "setup":
                 sys.path[:0] = [p for p in payload["path"] if p not in sys.path]
+                torch.backends.mkldnn.enabled = payload["onednn"]  # the parent's convolutions, bit for bit
                 engine = pickle.loads(payload["engine"])()
                 answer: Any = "ready"
             elif kind == "message":
