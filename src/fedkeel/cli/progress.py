@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -90,6 +91,21 @@ class Logged(logging.Handler):
             say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
         else:
             say(self.console, "note", "dim", record.getMessage())
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Say what code of the user's own is imported, whoever named it."""
+    log, handler = logging.getLogger("fedkeel.importing"), Logged(stderr(), logging.INFO)
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before
 
 
 class Lines(Silence):
