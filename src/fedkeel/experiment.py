@@ -16,14 +16,14 @@ from fedkeel.data.partition import Partitioner
 from fedkeel.data.partitions import load_partition, save_partition
 from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.evaluation import Evaluation
-from fedkeel.importing import Trust, UntrustedError, untrusted
+from fedkeel.given import read_method, read_model
+from fedkeel.importing import Trust, untrusted
 from fedkeel.method import Method
-from fedkeel.methods import build
-from fedkeel.models import card_of, check_name
-from fedkeel.named import NamedModel, named_method, refusal
+from fedkeel.models import card_of
+from fedkeel.named import NamedModel, refusal
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem, Recorded, digest_of
-from fedkeel.values import shown, typed, types_of
+from fedkeel.values import typed, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
 """Settings that neither the experiment nor its data set's preset gives."""
@@ -157,9 +157,9 @@ class Experiment:
                 raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
         read = dict(data)
         if "method" in read:
-            read["method"] = _method(read["method"], Trust.TYPED if "method" in typed else trust)
-        if "model" in read:
-            read["model"] = _model(read["model"], Trust.TYPED if "model" in typed else trust)
+            read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)
+        if "model" in read and not from_python(read["model"]):
+            read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
         if from_python(read.get("problem")):
             read["problem"] = Recorded(str(read["problem"]).removeprefix(PYTHON))
         return Experiment(**read)
@@ -200,7 +200,7 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
             raise ExperimentError(
                 f"a problem of its own brings its data and model, so {word} would be ignored.", "leave it out"
             )
-    found: dict[str, Any] = {"method": _method(experiment.method, Trust.TYPED)}
+    found: dict[str, Any] = {"method": read_method(experiment.method, Trust.TYPED)}
     preset: Mapping[str, Any] = {}
     if experiment.dataset is not None:
         if experiment.dataset not in DATASETS:
@@ -228,33 +228,6 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
     if experiment.partition_seed is None:
         found["partition_seed"] = experiment.seed
     return found
-
-
-def _method(given: Any, trust: Trust) -> Method:
-    """A method from itself, its composition or its name; where nobody vouches for the name, the name alone."""
-    if isinstance(given, Method):
-        return given
-    if isinstance(given, Mapping) and {"phases", "perturb", "gradient", "weights"} & set(given):
-        return composition.load(given, trust)
-    if not isinstance(given, str | Mapping):
-        raise ExperimentError(f"a method is a name or a Method, not {shown(given)}.", 'method="fedavg"')
-    settings = {"name": given} if isinstance(given, str) else dict(given)
-    name = str(settings.pop("name", "fedavg"))
-    try:
-        return build(name, settings, trust)
-    except UntrustedError as error:
-        return named_method(name, settings, error)
-
-
-def _model(given: Any, trust: Trust) -> Any:
-    """A network's name as it is, if it is ours or vouched for."""
-    if not isinstance(given, str) or ":" not in given or from_python(given):
-        return given
-    try:
-        check_name(given, trust)
-    except UntrustedError:
-        return NamedModel(given)
-    return given
 
 
 def _evaluation(given: Evaluation | Mapping[str, Any]) -> Evaluation:
