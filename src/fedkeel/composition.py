@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
-from fedkeel.errors import MethodError, nearest
-from fedkeel.importing import Kind, Trust, UntrustedError, look_up
+from fedkeel.errors import MethodError, UntrustedError, nearest
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.method import Method, Phase
 from fedkeel.named import NamedMethod, NamedRule, named_rules
 from fedkeel.rule import Rule, Weighting

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkeel import composition
-from fedkeel.errors import ExperimentError
-from fedkeel.importing import Trust, UntrustedError
+from fedkeel.errors import ExperimentError, UntrustedError
+from fedkeel.importing import Trust
 from fedkeel.method import Method
 from fedkeel.methods import build
 from fedkeel.models import check_name

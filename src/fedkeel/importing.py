@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, UntrustedError, nearest
 from fedkeel.values import shown
 
 log = logging.getLogger("fedkeel.importing")
@@ -45,10 +45,6 @@ class Trust(IntEnum):
         if isinstance(trust, Trust):
             return trust
         return Trust.FILE if trust else Trust.INSTALLED
-
-
-class UntrustedError(RequestError):
-    """A file names code that nobody has vouched for."""
 
 
 @dataclass(frozen=True)

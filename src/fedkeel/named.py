@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
-from fedkeel.importing import UntrustedError
+from fedkeel.errors import UntrustedError
 from fedkeel.method import Method, Phase
 from fedkeel.rule import Setting, State, Weighting
 from fedkeel.rules import BySize

@@ -1,4 +1,4 @@
-"""What files say, where it is shown: nothing in it moves the cursor, ends an element, leaves a folder or fills a screen."""
+"""What files say, where it is shown: it moves no cursor, ends no element, leaves no folder and fills no screen."""
 
 import json
 import tomllib
@@ -9,8 +9,9 @@ from small_runs import SMALL
 
 import fedkeel as fk
 from fedkeel.cli.main import call
-from fedkeel.errors import MESSAGE, MethodError, nearest, printable
+from fedkeel.errors import MESSAGE, MethodError, nearest
 from fedkeel.folder import folder_name
+from fedkeel.text import printable
 
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>"
 

@@ -13,8 +13,8 @@ from small_runs import SMALL
 import fedkeel as fk
 from fedkeel import composition
 from fedkeel.cli.main import call
-from fedkeel.errors import FedkeelError
-from fedkeel.importing import Trust, UntrustedError
+from fedkeel.errors import FedkeelError, UntrustedError
+from fedkeel.importing import Trust
 from fedkeel.methods import build
 
 EVIL = """

@@ -120,7 +120,7 @@ def test_an_archive_is_judged_by_what_it_states(tmp_path, kind, request):
 
 def test_a_yahoo_archive_of_much_nothing_is_refused_before_it_is_gone_through(tmp_path):
     path = tar_of(tmp_path / "yahoo.tar.xz", {"train.csv": bytes(80 * MB)}, "w:xz")
-    with pytest.raises(DataError, match="states 83.9 MB"):
+    with pytest.raises(DataError, match=r"states 83\.9 MB"):
         import_into(YAHOO, path, tmp_path / "root", check=False)
 
 
@@ -179,7 +179,7 @@ def test_a_picture_is_judged_by_its_header():
     from fedkeel.data.pictures import decode
 
     for side in (9_000, 40_000):
-        with pytest.raises(DataError, match="pixels|damaged"):
+        with pytest.raises(DataError, match=r"pixels|damaged"):
             decode("image", png(side), (1, 64, 64), resize=True)
 
 

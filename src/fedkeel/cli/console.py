@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.errors import printable
+from fedkeel.text import printable
 
 WIDE = 200  # columns where nobody looks through a window: a file or a pipe
 

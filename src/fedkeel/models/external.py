@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeel.errors import ModelError, RequestError
-from fedkeel.importing import Kind, Trust, UntrustedError, look_up, untrusted
+from fedkeel.errors import ModelError, RequestError, UntrustedError
+from fedkeel.importing import Kind, Trust, look_up, untrusted
 from fedkeel.models.card import Images, Shape
 
 MODEL = Kind(
