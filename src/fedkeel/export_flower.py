@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -15,6 +13,7 @@ from fedkeel.data.partitions import load_partition
 from fedkeel.errors import ExperimentError, FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import write_text
+from fedkeel.named import own_names
 
 PARTITION = "partition"
 FILES = (
@@ -48,7 +47,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     nodes = clients if data != PARTITION else getattr(load_partition(experiment.partition), "clients", 3)
     values = described(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
-        "trust": ", trust=True" if ":" in data or any(":" in name for name in names_in(experiment.save())) else "",
+        "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,14 +58,6 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
     return [folder / name for name in (*FILES, "experiment.toml")]
-
-
-def names_in(data: Any) -> Iterator[str]:
-    """The names of the network and of every rule in an experiment's data."""
-    if isinstance(data, Mapping):
-        yield from (str(data[word]) for word in ("rule", "model") if isinstance(data.get(word), str))
-    for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
-        yield from names_in(value)
 
 
 def described(experiment: Experiment) -> dict[str, str]:

@@ -57,7 +57,8 @@ class RunFolder:
                 raise FolderError(
                     f"{self.path} holds something that is not a run.", "choose another folder: nothing was written here"
                 )
-            self.lock = open(self.path / "run.lock", "w")
+            # a link in someone else's folder may lead anywhere
+            self.lock = os.fdopen(os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
         except OSError as error:
             raise FolderError(
                 f"cannot write into {self.path}: {error.strerror}", "choose another folder with --out"

@@ -79,3 +79,12 @@ def named_method(name: str, settings: Mapping[str, Any], error: UntrustedError) 
 def refusal(method: Method) -> UntrustedError | None:
     """Why a method cannot be trained: the first name in it that nobody has vouched for."""
     return next(named_rules([method])).error if isinstance(method, NamedMethod) else None
+
+
+def own_names(data: Any) -> Iterator[str]:
+    """The names of someone's own code in an experiment's data: of its network and of every rule."""
+    if isinstance(data, Mapping):
+        found = (data.get(word) for word in ("rule", "model"))
+        yield from (name for name in found if isinstance(name, str) and ":" in name)
+    for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
+        yield from own_names(value)

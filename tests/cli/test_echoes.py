@@ -129,3 +129,19 @@ def test_an_error_is_one_printable_line():
     assert clean(error.message)
     assert clean(error.hint)
     assert printable("ünï – ✓ 漢字\u00a0…") == "ünï – ✓ 漢字\u00a0…"
+
+
+def test_links_in_a_folder_are_not_written_through(trained, tmp_path):
+    """Someone else's run may hold links that lead anywhere; going on with it writes into its folder alone."""
+    trained("--method", "fedavg", "--out", "run")
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    for name in ("run.lock", "rounds.jsonl", "result.json", "environment.json", "timing.json"):
+        kept = tmp_path / "run" / name
+        for link in (kept.with_name(f".{name}.partial"), *([kept] if name == "run.lock" else [])):
+            link.unlink(missing_ok=True)
+            link.symlink_to(mine)
+    assert call(["resume", "run", "--rounds", "3"]) == 2
+    (tmp_path / "run" / "run.lock").unlink()
+    assert call(["resume", "run", "--rounds", "3"]) == 0
+    assert mine.read_text() == "precious"

@@ -205,6 +205,7 @@ def report_on(folders: list[Path], page: Path) -> None:
 def how_to_go_on(plans: list[Plan]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
     from fedkeel.checkpoint import names
+    from fedkeel.named import own_names
 
     plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
     saved = names(plan.folder / "checkpoint")
@@ -212,4 +213,5 @@ def how_to_go_on(plans: list[Plan]) -> str:
         return f"{plan.label} had not begun. The same command again goes on."
     done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
     stands = f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written."
-    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{again}"
+    trust = " --trust" if any(own_names(plan.experiment.save())) else ""
+    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{trust}{again}"
