@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import ModelError as ModelError
     from fedkeel.errors import RequestError as RequestError
     from fedkeel.errors import RunError as RunError
+    from fedkeel.errors import UntrustedError as UntrustedError
     from fedkeel.evaluation import Evaluation as Evaluation
     from fedkeel.experiment import Experiment as Experiment
     from fedkeel.layout import Layout as Layout
@@ -127,7 +128,9 @@ if TYPE_CHECKING:
 PUBLIC: dict[str, str] = {
     "fedkeel.data": "DATASETS",
     "fedkeel.data.partitions": "PARTITIONS Dirichlet FeatureShift Iid LongTail Natural Pathological QuantitySkew",
-    "fedkeel.errors": "DataError ExperimentError FedkeelError FolderError MethodError ModelError RequestError RunError",
+    "fedkeel.errors": (
+        "DataError ExperimentError FedkeelError FolderError MethodError ModelError RequestError RunError UntrustedError"
+    ),
     "fedkeel.evaluation": "Evaluation",
     "fedkeel.experiment": "Experiment",
     "fedkeel.layout": "Layout",

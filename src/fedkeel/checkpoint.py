@@ -6,6 +6,7 @@ checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ class Checkpoint:
             model = {n.removeprefix("model/"): torch.from_numpy(a) for n, a in arrays.items() if n.startswith("model/")}
             params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
             server = {"params": params} | join(arrays, facts["layouts"], "server/", device)
-            places = {int(client): str(name) for client, name in facts["places"].items()}
+            places = {int(client): named(str(name)) for client, name in facts["places"].items()}
             scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
             found = Checkpoint(int(facts["round"]), server, places, scores)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -67,6 +68,13 @@ class Checkpoint:
         for name in sorted(set(places.values())):
             read(path.parent / name)
         return found
+
+
+def named(name: str) -> str:
+    """The name of a file with clients' states: in the checkpoint's own folder, where files are also removed."""
+    if not re.fullmatch(r"clients-\d+-\d+\.safetensors", name):
+        raise ValueError(f"it names a file elsewhere: {name[:80]!r}")
+    return name
 
 
 def scores_of(told: Mapping[str, Sequence[float]]) -> Scores:

@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
 
-from fedkeel.errors import MethodError, nearest
-from fedkeel.importing import import_name
+from fedkeel.errors import MethodError, UntrustedError, nearest
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.method import Method, Phase
+from fedkeel.named import NamedMethod, NamedRule, named_rules
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import RULES
 from fedkeel.values import plain, shown, typed, types_of
 
+RULE = Kind(
+    "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError
+)
+
 
 def save_rule(rule: Rule) -> dict[str, Any]:
     """`{rule = "HighPass", ratio = 0.01}`; a rule of the user's own is named `module:Class`."""
+    if isinstance(rule, NamedRule):
+        return dict(rule.data)
     kind = type(rule)
     name = kind.__name__ if RULES.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
     if not is_dataclass(cast(Any, kind)):
@@ -36,7 +43,8 @@ def _save_value(value: Any) -> Any:
     return [_save_value(item) for item in value] if isinstance(value, tuple) else plain(value)
 
 
-def load_rule(data: Any) -> Rule:
+def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
+    """A rule from its table; one of someone's own that is not vouched for stays a name."""
     if not isinstance(data, Mapping):
         name = data if isinstance(data, str) and data in RULES else "Sam"
         needed = [f"{field.name} = …" for field in fields(cast(Any, RULES[name])) if field.default is MISSING]
@@ -45,12 +53,15 @@ def load_rule(data: Any) -> Rule:
     settings = dict(data)
     name = settings.pop("rule", None)
     if not isinstance(name, str):
-        raise MethodError(f"a rule needs its name: {dict(data)}", 'write {rule = "Sam", rho = 0.1}')
-    kind = import_name(name, "rule") if ":" in name else RULES.get(name)
+        raise MethodError(f"a rule needs its name: {shown(dict(data))}", 'write {rule = "Sam", rho = 0.1}')
+    try:
+        kind = look_up(name, RULE, trust) if ":" in name else RULES.get(name)
+    except UntrustedError as error:
+        return NamedRule(data, error)
     if kind is None:
         raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
-    if not (isinstance(kind, type) and issubclass(kind, Rule) and is_dataclass(cast(Any, kind))):
-        raise MethodError(f"{name} is not a rule.", "a rule is a subclass of fk.Rule under @dataclass(frozen=True)")
+    if not is_dataclass(cast(Any, kind)):
+        raise MethodError(f"{name} is not a rule.", RULE.hint)
     known = {field.name: field for field in fields(cast(Any, kind))}
     for word in settings:
         if word not in known:
@@ -60,17 +71,19 @@ def load_rule(data: Any) -> Rule:
     ]
     if missing:
         raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
-    values = {word: _load_value(value) for word, value in settings.items()}
+    values = {word: _load_value(value, trust) for word, value in settings.items()}
+    if (inner := next(named_rules(values.values()), None)) is not None:
+        return NamedRule(data, inner.error)
     try:
-        return kind(**values)
+        return cast(Rule, kind(**values))
     except TypeError as error:  # where annotations do not say what fits
         raise MethodError(f"rule {name} refused its fields: {error}", f"its fields: {', '.join(known)}") from error
 
 
-def _load_value(value: Any) -> Any:
+def _load_value(value: Any, trust: Trust) -> Any:
     if isinstance(value, Mapping):
-        return load_rule(value)
-    return tuple(_load_value(item) for item in value) if isinstance(value, list | tuple) else value
+        return load_rule(value, trust)
+    return tuple(_load_value(item, trust) for item in value) if isinstance(value, list | tuple) else value
 
 
 def save(method: Method) -> dict[str, Any]:
@@ -102,7 +115,7 @@ def _save_phase(phase: Phase) -> dict[str, Any]:
     return data
 
 
-def load(data: Mapping[str, Any]) -> Method:
+def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
     """A method from its composition; `phases` may be left out when `perturb` and `gradient` say all."""
     settings = dict(data)
     known = {*(field.name for field in fields(Method)), "perturb", "gradient"}
@@ -116,18 +129,20 @@ def load(data: Mapping[str, Any]) -> Method:
     if single and phases:
         raise MethodError("a method has either phases or perturb and gradient, not both.")
     extra: dict[str, Any] = {
-        part: _load_phase(settings.pop(part)) for part in ("server_phase", "final") if part in settings
+        part: _load_phase(settings.pop(part), trust) for part in ("server_phase", "final") if part in settings
     }
-    extra |= {part: _load_rules(part, settings.pop(part)) for part in ("server", "personal") if part in settings}
-    weights = load_rule(settings.pop("weights", {"rule": "BySize"}))
+    extra |= {part: _load_rules(part, settings.pop(part), trust) for part in ("server", "personal") if part in settings}
+    weights = load_rule(settings.pop("weights", {"rule": "BySize"}), trust)
     if not isinstance(weights, Weighting):
         raise MethodError(
             f"{type(weights).__name__} is not a weighting of clients.", 'use weights = {rule = "Uniform"}'
         )
     settings = typed(settings, types_of(Method), MethodError, "{} of a method")
-    return Method(
+    chains = tuple(_load_phase(phase, trust) for phase in (phases or [single]))
+    kind = NamedMethod if any(named_rules((chains, weights, *extra.values()))) else Method
+    return kind(
         name=settings.pop("name", "composed"),
-        phases=tuple(_load_phase(phase) for phase in (phases or [single])),
+        phases=chains,
         weights=weights,
         papers=tuple(settings.pop("papers", ())),
         **extra,
@@ -135,16 +150,16 @@ def load(data: Mapping[str, Any]) -> Method:
     )
 
 
-def _load_rules(part: str, data: Any) -> tuple[Rule, ...]:
+def _load_rules(part: str, data: Any, trust: Trust) -> tuple[Rule, ...]:
     chain = [data] if isinstance(data, Mapping) else data  # a rule alone is a chain of one
     if not isinstance(chain, list | tuple):
         raise MethodError(
             f"{part} must be a list of rules: {shown(data)}", f'write {part} = [{{rule = "Sam", rho = 0.1}}]'
         )
-    return tuple(load_rule(rule) for rule in chain)
+    return tuple(load_rule(rule, trust) for rule in chain)
 
 
-def _load_phase(data: Any) -> Phase:
+def _load_phase(data: Any, trust: Trust) -> Phase:
     if not isinstance(data, Mapping):
         raise MethodError(f"a phase is a table of its parts: {shown(data)}", "write {gradient = […], epochs = 1}")
     settings = dict(data)
@@ -153,6 +168,6 @@ def _load_phase(data: Any) -> Phase:
         if word not in known:
             raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
     chains: dict[str, Any] = {
-        part: _load_rules(part, settings.pop(part)) for part in ("perturb", "gradient") if part in settings
+        part: _load_rules(part, settings.pop(part), trust) for part in ("perturb", "gradient") if part in settings
     }
     return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))

@@ -6,7 +6,8 @@ FedkeelError
 │   ├── MethodError          rules that do not fit together
 │   ├── DataError            a data set that is missing, damaged or cannot be divided so
 │   ├── ModelError           an unknown model, or one that does not fit the data
-│   └── FolderError          a run folder that is foreign, busy, read-only or damaged
+│   ├── FolderError          a run folder that is foreign, busy, read-only or damaged
+│   └── UntrustedError       a file names code that nobody vouches for
 └── RunError             the run failed while it was running: exit code 1
 """
 
@@ -15,6 +16,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedkeel.text import printable, shortened
+
+MESSAGE, HINT, WORD = 500, 2000, 80
+"""Characters that a message, a hint and a word to be looked up may have: what a file echoes through them is cut."""
+
 
 class FedkeelError(Exception):
     """A message in one line and, apart from it, a hint."""
@@ -22,8 +28,9 @@ class FedkeelError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None):
-        super().__init__(message)
-        self.message, self.hint = message, hint
+        self.message = shortened(printable(message), MESSAGE)
+        self.hint = None if hint is None else shortened(printable(hint), HINT)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
@@ -56,12 +63,16 @@ class FolderError(RequestError):
     pass
 
 
+class UntrustedError(RequestError):
+    pass
+
+
 class RunError(FedkeelError):
     exit_code = 1
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:
     """A hint for a word that is not known: the nearest known one, or all of them."""
-    choices = sorted(known)
+    choices, word = sorted(known), word[:WORD]
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known {what}: {', '.join(choices)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,9 +16,11 @@ from fedkeel.data.partition import Partitioner
 from fedkeel.data.partitions import load_partition, repeats, save_partition
 from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.evaluation import Evaluation
+from fedkeel.given import read_method, read_model
+from fedkeel.importing import Trust, untrusted
 from fedkeel.method import Method
-from fedkeel.methods import build
 from fedkeel.models import card_of
+from fedkeel.named import NamedModel, refusal
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem, Recorded, digest_of
 from fedkeel.values import typed, types_of
@@ -136,23 +138,37 @@ class Experiment:
         return data | {"method": composition.save(self.composed)}
 
     @staticmethod
-    def load(data: Mapping[str, Any]) -> Experiment:
-        """From plain data. Unknown keys are errors that name the nearest known one."""
+    def load(data: Mapping[str, Any], *, trust: bool | Trust = False, typed: Collection[str] = ()) -> Experiment:
+        """From a file's data, to be trained. Unknown keys are errors that name the nearest known one.
+
+        Code that the file names is imported with `trust` only; keys in `typed` come from a command line.
+        """
         for word in ("problem", "model"):
             if from_python(data.get(word)):
                 raise lost(word)
-        return Experiment.recall(data)
+        made = Experiment.recall(data, Trust.given(trust), typed)
+        if (error := refusal(made.composed)) is not None:
+            raise error
+        if isinstance(made.model, NamedModel):
+            raise untrusted(made.model, "model")
+        return made
 
     @staticmethod
-    def recall(data: Mapping[str, Any]) -> Experiment:
-        """To read a run by: what was given from Python is known by its digest, and cannot be trained again."""
+    def recall(data: Mapping[str, Any], trust: Trust = Trust.NOTHING, typed: Collection[str] = ()) -> Experiment:
+        """To read a run by: what was given from Python is known by its digest, and code that nobody vouches for by its
+        name; neither can be trained again."""
         known = {field.name for field in fields(Experiment)}
         for word in data:
             if word not in known:
                 raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
-        if not from_python(data.get("problem")):
-            return Experiment(**dict(data))
-        return Experiment(**dict(data) | {"problem": Recorded(str(data["problem"]).removeprefix(PYTHON))})
+        read = dict(data)
+        if "method" in read:
+            read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)
+        if "model" in read and not from_python(read["model"]):
+            read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
+        if from_python(read.get("problem")):
+            read["problem"] = Recorded(str(read["problem"]).removeprefix(PYTHON))
+        return Experiment(**read)
 
     def fingerprint(self) -> str:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
@@ -176,6 +192,8 @@ def lost(word: str) -> ExperimentError:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, NamedModel):
+        return str(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -190,7 +208,7 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
             raise ExperimentError(
                 f"a problem of its own brings its data and model, so {word} would be ignored.", "leave it out"
             )
-    found: dict[str, Any] = {"method": _method(experiment.method)}
+    found: dict[str, Any] = {"method": read_method(experiment.method, Trust.TYPED)}
     preset: Mapping[str, Any] = {}
     if experiment.dataset is not None:
         if experiment.dataset not in DATASETS:
@@ -218,19 +236,6 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
     if experiment.partition_seed is None:
         found["partition_seed"] = experiment.seed
     return found
-
-
-def _method(given: Any) -> Method:
-    if isinstance(given, Method):
-        return given
-    if isinstance(given, str):
-        return build(given)
-    if isinstance(given, Mapping):
-        if {"phases", "perturb", "gradient", "weights"} & set(given):
-            return composition.load(given)
-        settings = dict(given)
-        return build(str(settings.pop("name", "fedavg")), settings)
-    raise ExperimentError(f"a method is a name or a Method, not {given!r}.", 'method="fedavg"')
 
 
 def _evaluation(given: Evaluation | Mapping[str, Any]) -> Evaluation:

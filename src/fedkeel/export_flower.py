@@ -13,6 +13,7 @@ from fedkeel.data.partitions import load_partition
 from fedkeel.errors import ExperimentError, FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import write_text
+from fedkeel.named import own_names
 
 PARTITION = "partition"
 FILES = (
@@ -46,6 +47,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     nodes = clients if data != PARTITION else getattr(load_partition(experiment.partition), "clients", 3)
     values = described(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
+        "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
     for name in FILES:
         text = files("fedkeel").joinpath("templates", "flower", f"{name}.template").read_text()
-        write_text(folder / name, text.format(**values) if name in ("pyproject.toml", "README.md") else text)
+        write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
     return [folder / name for name in (*FILES, "experiment.toml")]
 

@@ -27,6 +27,7 @@ from fedkeel.environment import environment
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
+from fedkeel.importing import Trust
 from fedkeel.local_data import PARTITION, node_problem, server_problem
 from fedkeel.loop import Loop
 from fedkeel.machine import device_of, steady
@@ -42,9 +43,14 @@ EXPERIMENT = "experiment.toml"
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
-def read(folder: Path) -> Experiment:
+def read(folder: Path, trust: Trust) -> Experiment:
     """The experiment beside an app."""
-    return Experiment.load(tomllib.loads((folder / EXPERIMENT).read_text()))
+    return Experiment.load(tomllib.loads((folder / EXPERIMENT).read_text()), trust=trust)
+
+
+def vouched(trust: bool) -> Trust:
+    """What `trust` in the code of an app means: who wrote the app vouches for the names in its files."""
+    return Trust.TYPED if trust else Trust.INSTALLED
 
 
 def training_of(experiment: Experiment) -> Training:
@@ -65,25 +71,29 @@ def terms_of(config: Mapping[str, Any]) -> Terms:
 
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
-def client_app(folder: Path) -> ClientApp:
-    """The app of every node; which client it is, and where its data and its state are, the node's settings say."""
+def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
+    """The app of every node; which client it is, and where its data and its state are, the node's settings say.
+
+    With `trust`, code that the app's files and settings name is imported.
+    """
 
     def node(context: Context) -> Node:
-        return node_of(read(folder), context)
+        return node_of(read(folder, vouched(trust)), context, vouched(trust))
 
     return app_of(node)
 
 
-def node_of(experiment: Experiment, context: Context) -> Node:
+def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
     """A node with its own data, which trains like the serial engine."""
     client, settings = partition_of(context), context.node_config
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
-        source = str(settings.get("data", source))
+        own = "data" in settings
+        source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
     if source == PARTITION:
         problem = problem_of(experiment)
     else:
-        problem = node_problem(experiment, source, client, clients, settings)
+        problem = node_problem(experiment, source, client, clients, settings, trust)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
@@ -94,13 +104,13 @@ def node_of(experiment: Experiment, context: Context) -> Node:
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
-def server_app(folder: Path) -> ServerApp:
-    """The app of the server: it goes on from the last checkpoint of its run folder."""
+def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
+    """The app of the server: it goes on from the last checkpoint of its run folder. `trust` as for nodes."""
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config, experiment = context.run_config, read(folder)
+        config, experiment = context.run_config, read(folder, vouched(trust))
         out = Path(str(config["out"])).expanduser()
         speak(out.with_name(f"{out.name}.log"))
         serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -22,9 +23,17 @@ EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
 
 
+RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
+"""Names that some systems keep for their devices."""
+
+
 def folder_name(label: str) -> str:
-    """A label as the name of a folder that no shell has to quote."""
-    return re.sub(r"[^\w.+@=-]+", "-", label)
+    """A label as the name of one folder that no shell has to quote; never `..`, a hidden one or a device."""
+    name = re.sub(r"[^\w.+@=-]+", "-", label)
+    name = re.sub(r"^\.+", "-", name) or "-"
+    if len(name.encode()) > 150:  # most systems end at 255 bytes
+        name = f"{name[:40]}-{hashlib.sha256(label.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    return f"{name}-" if RESERVED.fullmatch(name) else name
 
 
 class RunFolder:
@@ -48,7 +57,8 @@ class RunFolder:
                 raise FolderError(
                     f"{self.path} holds something that is not a run.", "choose another folder: nothing was written here"
                 )
-            self.lock = open(self.path / "run.lock", "w")
+            # a link in someone else's folder may lead anywhere
+            self.lock = os.fdopen(os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
         except OSError as error:
             raise FolderError(
                 f"cannot write into {self.path}: {error.strerror}", "choose another folder with --out"

@@ -1,37 +1,179 @@
-"""Names of the user's own code, written `module:attribute`."""
+"""The one door through which names of code come in: `module:attribute`, from a file, a command line or Python.
+
+Who vouches for a name is a `Trust`, handed from caller to callee until it arrives here. What a name leads to is taken
+only if it is what was asked for: a method, a rule, a network. Nothing else is ever called.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
+import logging
 import os
+import site
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from importlib.metadata import distributions
 from operator import attrgetter
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, UntrustedError, nearest
+from fedkeel.values import shown
+
+log = logging.getLogger("fedkeel.importing")
+
+GROUP = "fedkeel"
+"""Entry points of this group, in installed packages, vouch for the names that they give."""
 
 
-def import_name(name: str, what: str) -> Any:
-    """The attribute of a module that can be imported, also from the current folder."""
+class Trust(IntEnum):
+    """Who vouches for the names in some data; each level allows what the ones below it do."""
+
+    NOTHING = 0  # read and shown: nothing is imported
+    INSTALLED = 1  # a file of anyone's: only entry points of installed packages
+    FILE = 2  # a file that the user vouches for: --trust, trust=True
+    TYPED = 3  # typed on the command line or in Python
+
+    @staticmethod
+    def given(trust: bool | Trust) -> Trust:
+        """What `--trust` or `trust=True` means for a file that is to be trained from."""
+        if isinstance(trust, Trust):
+            return trust
+        return Trust.FILE if trust else Trust.INSTALLED
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a name may lead to: an object of a class, a subclass of it, or a function that says that it returns one."""
+
+    word: str
+    of: type
+    objects: bool = False
+    classes: bool = False
+    makers: bool = False
+    hint: str = ""
+    error: type[RequestError] = RequestError
+
+
+def untrusted(name: str, word: str) -> UntrustedError:
+    return UntrustedError(
+        f"a file names code of its own, which is not run unasked: the {word} {shown(name)}",
+        "add --trust (in Python trust=True) if you know who wrote the file and that code",
+    )
+
+
+def look_up(name: str, kind: Kind, trust: Trust) -> Any:
+    """What a name leads to, if it is vouched for and is what was asked for."""
+    if trust < Trust.FILE and not (trust is Trust.INSTALLED and is_installed(name)):
+        raise untrusted(name, kind.word)
+    if of_python(name.partition(":")[0]):
+        raise kind.error(f"{shown(name)} is part of Python, not a {kind.word}", kind.hint)
+    found = import_name(name, kind.word, trust)
+    takes = (
+        (kind.objects and isinstance(found, kind.of))
+        or (kind.classes and isinstance(found, type) and issubclass(found, kind.of))
+        or (kind.makers and makes(found, kind.of, trust))
+    )
+    if not takes:
+        raise kind.error(f"{shown(name)} is {described(found)}, not a {kind.word}", kind.hint)
+    return found
+
+
+def makes(found: Any, of: type, trust: Trust) -> bool:
+    """Whether a function says that it returns such an object; one that was typed need not say it."""
+    function = inspect.unwrap(found.func if isinstance(found, partial) else found)
+    if not inspect.isfunction(function) or of_python(function.__module__):
+        return False
+    if of is object:  # a loader: what it returns is looked at
+        return True
+    try:
+        returned = inspect.signature(function, eval_str=True).return_annotation
+    except Exception:  # names that only a type checker sees
+        returned = inspect.signature(function).return_annotation
+    if isinstance(returned, type) and returned is not inspect.Signature.empty:
+        return issubclass(returned, of)
+    if isinstance(returned, str):
+        return returned.strip("'\"").rpartition(".")[2] == of.__name__
+    return trust is Trust.TYPED
+
+
+def of_python(module: str | None) -> bool:
+    """Whether a module is Python's own: nothing in it is a method, a rule or a network."""
+    return (module or "").partition(".")[0] in sys.stdlib_module_names
+
+
+def import_name(name: str, word: str, trust: Trust) -> Any:
+    """The attribute of a module that can be imported; from the current folder too, where someone vouches for it."""
     module_name, _, attribute = name.partition(":")
-    if module_name.startswith(".") or "/" in module_name or not module_name or not attribute:
+    if not all(part.isidentifier() for part in module_name.split(".")) or not attribute:
         file = PurePath(module_name).name.removesuffix(".py").lstrip(".")
         hint = f"write {file or 'my_module'}:{attribute or 'name'}, in the module's folder or with it on PYTHONPATH"
-        raise RequestError(f"a {what} of your own is written module:name, not {name}", hint)
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
+        raise RequestError(f"a {word} of your own is written module:name, not {name}", hint)
+    new = module_name not in sys.modules
     try:
-        module = importlib.import_module(module_name)
+        with without_here() if trust is Trust.INSTALLED else with_here():
+            module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module may do anything when it is imported
-        raise RequestError(f"cannot import {what} {name}: {_reason(error)}", _import_hint(name, error)) from error
+        raise RequestError(f"cannot import {word} {name}: {_reason(error)}", _import_hint(name, error)) from error
+    if new:
+        place = getattr(module, "__file__", None)
+        log.log(
+            logging.INFO if trust is Trust.TYPED else logging.WARNING, "imported %s, for the %s %s: %s",
+            module_name, word, shown(name), place or "built in",
+        )  # fmt: skip
     try:
         return attrgetter(attribute)(module)
     except AttributeError:
         raise RequestError(
-            f"module {module_name} has no {what} named: {attribute}", _attribute_hint(module, what, attribute)
+            f"module {module_name} has no {word} named: {attribute}", _attribute_hint(module, word, attribute)
         ) from None
+
+
+# ---- installed packages, and the current folder, which is none -----------------------------------------------------
+def is_installed(name: str) -> bool:
+    """Whether an installed package names this as an entry point of ours; a folder that lies here is not installed."""
+    places = [Path(place).resolve() for place in (*site.getsitepackages(), site.getusersitepackages())]
+    return any(
+        point.group == GROUP and point.value == name
+        for one in distributions()
+        if Path(str(one.locate_file(""))).resolve() in places
+        for point in one.entry_points
+    )
+
+
+@contextlib.contextmanager
+def with_here() -> Iterator[None]:
+    """Import from the current folder too; what is imported there may import from it later."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    yield
+
+
+@contextlib.contextmanager
+def without_here() -> Iterator[None]:
+    """Import what is installed, not what is called alike in the current folder."""
+    before, here = list(sys.path), Path.cwd()
+    sys.path[:] = [place for place in before if place and Path(place).resolve() != here]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+# ---- what went wrong -----------------------------------------------------------------------------------------------
+def described(found: Any) -> str:
+    """What something is, in words."""
+    if inspect.isclass(found):
+        return f"the class {found.__name__}"
+    if inspect.isroutine(found):
+        return "a function that does not say so"
+    return f"of type {type(found).__name__}"
 
 
 def _reason(error: BaseException) -> str:
@@ -48,10 +190,10 @@ def _import_hint(name: str, error: BaseException) -> str:
     return f"`python -c 'import {module_name}'` shows where it fails"
 
 
-def _attribute_hint(module: Any, what: str, attribute: str) -> str:
+def _attribute_hint(module: Any, word: str, attribute: str) -> str:
     if module.__name__ == "__main__" or "<locals>" in attribute:
         return (
-            f"a {what} of a run that is to be resumed or compared must lie in a module that can be imported, "
+            f"a {word} of a run that is to be resumed or compared must lie in a module that can be imported, "
             "not in a script, a notebook or a function"
         )
     return nearest(attribute, [known for known in vars(module) if not known.startswith("_")], "names there")

@@ -18,13 +18,14 @@ from fedkeel.data.folder import open_array, open_labels
 from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.experiment import Experiment
-from fedkeel.importing import import_name
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.models import MODELS
 from fedkeel.models import build as build_model
 from fedkeel.problem import Problem
 from fedkeel.setup import cross_entropy
 
 PARTITION, FOLDER = "partition", "folder"
+LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 
 
@@ -53,13 +54,13 @@ class Elsewhere:
 
 
 def node_problem(
-    experiment: Experiment, source: str, client: int, clients: int, settings: Mapping[str, Any]
+    experiment: Experiment, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust
 ) -> Problem:
     """A node's problem: its own data, read where the node's settings say."""
     card = card_of(experiment)
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
-    inputs, labels = from_folder(card, settings) if source == FOLDER else from_loader(card, source, settings)
+    inputs, labels = from_folder(card, settings) if source == FOLDER else from_loader(card, source, settings, trust)
     return problem(experiment, card, OneClient(client, clients, inputs, labels), None)
 
 
@@ -99,9 +100,9 @@ def from_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
     return images, open_labels(folder / "train_labels.npy", len(images), card.classes)
 
 
-def from_loader(card: DatasetCard, name: str, settings: Mapping[str, Any]) -> Arrays:
+def from_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust: Trust = Trust.TYPED) -> Arrays:
     """What the user's function returns for the node's settings: inputs and labels, as arrays."""
-    inputs, labels = (np.asarray(part) for part in import_name(name, "loader")(dict(settings)))
+    inputs, labels = (np.asarray(part) for part in look_up(name, LOADER, trust)(dict(settings)))
     if inputs.shape[1:] != card.array_shape or inputs.dtype != np.dtype(card.dtype):
         raise DataError(
             f"{name} gave {inputs.dtype} {inputs.shape[1:]} samples, not {card.dtype} {card.array_shape}.",

@@ -14,6 +14,7 @@ from fedkeel.data.partitions import load_partition
 from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.folder import folder_name
+from fedkeel.importing import Trust
 from fedkeel.ledger import Entry, standing
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
@@ -106,8 +107,9 @@ def length_of(cell: Cell, rounds: int | None) -> int:
 
 
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
-    """The cell's experiment, perhaps shortened."""
-    return Experiment.load(dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)})
+    """The cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
+    data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
+    return Experiment.load(data, trust=Trust.TYPED)
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:
@@ -216,7 +218,10 @@ def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, flo
 # ---- what it costs -------------------------------------------------------------------------------------------------
 def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     """Backward passes on one batch, over all clients and rounds; clients taken as equally large."""
-    experiment = experiment_of(cell, 0, rounds)
+    return evaluations_of(experiment_of(cell, 0, rounds))
+
+
+def evaluations_of(experiment: Experiment) -> int:
     card = DATASETS[str(experiment.dataset)]
     clients = load_partition(experiment.partition).clients or 100
     share = share_of(experiment.participation or 1.0)
@@ -244,6 +249,9 @@ def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None
             return own[-1].seconds_per_round * length_of(cell, rounds)
         alike = [e for e in some if e.settings and all(e.settings.get(k) == cell.experiment[k] for k in WORK)]
         if alike:
-            other = replace(cell, experiment=dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
-            return alike[-1].seconds * gradient_evaluations(cell, rounds) / gradient_evaluations(other)
+            try:
+                other = Experiment.recall(dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
+            except RequestError:  # a ledger of another version, or someone else's
+                continue
+            return alike[-1].seconds * gradient_evaluations(cell, rounds) / max(1, evaluations_of(other))
     return None

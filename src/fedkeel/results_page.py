@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from fedkeel.contradictions import ABOUT, contradictions
 from fedkeel.ledger import Entry, spent, standing
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
+from fedkeel.text import printable
 from fedkeel.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
 
 HEAD = f"""# Results: reported against measured
@@ -80,7 +82,7 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
         whole = sum(not one.shortened for one in judged)
         rows.append([f"{table.paper}:{table.name}", f"{len(judged)} of {len(table.cells)}", str(whole), counts])
     runs, hours, devices = spent(entries)
-    told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {', '.join(devices)}.\n"
+    told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(printable(', '.join(devices)))}.\n"
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 

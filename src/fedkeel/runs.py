@@ -16,6 +16,9 @@ from fedkeel import checkpoint
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder, read_experiment, read_rounds
+from fedkeel.importing import Trust
+from fedkeel.models import check_name
+from fedkeel.named import NamedModel
 from fedkeel.problem import Problem
 from fedkeel.record import RoundRecord, counted, result
 from fedkeel.rule import State
@@ -64,13 +67,18 @@ class Run:
         """The first round that reaches an accuracy."""
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
-    def model(self) -> nn.Module:
-        """The trained module: a copy, in evaluation mode."""
+    def model(self, *, trust: bool = False) -> nn.Module:
+        """The trained module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
+        imported with `trust` only."""
         problem = self.problem
         if problem is None:
             from fedkeel.setup import problem_of
 
-            problem = problem_of(self.experiment)
+            experiment = self.experiment
+            if isinstance(experiment.model, NamedModel):
+                check_name(experiment.model, Trust.given(trust))
+                experiment = experiment.with_(model=str(experiment.model))
+            problem = problem_of(experiment)
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
@@ -83,13 +91,13 @@ class Run:
         return module
 
 
-def load_run(path: str | PathLike[str]) -> Run:
-    """A run from its folder, as far as it has come.
+def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
+    """A run from its folder, as far as it has come. Code that the folder names is imported with `trust` only.
 
     Of a problem or network given from Python there are numbers and weights: `params`, not `model()`.
     """
     folder = Path(path)
-    experiment = Experiment.recall(read_experiment(folder))
+    experiment = Experiment.recall(read_experiment(folder), Trust.given(trust) if trust else Trust.NOTHING)
     found, _ = checkpoint.newest(folder / "checkpoint")
     if found is None:
         if (folder / "result.json").exists():

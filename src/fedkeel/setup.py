@@ -23,10 +23,12 @@ from fedkeel.data.partitions import load_partition
 from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.experiment import Experiment, from_python, lost
+from fedkeel.importing import untrusted
 from fedkeel.method import Method, Phase
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
+from fedkeel.named import NamedModel, refusal
 from fedkeel.objectives import objective_of
 from fedkeel.personal_data import Joined, rows_of, without_proxy
 from fedkeel.problem import Problem
@@ -57,6 +59,8 @@ def problem_of(experiment: Experiment) -> Problem:
     for word in ("problem", "model"):
         if from_python(getattr(experiment, word)):
             raise lost(word)
+    if isinstance(experiment.model, NamedModel):
+        raise untrusted(experiment.model, "model")
     if experiment.problem is not None:
         return experiment.problem
     assert experiment.dataset is not None
@@ -158,6 +162,8 @@ def method_of(experiment: Experiment, task: Task) -> Method:
 
     That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
     """
+    if (error := refusal(experiment.composed)) is not None:
+        raise error
     most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0

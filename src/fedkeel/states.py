@@ -33,6 +33,7 @@ def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True)
     temporary = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # it may be a link, which would be written through
         fill(temporary)
         if synced:
             sync(temporary)

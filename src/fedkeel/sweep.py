@@ -29,6 +29,7 @@ from typing import Any
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.experiment import Experiment
+from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.runs import Run, unscored, validation_score
 
@@ -54,10 +55,11 @@ class Sweep:
     grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
     seeds: tuple[int, ...] = (0,)
     budget: int = 12
+    trust: Trust = Trust.TYPED
 
     @staticmethod
-    def load(data: Mapping[str, Any]) -> Sweep:
-        """From a TOML file's data."""
+    def load(data: Mapping[str, Any], *, trust: bool = False) -> Sweep:
+        """From a TOML file's data; code that it names is imported with `trust` only."""
         base = {word: value for word, value in data.items() if word not in KEYS}
         for word in base:
             if word not in SHARED:
@@ -69,7 +71,7 @@ class Sweep:
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
         shared = _grid(data.get("grid", {}))
         grids = {name: {**shared, **_grid(own)} for name, own in methods.items()}
-        sweep = Sweep(base, grids, _seeds(data.get("seeds", [0])), _budget(data.get("budget", 12)))
+        sweep = Sweep(base, grids, _seeds(data.get("seeds", [0])), _budget(data.get("budget", 12)), Trust.given(trust))
         for name, grid in grids.items():
             tries = settings_of(grid)
             for setting in tries:
@@ -93,11 +95,11 @@ class Sweep:
             elif word in SHARED:
                 data[word] = value
             else:
-                own = [f"method.{name}" for name in hyperparameters_of(method)]
+                own = [f"method.{name}" for name in hyperparameters_of(method, self.trust)]
                 meant = f"method.{word}" if f"method.{word}" in own else word
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
-        return Experiment.load(data)
+        return Experiment.load(data, trust=self.trust)
 
     @property
     def tuned(self) -> set[str]:

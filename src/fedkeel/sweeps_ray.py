@@ -15,6 +15,7 @@ import torch
 
 from fedkeel.errors import FedkeelError, RequestError, RunError
 from fedkeel.experiment import Experiment
+from fedkeel.importing import Trust
 from fedkeel.runs import Run, load_run
 
 log = logging.getLogger("fedkeel")
@@ -25,7 +26,8 @@ CHECKPOINT_SECONDS = 5.0  # Ray ends its workers without a word, so a run is nev
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run as plain data: the experiment as a file would hold it, its folder, and what it runs on."""
+    """One run as plain data: an experiment that stood the checks where it was asked for, its folder, and what it runs
+    on."""
 
     experiment: Mapping[str, Any]
     out: str
@@ -105,7 +107,7 @@ def runs_on_ray(
 
 def finished_result(request: RunRequest) -> dict[str, Any] | None:
     """The result of a run that is complete in its folder."""
-    experiment = Experiment.load(request.experiment)
+    experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
     try:
         result = json.loads((Path(request.out) / "result.json").read_text())
     except (OSError, json.JSONDecodeError):
@@ -170,7 +172,7 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
     from fedkeel.run import run
 
     try:
-        experiment = Experiment.load(request.experiment)
+        experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
         made = run(
             experiment,
             out=request.out,

@@ -235,7 +235,7 @@ def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(tmp_path, monk
         done = subprocess.run([*words, "--rounds", rounds], env=there, capture_output=True, text=True, check=True)
         return " ".join(done.stderr.split())
 
-    assert "edited" not in ran("1", "0.5")
-    assert "edited" not in ran("1", "0.5")
+    assert "has been edited" not in ran("1", "0.5")
+    assert "has been edited" not in ran("1", "0.5")
     assert "module shorter has been edited since here was made" in ran("1", "0.25")
     assert "module shorter has been edited since this run was begun" in ran("2", "0.25")

@@ -1,6 +1,7 @@
 """Who may import whom: read from the source, so that no special case can creep in."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_forbidden_arrows(part):
     assert files
     for path in files:
         assert not imported(path) & FORBIDDEN[part], f"{path.relative_to(ROOT)}"
+
+
+IMPORTERS = {"importing.py", "__init__.py", "trackers.py", "models/external.py", "cli/main.py", "cli/methods.py"}
+"""Who imports modules by name: the door for names of users, and five that import modules which they list themselves."""
+UNPICKLERS = {"engines/worker.py", "engines/processes.py", "engines/flower/simulation.py", "data/pickles.py"}
+"""Who unpickles: parents and the children they started, and the reader of CIFAR's batches."""
+
+
+def test_names_of_code_come_in_through_one_door():
+    for path in ROOT.rglob("*.py"):
+        text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+        tree = ast.parse(text)
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert "import_module" not in called or name in IMPORTERS, name
+        assert not called & {"__import__", "eval", "exec", "compile", "run_path", "exec_module"} - (
+            {"compile"} if "re.compile" in text or "torch.compile" in text else {"eval"} if ".eval()" in text else set()
+        ), name
+        assert not re.search(r"\b(?:pickle|cloudpickle|torch|joblib|dill)\.loads?\(", text) or name in UNPICKLERS, name
+        assert "allow_pickle=True" not in text, name
 
 
 def test_only_the_command_line_prints():

@@ -12,6 +12,7 @@ from fedkeel.cli.main import call
 from fedkeel.errors import ExperimentError, MethodError, RequestError
 from fedkeel.evaluation import Evaluation
 from fedkeel.experiment import Experiment
+from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
 from fedkeel.rules import RULES
 from fedkeel.values import fits, types_of
@@ -136,7 +137,7 @@ SAM = {"rule": "Sam", "rho": 0.1}
         ({"perturb": [{"rule": "Sam", "rho": "a"}]}, ["rho of rule Sam", "a number", "'a'"]),
         ({"perturb": [{"rule": "Sam", "rho": True}]}, ["rho of rule Sam", "a number", "True"]),
         ({"perturb": [{"rule": "On", "patterns": "fc", "inner": 3}]}, ["inner of rule On", "3"]),
-        ({"perturb": [{"rule": "builtins:print"}]}, ["builtins:print is not a rule"]),
+        ({"perturb": [{"rule": "builtins:print"}]}, ["builtins:print", "part of Python, not a rule"]),
         ({"perturb": [SAM], "name": ""}, ["name"]),
         ({"perturb": [SAM], "name": 3}, ["name", "3"]),
         ({"perturb": [SAM], "server_lr": "a"}, ["server_lr", "a number"]),
@@ -237,13 +238,13 @@ def test_plugins_take_methods_of_the_users_own(own, base):
 
 
 def test_a_rule_inside_a_class_is_found(own):
-    assert composition.load_rule({"rule": "own_code:Outer.Inner", "mu": 1}).mu == 1
+    assert composition.load_rule({"rule": "own_code:Outer.Inner", "mu": 1}, Trust.FILE).mu == 1
 
 
 @pytest.mark.parametrize("name", ["__main__:NoSuchRule", "own_code:pulled.<locals>.Pull"])
 def test_a_rule_that_no_module_has_says_where_rules_must_lie(own, name):
     with pytest.raises(RequestError, match="has no rule named") as caught:
-        composition.load_rule({"rule": name})
+        composition.load_rule({"rule": name}, Trust.FILE)
     assert "a module that can be imported" in caught.value.hint
 
 

@@ -12,9 +12,10 @@ import published
 import pytest
 
 from fedkeel.data import DATASETS, import_from
-from fedkeel.data.archives import check_bytes, entries, plain_pickle
+from fedkeel.data.archives import Room, check_bytes, entries
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.loading import import_into
+from fedkeel.data.pickles import plain_pickle
 from fedkeel.errors import DataError
 
 TRAIN = (published.colour_images(20), published.class_labels(20, 10))
@@ -198,7 +199,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 def test_entries_of_a_folder_come_in_a_fixed_order(tmp_path):
     published.folder_of(tmp_path, {name: name.encode() for name in ("b/2", "a/1", "c")})
-    assert list(entries(tmp_path, lambda name: name != "c")) == [("a/1", b"a/1"), ("b/2", b"b/2")]
+    assert list(entries(tmp_path, lambda name: name != "c", Room(tmp_path, 100))) == [("a/1", b"a/1"), ("b/2", b"b/2")]
 
 
 def test_real_cifar10_is_the_published_one(real_data, tmp_path):

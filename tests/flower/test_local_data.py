@@ -1,6 +1,7 @@
 """Nodes with data of their own: the server never sees a row, and the result is that of the same data in one place."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from federations import InProcess, same
 import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.clients import Rows
-from fedkeel.errors import DataError, FolderError, RunError
-from fedkeel.federation import node_of, serve
+from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
+from fedkeel.federation import node_of, read, serve, vouched
 from fedkeel.local_data import Elsewhere, from_folder, from_loader, server_problem
 from fedkeel.setup import divide
 
@@ -155,3 +156,29 @@ def test_data_of_another_form_are_refused(tmp_path, monkeypatch, images, labels,
     with pytest.raises(DataError, match="does not say where"):
         from_folder(card, {})
     sys.modules.pop("loads", None)
+
+
+def test_a_node_runs_no_loader_that_only_the_apps_settings_name(folders, monkeypatch):
+    """Whoever starts a run may change its settings; the node's own settings, and an app that says so, are trusted."""
+    (folders / "my_nodes.py").write_text(f"import os\nos.mkdir({str(folders / 'ran')!r})\n{LOADER}")
+    monkeypatch.syspath_prepend(str(folders))
+    exp = experiment()
+
+    def context(**settings):
+        config = {"partition-id": 0, "where": str(folders / "0")} | settings
+        return SimpleNamespace(node_config=config, run_config={"data": "my_nodes:mine", "clients": 3})
+
+    with pytest.raises(UntrustedError, match="the loader 'my_nodes:mine'"):
+        node_of(exp, context(), vouched(False))
+    assert not (folders / "ran").exists()
+    assert node_of(exp, context(), vouched(True)).client == 0
+    assert node_of(exp, context(data="my_nodes:mine"), vouched(False)).client == 0
+    with pytest.raises(DataError, match="part of Python"):
+        node_of(exp, context(data="os:system"), vouched(True))
+    sys.modules.pop("my_nodes", None)
+
+
+def test_an_apps_experiment_is_a_file(folders):
+    (folders / "experiment.toml").write_text('dataset = "digits"\nmodel = "my_nodes:Net"\n')
+    with pytest.raises(UntrustedError, match="my_nodes:Net"):
+        read(folders, vouched(False))

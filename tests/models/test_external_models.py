@@ -72,11 +72,11 @@ def test_its_weights_depend_on_the_seed_alone(own: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("no_such_module:f", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'", "PYTHONPATH"),
-        ("own_broken:f", "cannot be imported: SyntaxError", "PYTHONPATH"),
-        (":f", "cannot be imported: ValueError", "PYTHONPATH"),
-        ("own_models:bothh", "module 'own_models' has no function 'bothh'", "did you mean 'both'?"),
-        ("own_models:constant", "module 'own_models' has no function 'constant'", "known in own_models: Module, "),
+        ("no_such_module:f", "cannot import model no_such_module:f: No module named 'no_such_module'", "installed?"),
+        ("own_broken:f", "cannot import model own_broken:f: SyntaxError", "import own_broken"),
+        (":f", "is written module:name", "PYTHONPATH"),
+        ("own_models:bothh", "module own_models has no model named: bothh", "did you mean 'both'?"),
+        ("own_models:constant", "'own_models:constant' is of type int, not a model", "torch.nn.Module"),
         ("own_models:broken", "'own_models:broken' failed: KeyError: 'width'", "classes= and shape="),
         ("own_models:number", "'own_models:number' returned int, not a torch.nn.Module", None),
     ],

@@ -10,7 +10,7 @@ import typer
 from fedkeel.cli import pages
 from fedkeel.cli.console import facts, say, stderr, stdout
 from fedkeel.cli.pages import argument, option
-from fedkeel.cli.run import Json
+from fedkeel.cli.run import Json, Trusting
 
 
 def add_to(app: typer.Typer) -> None:
@@ -39,6 +39,7 @@ def analyse(
     points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
     rho: Annotated[float, option(metavar="RHO", help="Radius of the sharpness.")] = 0.05,
     device: Annotated[str, option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
+    trust: Trusting = False,
     json: Json = False,
 ) -> None:
     """Look closer at a trained run; the numbers go into the run's folder, where `fedkeel report` finds them.
@@ -48,6 +49,7 @@ def analyse(
     from fedkeel.analysis.diagnose import Extent, plain
     from fedkeel.analysis.diagnose import analyse as diagnose
     from fedkeel.cli.training import runs_in
+    from fedkeel.importing import Trust
     from fedkeel.runs import load_run
 
     chosen = {
@@ -60,7 +62,8 @@ def analyse(
     found: dict[str, Any] = {}
     for path in runs_in(folder):
         say(stderr(), "analysing", "bold", str(path))
-        found[str(path)] = diagnose(load_run(path), [name for name, wanted in chosen.items() if wanted], extent, device)
+        done = load_run(path, trust=Trust.given(trust))
+        found[str(path)] = diagnose(done, [name for name, wanted in chosen.items() if wanted], extent, device)
     if json:
         from json import dumps
 

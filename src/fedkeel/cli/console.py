@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from fedkeel.text import printable
 
 WIDE = 200  # columns where nobody looks through a window: a file or a pipe
 
@@ -46,7 +49,13 @@ def tolerate() -> None:
 def in_json(data: Any) -> str:
     """One JSON document, escaped where stdout cannot write every character."""
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    return json.dumps(data, indent=2, ensure_ascii=plain)
+    text = json.dumps(data, indent=2, ensure_ascii=plain)
+    # JSON leaves some control codes as they are; as escapes they are the same document
+    return text if plain else re.sub(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", _escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def stdout() -> Console:
@@ -57,10 +66,22 @@ def stderr() -> Console:
     return _console(sys.stderr)
 
 
+class Plain(Console):
+    """A console on which a name that was read from a file cannot move the cursor, ring, or rename the window."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                lines = (printable(line) for line in segment.text.split("\n"))
+                yield Segment("\n".join(lines), segment.style)
+
+
 def _console(stream: TextIO) -> Console:
     if stream.isatty():
-        return Console(file=stream, highlight=False, markup=False, emoji=False)
-    return Console(file=cast(TextIO, Trimmed(stream)), highlight=False, markup=False, emoji=False, width=WIDE)
+        return Plain(file=stream, highlight=False, markup=False, emoji=False)
+    return Plain(file=cast(TextIO, Trimmed(stream)), highlight=False, markup=False, emoji=False, width=WIDE)
 
 
 def say(console: Console, label: str, style: str, text: str) -> None:

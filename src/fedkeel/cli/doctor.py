@@ -18,6 +18,7 @@ from rich.text import Text
 from fedkeel.cli import pages
 from fedkeel.cli.console import byte_size, count, facts, stdout
 from fedkeel.cli.pages import argument
+from fedkeel.cli.run import Trusting
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
@@ -32,6 +33,7 @@ def doctor(
         Path | None,
         argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs."),
     ] = None,
+    trust: Trusting = False,
 ) -> None:
     """Show what this machine has: versions, devices, engines, data, free space.
 
@@ -47,7 +49,7 @@ def doctor(
     if file is not None:
         from fedkeel.cli.settings import Request, experiments
 
-        for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file")):
+        for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
             section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
 
 

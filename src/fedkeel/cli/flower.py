@@ -9,6 +9,7 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.pages import argument, option
+from fedkeel.cli.run import Trusting
 
 
 def add_to(group: typer.Typer) -> None:
@@ -37,6 +38,7 @@ def flower(
         ),
     ] = "partition",
     clients: Annotated[int, option(metavar="N", help="How many nodes have data of their own.")] = 0,
+    trust: Trusting = False,
 ) -> None:
     """Write a Flower app that trains an experiment in a real federation.
 
@@ -60,6 +62,7 @@ def flower(
             file_hint="give an experiment's .toml file, or a run's folder",
             methods=() if method is None else (method,),
             assignments=tuple(settings or ()),
+            trust=trust,
         )
     )
     if len(asked) != 1:

@@ -28,6 +28,7 @@ from fedkeel.cli import (
     sweep,
 )
 from fedkeel.cli.console import complain, say, stderr, tolerate
+from fedkeel.cli.progress import telling
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import FedkeelError, nearest
 
@@ -81,7 +82,7 @@ def call(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     tolerate()
     try:
-        with stopping():
+        with stopping(), telling():
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
             sys.stdout.flush()
         return code if isinstance(code, int) else 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,6 +92,21 @@ class Logged(logging.Handler):
         elif record.getMessage() not in self.noted:  # runs side by side have the same to say
             self.noted.add(record.getMessage())
             say(self.console, "note", "dim", record.getMessage())
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Say what code of the user's own is imported, whoever named it."""
+    log, handler = logging.getLogger("fedkeel.importing"), Logged(stderr(), logging.INFO)
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before
 
 
 class Lines(Silence):

@@ -29,6 +29,9 @@ Precision = Annotated[
         help="float32, float64, or bfloat16 (stacked: arithmetic, also of scores; weights stay float32).",
     ),
 ]
+Trusting = Annotated[
+    bool, option("--trust", help="Import the code of its own that the file names: for files that you know.")
+]
 Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
@@ -74,6 +77,7 @@ def run(
     out: Annotated[
         Path | None, option(metavar="DIR", help="The run's folder; for several runs DIR/METHOD/SEED. Default: runs/…")
     ] = None,
+    trust: Trusting = False,
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -97,6 +101,7 @@ def run(
         rounds=rounds,
         seeds=() if seeds is None else some_numbers(seeds),
         assignments=tuple(settings or ()),
+        trust=trust,
     )
     asked = experiments(request)
     plans = [
@@ -125,6 +130,7 @@ def resume(
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
     wandb: ToWandb = False,
+    trust: Trusting = False,
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -143,7 +149,7 @@ def resume(
     tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
     for path in folders:
         data = read_experiment(path)
-        experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds})
+        experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
         plans.append(Plan(experiment.composed.name, experiment, path))
     carry_out(
         plans,
@@ -199,6 +205,7 @@ def report_on(folders: list[Path], page: Path) -> None:
 def how_to_go_on(plans: list[Plan]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
     from fedkeel.checkpoint import names
+    from fedkeel.named import own_names
 
     plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
     saved = names(plan.folder / "checkpoint")
@@ -206,4 +213,5 @@ def how_to_go_on(plans: list[Plan]) -> str:
         return f"{plan.label} had not begun. The same command again goes on."
     done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
     stands = f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written."
-    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{again}"
+    trust = " --trust" if any(own_names(plan.experiment.save())) else ""
+    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{trust}{again}"

@@ -15,7 +15,8 @@ from fedkeel.data import DATASETS
 from fedkeel.data.partitions import PARTITIONS, other_default, parse
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.experiment import Experiment
-from fedkeel.methods import METHODS, settings_of
+from fedkeel.importing import Trust
+from fedkeel.methods import METHODS, build, settings_of
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
@@ -37,6 +38,7 @@ class Request:
     rounds: int | None = None
     seeds: tuple[int, ...] = ()
     assignments: tuple[str, ...] = ()
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,18 @@ def experiments(request: Request) -> list[Asked]:
                 f"an experiment has no part: {'.'.join(path)}",
                 "the parts with fields are method, partition and evaluation",
             )
-    check_keys(data, given)
-    methods = with_hyperparameters(given, hyper)
+    typed = typed_keys(request, changes)
+    trust = Trust.TYPED if "method" in typed else Trust.given(request.trust)
+    if isinstance(hyper.get("base"), str):
+        hyper["base"] = build(hyper["base"])  # typed, whoever wrote the file
+    check_keys(data, given, trust)
+    methods = with_hyperparameters(given, hyper, trust)
     seeds = list(request.seeds) or as_list(data.pop("seed", 0))
     for word, values, example in (("method", methods, '"fedavg"'), ("seed", seeds, "[0, 1]")):
         if not values:
             raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
-        Asked(label, Experiment.load(data | {"method": method, "seed": seed}))
+        Asked(label, Experiment.load(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
         for label, method in zip(labels(methods), methods, strict=True)
         for seed in seeds
     ]
@@ -88,6 +94,12 @@ def experiments(request: Request) -> list[Asked]:
     if request.file is not None:
         note_other_default(data)
     return made
+
+
+def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
+    """The keys that may name code and were typed, so that no file has a part in them."""
+    options = {"method": bool(request.methods), "model": request.model is not None}
+    return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 
 def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> None:
@@ -210,9 +222,9 @@ def with_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 # ---- methods -------------------------------------------------------------------------------------------------------
-def with_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any]) -> list[Any]:
+def with_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any], trust: Trust) -> list[Any]:
     """Each method with those settings that it has; a setting that none of them has is an error."""
-    known = [known_of(method) for method in given]
+    known = [known_of(method, trust) for method in given]
     for word in settings:
         if not any(word in names for names in known):
             several = f"none of these methods has a hyper-parameter: {word}"
@@ -228,11 +240,11 @@ def with_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any]) -> l
     return methods
 
 
-def known_of(method: Any) -> set[str]:
+def known_of(method: Any, trust: Trust) -> set[str]:
     """The hyper-parameters of a method as a file or the command line gives it."""
     if isinstance(method, Mapping) and COMPOSED & set(method):
         return set()
-    return set(settings_of(name_of(method)))
+    return set(settings_of(name_of(method), trust))
 
 
 def name_of(method: Any) -> str:
@@ -253,13 +265,13 @@ def described(method: Mapping[str, Any]) -> str:
     return " ".join([name_of(method), *settings])
 
 
-def check_keys(data: Mapping[str, Any], methods: Sequence[Any]) -> None:
+def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) -> None:
     """Unknown keys name the nearest known one, or the part that they are a field of."""
     known = {field.name for field in fields(Experiment)}
     for word in data:
         if word not in known:
             hint = nearest(word, known, "keys")
-            if any(word in known_of(method) for method in methods):
+            if any(word in known_of(method, trust) for method in methods):
                 hint = f"did you mean 'method.{word}'?"
             elif any(word in {field.name for field in fields(kind)} for kind in PARTITIONS.values()):
                 hint = f"did you mean 'partition.{word}'?"

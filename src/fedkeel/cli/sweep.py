@@ -12,7 +12,7 @@ import typer
 from fedkeel.cli import pages
 from fedkeel.cli.compare import Baseline, Target, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
-from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Workers
+from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
 from fedkeel.errors import RequestError, RunError, nearest
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def sweep(
     on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
     target: Target = None,
     baseline: Baseline = None,
+    trust: Trusting = False,
     json: Json = False,
     no_progress: NoProgress = False,
 ) -> None:
@@ -56,7 +57,7 @@ def sweep(
     from fedkeel.sweep import Sweep, finals, tune, tune_all
 
     data = read(file, "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
-    asked, find = Sweep.load(data), propose if tuner(data) == "optuna" else tune
+    asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
 
     if on not in ("here", "ray"):

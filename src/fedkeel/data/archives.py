@@ -1,29 +1,39 @@
 """Files the user already has: a folder, a tar or zip archive, or one file, read member by member in memory.
 
-Nothing is unpacked to disk, so no name inside an archive can reach outside a folder. Pickles go through `plain_pickle`,
-which builds numpy arrays and plain containers and refuses every other name.
+Nothing is unpacked to disk, so no name inside an archive can reach outside a folder. What a header states is held
+against what the data set may have before a byte of it is unpacked.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
 import lzma
-import pickle
+import math
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkeel.errors import DataError
 
 BLOCK = 1 << 20
+FREE, RATIO = 64 << 20, 100
+"""Bytes that any archive may unpack to, and how many times its own size a larger one may."""
+OPENERS: dict[bytes, Callable[[Path], IO[bytes]]] = {
+    b"\x1f\x8b": lambda path: cast(IO[bytes], gzip.open(path)),
+    b"BZh": lambda path: cast(IO[bytes], bz2.open(path)),
+    b"\xfd7zXZ\x00": lambda path: cast(IO[bytes], lzma.open(path)),
+}
+"""How packed files start, and what unpacks them."""
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError)
 AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
@@ -37,42 +47,141 @@ def reading(path: Path | str) -> Iterator[None]:
         raise DataError(f"{path} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
-def entries(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+class Room:
+    """How much may be unpacked from one path: `most` bytes in all, `each` from one file."""
+
+    def __init__(self, path: Path, most: int, each: int | None = None):
+        self.path, self.left, self.each = path, most, min(most, each or most)
+
+    def take(self, name: str, size: int, packed: int) -> None:
+        """Refuse a file by the size that its header states."""
+        self.left -= size
+        if size > self.each or self.left < 0 or (size > FREE and size > RATIO * packed):
+            raise too_large(f"{name[:80]} in {self.path}", size)
+
+
+def too_large(what: str, size: int) -> DataError:
+    return DataError(
+        f"{what} states {size / 1e6:.1f} MB, more than this data set may have: nothing of it was unpacked",
+        hint="fetch the published file",
+    )
+
+
+def entries(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, bytes]]:
     """Name (relative, with forward slashes) and content of each wanted file, in the archive's own order."""
-    for name, file in streams(path, wanted):
+    for name, file in streams(path, wanted, room):
         with reading(path):
             yield name, file.read()
 
 
-def streams(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+def streams(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, IO[bytes]]]:
     """The same, as files open for reading until the next one is asked for."""
     with reading(path):
         if path.is_dir():
             for place in sorted(path.rglob("*")):
                 name = place.relative_to(path).as_posix()
                 if wanted(name) and place.is_file():
+                    room.take(name, place.stat().st_size, place.stat().st_size)
                     with place.open("rb") as file:
                         yield name, file
         elif zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 for entry in archive.infolist():
                     if not entry.is_dir() and wanted(entry.filename):
-                        with archive.open(entry) as file:
-                            yield entry.filename, file
+                        room.take(entry.filename, entry.file_size, entry.compress_size)
+                        with archive.open(entry) as inner:
+                            yield entry.filename, inner
         elif is_tar(path):
-            with tarfile.open(path) as tar:
+            with Bounded(path, room) as bounded, tarfile.open(fileobj=cast(IO[bytes], bounded), mode="r:") as tar:
                 for member in tar:
-                    content = tar.extractfile(member) if member.isfile() and wanted(member.name) else None
-                    if content is not None:
+                    if member.isfile() and wanted(member.name):
+                        room.take(member.name, member.size, path.stat().st_size)
+                        content = tar.extractfile(member)
+                        assert content is not None
                         yield member.name, content
         elif wanted(path.name):
+            room.take(path.name, path.stat().st_size, path.stat().st_size)
             with path.open("rb") as file:
                 yield path.name, file
 
 
 def is_tar(path: Path) -> bool:
     # a .tar.gz that is cut off still starts like one, and must be called damaged rather than unknown
-    return tarfile.is_tarfile(path) or path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2"))
+    if path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
+        return True
+    try:  # not tarfile.is_tarfile, which reads the first header whole, however long it says it is
+        with unpacked(path) as file:
+            return file.read(512)[257:262] == b"ustar"
+    except (*DAMAGED, OSError):
+        return False
+
+
+def unpacked(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        start = file.read(6)
+    return next((opener(path) for magic, opener in OPENERS.items() if start.startswith(magic)), None) or path.open("rb")
+
+
+class Bounded(io.RawIOBase):
+    """A tar archive, unpacked as it is read, up to what it may hold; a header that is longer is not read at all."""
+
+    def __init__(self, path: Path, room: Room):
+        self.path, self.file = path, unpacked(path)
+        self.most = min(4 * room.left + FREE, max(FREE, RATIO * path.stat().st_size))
+
+    def reach(self, end: int) -> None:
+        if end > self.most:
+            raise too_large(str(self.path), end)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        assert whence == 0, "tarfile seeks from the start"
+        self.reach(offset)
+        return self._try(self.file.seek, offset)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        self.reach(self.file.tell() + max(size, 0))
+        return self._try(self.file.read, size)
+
+    def _try(self, act: Callable[[int], Any], number: int) -> Any:
+        try:
+            return act(number)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise tarfile.ReadError(str(error)) from error
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def unzipped(name: str, content: bytes, most: int) -> bytes:
+    """The content of a gzip file, if it is not more than `most` bytes."""
+    with reading(name), gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise too_large(name, len(raw))
+    return raw
+
+
+def array_in(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
+    """An array in numpy's format, once its header has told its type and size; never one of objects."""
+    try:
+        major = np.lib.format.read_magic(file)[0]
+        header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(file)
+    except ValueError as error:
+        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise DataError(f"{name} holds {dtype} of shape {shape}, not numbers", hint="fetch the published file")
+    if size > most:
+        raise too_large(name, size)
+    content = file.read(size)
+    if len(content) < size:
+        raise DataError(f"{name} is damaged or cut off: {len(content)} of {size} bytes", hint="fetch the file again")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def basename(name: str) -> str:
@@ -104,33 +213,3 @@ def check_bytes(name: str, content: bytes, checksums: Mapping[str, str]) -> None
 def compare(name: str, found: str, expected: str, algorithm: str) -> None:
     if found != expected:
         raise DataError(f"{name} has {algorithm} {found}, not the published {expected}", hint=AGAIN)
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Numpy arrays, bytes, strings, numbers and containers. Any other name in the pickle is refused, never imported."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.ndarray.__reduce__(np.empty(0))[0]
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return latin1
-        raise DataError(
-            f"the pickle names {module}.{name}, which is neither an array nor a plain container",
-            hint="only the published CIFAR pickles are read; the binary form works too",
-        )
-
-
-def latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into a pickle of protocol 2."""
-    if encoding != "latin1":
-        raise DataError(f"the pickle encodes bytes as {encoding!r}, not latin1")
-    return text.encode("latin1")
-
-
-def plain_pickle(name: str, content: bytes) -> Any:
-    try:
-        return PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error

@@ -75,7 +75,7 @@ def untested(
 def open_array(path: Path, dtype: Any, count: int, shape: tuple[int, ...]) -> NDArray[Any]:
     """Map one array after checking what its header says. A count of 0 in the card accepts any number of samples."""
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # not np.load, which also opens archives
     except (OSError, ValueError, EOFError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
     expected = (count or (len(array) if array.ndim else 0), *shape)
@@ -145,6 +145,11 @@ class Draft:
 
     def __init__(self, source: Source, folder: Path, progress: Progress | None = None):
         self.source, self.card, self.folder, self.progress = source, source.card, folder, progress
+
+    @property
+    def most(self) -> int:
+        """Bytes that the published files may unpack to: those of the arrays, in both forms that some sets have."""
+        return 3 * needed_bytes(self.source) + (1 << 20)
 
     def array(self, name: str, dtype: Any, shape: tuple[int, ...]) -> ArrayWriter:
         return ArrayWriter(self.folder / f"{name}.npy", dtype, shape, self.progress)

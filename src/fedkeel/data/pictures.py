@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from fedkeel.errors import DataError
 
+PIXELS = 50_000_000
+"""The most that an image may have: more than any photograph of our data sets."""
+
 
 def decode(name: str, content: bytes, shape: tuple[int, ...], resize: bool = False) -> NDArray[np.uint8]:
     """The pixels of an image file in the channels of `shape`; `resize` brings the image to its size (bicubic)."""
@@ -21,7 +24,9 @@ def decode(name: str, content: bytes, shape: tuple[int, ...], resize: bool = Fal
     channels, height, width = shape
     try:
         with Image.open(io.BytesIO(content)) as file:
+            if file.width * file.height > PIXELS:
+                raise DataError(f"{name} states {file.width}×{file.height} pixels: it was not unpacked")
             image = file.convert("L" if channels == 1 else "RGB")
         return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC) if resize else image)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fedkeel.errors import MethodError, nearest
-from fedkeel.importing import import_name
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.method import Method
 from fedkeel.methods.adaptive import fedfsa, fedfsa_released, fedscam, fedscam_sam, fedscam_wa, with_fsa
 from fedkeel.methods.averaging import fedadam, fedavg, fedavg_ft, fedavgm, uniform
@@ -130,14 +130,25 @@ PLUGINS: dict[str, Callable[..., Method]] = {
 }
 """What may stand before a `+`: functions of a method that give a method."""
 
+METHOD = Kind(
+    "method",
+    Method,
+    objects=True,
+    makers=True,
+    hint="write mine = fk.method(…), or def mine(…) -> fk.Method: return fk.method(…)",
+    error=MethodError,
+)
 
-def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """The method of that name, with some of its hyper-parameters set.
+
+def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = Trust.TYPED) -> Method:
+    """The method of that name, with some of its hyper-parameters set; `trust` says who vouches for names in them.
 
     `module:name` is one of the user's own, a function or a Method; `specgradfilter+scaffold` puts a plug-in on a base.
     """
-    makers, known = makers_of(name), settings_of(name)
+    makers, known = makers_of(name, trust), settings_of(name, trust)
     settings = dict(settings or {})
+    if isinstance(settings.get("base"), str) and specgradfilter in makers:
+        settings["base"] = build(settings["base"], trust=trust)
     for word in settings:
         if word not in known:
             hint = nearest(word, known, "hyper-parameters") if known else "it has none"
@@ -148,20 +159,21 @@ def build(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     return made
 
 
-def makers_of(name: str) -> list[Callable[..., Method]]:
+def makers_of(name: str, trust: Trust = Trust.TYPED) -> list[Callable[..., Method]]:
     """The functions behind a name: plug-ins in the order in which they are written, then the base."""
     *plugins, base = name.split("+")
-    return [_plugin(word) for word in plugins] + [_maker(base)]
+    return [_plugin(word) for word in plugins] + [_maker(base, trust)]
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def settings_of(name: str, trust: Trust = Trust.TYPED) -> dict[str, Any]:
     """The hyper-parameters behind a name, with their defaults."""
-    return {word: default for make in reversed(makers_of(name)) for word, default in hyperparameters(make).items()}
+    makers = reversed(makers_of(name, trust))
+    return {word: default for make in makers for word, default in hyperparameters(make).items()}
 
 
-def _maker(name: str) -> Callable[..., Method]:
+def _maker(name: str, trust: Trust) -> Callable[..., Method]:
     if ":" in name:
-        return _own(name)
+        return _own(name, trust)
     make = METHODS.get(name)
     if make is None and name in PLUGINS:
         raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
@@ -170,9 +182,9 @@ def _maker(name: str) -> Callable[..., Method]:
     return make
 
 
-def _own(name: str) -> Callable[..., Method]:
+def _own(name: str, trust: Trust) -> Callable[..., Method]:
     """The user's own function of that name; a Method is made by a function without hyper-parameters."""
-    found = import_name(name, "method")
+    found = look_up(name, METHOD, trust)
     if isinstance(found, Method):
 
         def make() -> Method:
@@ -180,11 +192,6 @@ def _own(name: str) -> Callable[..., Method]:
 
         make.__module__ = name.partition(":")[0]  # what its card is told from
         return make
-    if not callable(found):
-        raise MethodError(
-            f"{name} is of type {type(found).__name__}, neither a Method nor a function that returns one.",
-            "write mine = fk.method(…), or def mine(…): return fk.method(…)",
-        )
     return cast(Callable[..., Method], found)
 
 

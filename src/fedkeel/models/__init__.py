@@ -15,13 +15,13 @@ from fedkeel.models.classifier import head
 from fedkeel.models.cnn import leaf_cnn, lenet_fsa, small_cnn
 from fedkeel.models.dense import logistic, mlp
 from fedkeel.models.densenet import densenet121
-from fedkeel.models.external import external
+from fedkeel.models.external import check_name, external
 from fedkeel.models.resnet import RESNET18, RESNET18_CIFAR, RESNET18_CIFAR_PLAIN, RESNET20, WRN56_2, resnet
 from fedkeel.models.text import fasttext, lstm
 from fedkeel.models.vit import vit_small_32
 from fedkeel.randomness import key
 
-__all__ = ["MODELS", "ModelCard", "build", "head"]
+__all__ = ["MODELS", "ModelCard", "build", "check_name", "head"]
 
 MODELS: dict[str, ModelCard] = {
     "logistic": ModelCard(

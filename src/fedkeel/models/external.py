@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedkeel.errors import ModelError, nearest
+from fedkeel.errors import ModelError, RequestError, UntrustedError
+from fedkeel.importing import Kind, Trust, look_up, untrusted
 from fedkeel.models.card import Images, Shape
+
+MODEL = Kind(
+    "model",
+    nn.Module,
+    classes=True,
+    makers=True,
+    hint="a model is a class of torch.nn.Module, or def mine(classes, shape) -> torch.nn.Module",
+    error=ModelError,
+)
+
+
+def check_name(name: str, trust: Trust) -> None:
+    """Refuse the name of a network that nobody vouches for, or that leads to something else."""
+    package, _, which = name.partition(":")
+    if package not in ("timm", "torchvision"):
+        factory(name, trust)
+    elif trust < Trust.FILE and not re.fullmatch(r"[\w.-]+", which):  # timm also takes addresses and folders
+        raise untrusted(name, "model")
 
 
 def external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
@@ -22,7 +42,7 @@ def external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) 
         return _checked(name, _from_timm(name, which, shape, classes, options), shape, classes)
     if package == "torchvision":
         return _checked(name, _from_torchvision(name, which, shape, classes, options), shape, classes)
-    return _from_module(name, package, which, shape, classes, options)
+    return _from_module(name, shape, classes, options)
 
 
 def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
@@ -55,27 +75,24 @@ def _from_torchvision(name: str, which: str, shape: Shape, classes: int, options
         ) from error
 
 
-def _from_module(
-    name: str, module_name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]
-) -> nn.Module:
+def factory(name: str, trust: Trust) -> Callable[..., nn.Module]:
+    """The user's own class or function of that name."""
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ModelError(
-            f"the module of model {name!r} cannot be imported: {_line(error)}",
-            hint="a model is a known name, or module:function with the module's folder on PYTHONPATH",
-        ) from error
-    factory = getattr(module, which, None)
-    if not callable(factory):
-        functions = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
-        raise ModelError(
-            f"module {module_name!r} has no function {which!r}", hint=nearest(which, functions, f"in {module_name}")
-        )
+        found: Callable[..., nn.Module] = look_up(name, MODEL, trust)
+    except (ModelError, UntrustedError):
+        raise
+    except RequestError as error:
+        raise ModelError(error.message, error.hint) from error
+    return found
+
+
+def _from_module(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
+    make = factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
     try:
-        parameters = inspect.signature(factory).parameters
+        parameters = inspect.signature(make).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         offered = {"classes": classes, "shape": shape}
-        model = factory(**{key: value for key, value in offered.items() if anything or key in parameters}, **options)
+        model = make(**{key: value for key, value in offered.items() if anything or key in parameters}, **options)
     except Exception as error:
         raise ModelError(
             f"{name!r} failed: {_line(error)}", hint="it is called with classes= and shape= where it takes them"

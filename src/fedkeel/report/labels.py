@@ -62,7 +62,7 @@ def label_tables(sources: Sequence[Source]) -> tuple[list[Labels], list[str]]:
 
 
 def table(source: Source, setting: str, seed: int) -> Labels:
-    experiment = Experiment.load(source.experiment)
+    experiment = Experiment.recall(source.experiment)
     assert experiment.dataset is not None
     data = load(experiment.dataset)
     labels = np.asarray(data.train_labels)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkeel.data.archives import reading
+from fedkeel.data.archives import array_in, reading
 from fedkeel.data.dataset import DatasetCard, Url
 from fedkeel.data.folder import Draft, is_complete, open_folder
 from fedkeel.data.source import Source
@@ -22,12 +24,16 @@ from fedkeel.errors import DataError
 def convert(path: Path, draft: Draft, check: bool) -> None:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not a whole numpy archive", hint=draft.source.import_hint)
-    with reading(path), np.load(path, allow_pickle=False) as arrays:
+    with reading(path), zipfile.ZipFile(path) as archive:
+        names = [name.removesuffix(".npy") for name in archive.namelist()]
         for split in ("train", "test"):
+            found: list[NDArray[Any]] = []
             for name in (f"{split}_images", f"{split}_labels"):
-                if name not in arrays:
-                    raise DataError(f"{path} has no array {name!r}: it has {', '.join(sorted(arrays))}")
-            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+                if name not in names:
+                    raise DataError(f"{path} has no array {name!r}: it has {', '.join(sorted(names))}")
+                with archive.open(f"{name}.npy") as file:
+                    found.append(array_in(f"{name} in {path}", file, draft.most))
+            images, labels = found
             if images.dtype != np.uint8 or labels.shape != (len(images), 1):
                 raise DataError(f"{path} holds {images.dtype} images and labels of shape {labels.shape}")
             draft.save_split(split, images, labels[:, 0])

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import basename, check_bytes, entries, plain_pickle
+from fedkeel.data.archives import Room, basename, check_bytes, entries
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.download import from_hub
 from fedkeel.data.folder import Draft, is_complete, open_folder
+from fedkeel.data.pickles import PlainArray, plain_pickle
 from fedkeel.data.source import Source
 from fedkeel.errors import DataError
 
@@ -61,6 +62,7 @@ def pickled_batch(name: str, content: bytes, label_key: str) -> tuple[NDArray[np
     # Python 2 wrote the published keys as bytes; a copy written again by Python 3 has text
     fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in batch.items()} if isinstance(batch, dict) else {}
     pixels, labels = fields.get("data"), fields.get(label_key)
+    pixels = pixels.array if isinstance(pixels, PlainArray) else None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
         raise DataError(f"{name} holds no array 'data' of {PIXELS} bytes per image")
     if not isinstance(labels, list) or len(labels) != len(pixels) or not all(isinstance(c, int) for c in labels):
@@ -78,7 +80,7 @@ def convert(
     def read(path: Path, draft: Draft, check: bool) -> None:
         names = {name for form in (binary, pickled) for files in form.values() for name in files}
         found: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
-        for name, content in entries(path, lambda name: basename(name) in names):
+        for name, content in entries(path, lambda name: basename(name) in names, Room(path, draft.most)):
             if check:
                 check_bytes(name, content, draft.card.checksums)
             if name.endswith(".bin"):

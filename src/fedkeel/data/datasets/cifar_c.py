@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import basename, check_file, streams
+from fedkeel.data.archives import BLOCK, Room, basename, check_file, streams
 from fedkeel.data.dataset import Dataset, DatasetCard, Url
 from fedkeel.data.datasets.cifar import CIFAR10, CIFAR100
 from fedkeel.data.folder import Draft, damaged, open_array, open_folder
@@ -137,10 +137,11 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     """Copy the published arrays; their headers are checked when the draft is opened."""
     wanted = {*file_names(), "labels.npy"}
     found = set()
-    for name, file in streams(path, lambda name: basename(name) in wanted):
+    room = Room(path, 2 * published_bytes(draft.card) + BLOCK)  # with the labels, and some room
+    for name, file in streams(path, lambda name: basename(name) in wanted, room):
         found.add(basename(name))
         with (draft.folder / basename(name)).open("xb") as target:
-            shutil.copyfileobj(file, target, 1 << 20)
+            shutil.copyfileobj(file, target, BLOCK)
         if draft.progress is not None:
             draft.progress(basename(name), len(found), len(wanted))
     if missing := sorted(wanted - found):

@@ -6,7 +6,7 @@ checksums are those of the uncompressed files, so a copy compressed again is rec
 
 from __future__ import annotations
 
-import gzip
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import basename, check_bytes, entries, reading
+from fedkeel.data.archives import Room, basename, check_bytes, entries, unzipped
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.download import from_hub
 from fedkeel.data.folder import Draft, is_complete, open_folder
@@ -33,7 +33,7 @@ def idx_array(name: str, content: bytes) -> NDArray[np.uint8]:
     if content[:3] != bytes((0, 0, UNSIGNED_BYTES)) or len(content) < start:
         raise DataError(f"{name} is no IDX file of bytes: it starts with {content[:4].hex(' ')}")
     shape = struct.unpack(f">{axes}I", content[4:start])
-    if len(content) - start != int(np.prod(shape, dtype=np.int64)):
+    if len(content) - start != math.prod(shape):
         raise DataError(
             f"{name} is cut off: {len(content) - start} bytes for an array of {shape}", hint="fetch it again"
         )
@@ -48,9 +48,8 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     # one of the four files stands for the folder it lies in
     where = path.parent if path.is_file() and plain_name(path.name) in wanted else path
     found: dict[str, NDArray[np.uint8]] = {}
-    for name, content in entries(where, lambda name: plain_name(name) in wanted):
-        with reading(name):
-            raw = gzip.decompress(content) if name.endswith(".gz") else content
+    for name, content in entries(where, lambda name: plain_name(name) in wanted, Room(where, draft.most)):
+        raw = unzipped(name, content, draft.most) if name.endswith(".gz") else content
         if check:
             check_bytes(plain_name(name), raw, draft.card.checksums)
         found[plain_name(name)] = idx_array(name, raw)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import entries
+from fedkeel.data.archives import Room, entries
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.download import BATCH, explained, hub_of, open_split
 from fedkeel.data.folder import Draft, is_complete, open_folder
@@ -25,6 +25,8 @@ from fedkeel.randomness import key, permutation
 DOMAINS = ("Art", "Clipart", "Product", "Real World")
 SIZE = 64
 TEST_SHARE = 5
+IMAGES, IMAGE, WHOLE = 50_000, 64 << 20, 4 << 30
+"""Images, bytes of one and bytes of all, at most: 15 588 are published, in a file of about 1 GB."""
 
 
 def place(name: str) -> tuple[str, str] | None:
@@ -39,9 +41,11 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     images: list[NDArray[np.uint8]] = []
     places: list[tuple[str, str]] = []
     names: list[str] = []
-    for name, content in entries(path, lambda name: place(name) is not None):
+    for name, content in entries(path, lambda name: place(name) is not None, Room(path, WHOLE, IMAGE)):
         at = place(name)
         assert at is not None
+        if len(images) == IMAGES:
+            raise DataError(f"{path} has more than {IMAGES} images", hint=draft.source.import_hint)
         images.append(decode(name, content, draft.card.shape, resize=True))
         places.append(at)
         names.append(name)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import basename, entries
+from fedkeel.data.archives import Room, basename, entries
 from fedkeel.data.dataset import Dataset, DatasetCard, Hub
 from fedkeel.data.datasets.leaf import CITATION, users
 from fedkeel.data.download import BATCH, explained, open_split
@@ -32,6 +32,7 @@ from fedkeel.errors import DataError
 
 LENGTH = 80
 SHARE = 0.9
+MOST = 2 << 30  # bytes of files, at most: the plays have 6 MB, and as LEAF's windows eighty times as much
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 FILE = "by_play_and_character.json"
 # a letter outside the 80 is read as a blank: LEAF's own table gives it the index -1
@@ -125,7 +126,7 @@ def steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def read_roles(path: Path) -> dict[str, str]:
     try:
         roles = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(roles, dict) or not all(isinstance(lines, str) for lines in roles.values()):
         raise damaged(path, "is no object of role and text")
@@ -138,12 +139,19 @@ def is_complete(card: DatasetCard, folder: Path) -> bool:
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
     """From roles and texts (a JSON object, or LEAF's folder of one text file per role), or from LEAF's windows."""
-    for name, content in entries(path, lambda name: basename(name) == FILE or Path(name) == Path(path.name)):
+
+    def is_whole(name: str) -> bool:
+        return basename(name) == FILE or Path(name) == Path(path.name)
+
+    def is_role(name: str) -> bool:
+        return is_role_file(PurePosixPath(path.name, name))
+
+    for name, content in entries(path, is_whole, Room(path, MOST)):
         if name.endswith(".json") and is_roles(document := parsed(name, content)):
             return save_roles(draft, document)
     lines = {
         basename(name)[: -len(".txt")]: content.decode("utf-8", "replace")
-        for name, content in entries(path, lambda name: is_role_file(PurePosixPath(path.name, name)))
+        for name, content in entries(path, is_role, Room(path, MOST))
     }
     if lines:
         return save_roles(draft, lines)
@@ -168,7 +176,7 @@ def is_role_file(place: PurePosixPath) -> bool:
 def parsed(name: str, content: bytes) -> Any:
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 

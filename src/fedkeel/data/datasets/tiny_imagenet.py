@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.archives import entries
+from fedkeel.data.archives import Room, entries
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.download import from_hub
 from fedkeel.data.folder import Draft, is_complete, open_folder
@@ -41,6 +41,7 @@ PRESET = {
     "clip": 10.0,
     "augment": "crop-flip",
 }
+MOST = 512 << 20  # bytes of image files, at most: the published archive has 237 MB
 TRAIN = re.compile(r"(?:^|/)train/(n\d{8})/images/n\d{8}_(\d+)\.JPEG$")
 VALIDATION = re.compile(r"(?:^|/)val/images/(val_(\d+)\.JPEG)$")
 ANNOTATIONS = re.compile(r"(?:^|/)val/val_annotations\.txt$")
@@ -72,7 +73,7 @@ def convert(per_class: tuple[int, int]) -> Callable[[Path, Draft, bool], None]:
 
 def synsets(path: Path) -> dict[str, str]:
     """The WordNet identifier of each validation image."""
-    for name, content in entries(path, lambda name: bool(ANNOTATIONS.search(name))):
+    for name, content in entries(path, lambda name: bool(ANNOTATIONS.search(name)), Room(path, MOST)):
         lines = [line.split("\t") for line in content.decode().splitlines()]
         if any(len(fields) < 2 for fields in lines):
             raise DataError(f"{name} has a line that names no class")
@@ -85,7 +86,7 @@ def write_split(
 ) -> None:
     """Decode in the archive's order, write in the order of (class, number)."""
     found: dict[tuple[int, int], bytes] = {}
-    for name, content in entries(path, lambda name: place(name) is not None):
+    for name, content in entries(path, lambda name: place(name) is not None, Room(path, MOST)):
         at = place(name)
         if at is None or at[0] < 0:
             raise DataError(f"{name} belongs to no class of val_annotations.txt")

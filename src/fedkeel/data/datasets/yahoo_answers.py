@@ -14,19 +14,23 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import basename, streams
+from fedkeel.data.archives import Room, basename, streams
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.download import BATCH, check_count, explained, open_split
 from fedkeel.data.folder import Draft, is_complete, open_folder
 from fedkeel.data.source import Source
 from fedkeel.errors import DataError
+from fedkeel.values import shown
 
 WORD = re.compile(r"[a-z0-9']+")
 LENGTH = 200
+LINE, MOST = 1 << 20, 4 << 30
+"""Letters of a line, and bytes of a file, at most: more than the 1.4 million published texts have."""
 VOCABULARY = 98_635
 PADDING, UNKNOWN, FIRST = 0, 1, 2
 TEXT_COLUMNS = ("question_title", "question_content", "best_answer")
@@ -67,17 +71,32 @@ def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
     (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8")
 
 
+def parsed(name: str, lines: IO[str]) -> Iterator[list[str]]:
+    """The fields of each line; one without an end is refused before it fills the memory."""
+
+    def whole() -> Iterator[str]:
+        while line := lines.readline(LINE):
+            if len(line) == LINE and not line.endswith("\n"):
+                raise DataError(f"{name} has a line of more than {LINE} letters", hint="fetch the file again")
+            yield line
+
+    try:
+        yield from csv.reader(whole())
+    except csv.Error as error:
+        raise DataError(f"{name} is damaged: {error}", hint="fetch the file again") from error
+
+
 def convert(path: Path, draft: Draft, check: bool) -> None:
     """The published comma-separated files: topic from 1 on, title, text, answer."""
 
     def rows_of(split: str) -> Iterator[Row]:
         found = False
-        for name, file in streams(path, lambda name: basename(name) == f"{split}.csv"):
+        for name, file in streams(path, lambda name: basename(name) == f"{split}.csv", Room(path, MOST)):
             found = True
             with io.TextIOWrapper(file, "utf-8", "replace", newline="") as lines:
-                for line, fields in enumerate(csv.reader(lines), 1):
+                for line, fields in enumerate(parsed(name, lines), 1):
                     if len(fields) != 4 or not fields[0].isdecimal():
-                        raise DataError(f"line {line} of {name} is not a topic and three texts: {fields[:1]}")
+                        raise DataError(f"line {line} of {name} is not a topic and three texts: {shown(fields[:1])}")
                     yield int(fields[0]) - 1, " ".join(fields[1:])
         if not found:
             raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)
