@@ -287,7 +287,8 @@ def test_a_ledger_is_a_file(hostile, capsys):
     line = {
         "paper": "fedfft", "table": "1", "row": "x", "column": "y", "seed": 0, "kind": "accuracy", "evaluation": "best",
         "reported": None, "spread": None, "measured": None, "best": 1.0, "last": 1.0, "mean_last": 1.0, "rounds": 5,
-        "rounds_paper": 5, "seconds": 1.0, "fingerprint": "f", "model_digest": "d", "environment": {"device": "<script>x"},
+        "rounds_paper": 5, "seconds": 1.0, "fingerprint": "f", "model_digest": "d",
+        "environment": {"device": "<script>x"},
     }  # fmt: skip
     for method in (PLACES["the method"]["method"], PLACES["a gradient chain"]["method"], {"name": "os:system"}):
         entry = line | {"settings": settings | {"method": method}}
