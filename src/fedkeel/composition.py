@@ -9,6 +9,7 @@ from typing import Any, cast
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import import_name
 from fedkeel.method import Method, Phase
+from fedkeel.objectives import OBJECTIVES, Objective
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import RULES
 from fedkeel.values import plain, shown, typed, types_of
@@ -71,6 +72,81 @@ def _load_value(value: Any) -> Any:
     return tuple(_load_value(item) for item in value) if isinstance(value, list | tuple) else value
 
 
+def save_objective(objective: Objective) -> str | dict[str, Any]:
+    """Its name, or its name and number as a text (`calibrated:0.5`) where that text is exact; else a table.
+
+    The text is what files and fingerprints have held from the beginning.
+    """
+    kind = type(objective)
+    name = next((word for word, known in OBJECTIVES.items() if known is kind), None)
+    if not is_dataclass(kind) or (name is None and "<locals>" in kind.__qualname__):
+        raise MethodError(
+            f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
+        )
+    values = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    if name is None:
+        return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
+    if not values:
+        return name
+    (number,) = values.values()
+    text = f"{number:g}"
+    return f"{name}:{text}" if float(text) == number else {"objective": name} | values
+
+
+def load_objective(data: Any) -> Objective:
+    """An objective from itself, from `calibrated:0.5`, or from `{objective = "calibrated", tau = 0.5}`."""
+    if isinstance(data, Objective):
+        return data
+    if isinstance(data, str):
+        return _parse(data)
+    if not isinstance(data, Mapping) or not isinstance(data.get("objective"), str):
+        raise MethodError(
+            f"an objective is a text, or a table of its name and fields: {shown(data)}",
+            'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}',
+        )
+    settings = dict(data)
+    name = settings.pop("objective")
+    kind = _kind(name)
+    known = {field.name: field for field in fields(kind)}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"objective {name} has no field: {word}", nearest(word, known, "fields"))
+    for word, field in known.items():
+        if word not in settings and field.default is MISSING and field.default_factory is MISSING:
+            raise MethodError(f"objective {name} lacks: {word}", f"its fields: {', '.join(known)}")
+    return kind(**settings)
+
+
+def _parse(text: str) -> Objective:
+    """`calibrated` alone has the number of its paper."""
+    name, _, number = text.partition(":")
+    if name not in OBJECTIVES and number:  # module:Class
+        return load_objective({"objective": text})
+    kind = _kind(name)
+    if not number:
+        return kind()
+    known = fields(kind)
+    if not known:
+        raise MethodError(f"the objective {name} has no number: {shown(number)}", f"write {name}")
+    try:
+        return kind(**{known[0].name: float(number)})
+    except ValueError:
+        raise MethodError(
+            f"the number of objective {name} is not one: {shown(number)}", f"write {name}:{known[0].default}"
+        ) from None
+
+
+def _kind(name: str) -> type[Objective]:
+    kind = import_name(name, "objective") if ":" in name else OBJECTIVES.get(name)
+    if kind is None:
+        raise MethodError(f"unknown objective: {shown(name)}", nearest(name, OBJECTIVES, "objectives"))
+    if not (isinstance(kind, type) and issubclass(kind, Objective) and is_dataclass(cast(Any, kind))):
+        raise MethodError(
+            f"{name} is not an objective.", "one is a subclass of fk.Objective under @dataclass(frozen=True)"
+        )
+    return kind
+
+
 def save(method: Method) -> dict[str, Any]:
     """The composition in full, defaults of the method left out."""
     data: dict[str, Any] = {"name": method.name, "weights": save_rule(method.weights)}
@@ -96,8 +172,23 @@ def _save_phase(phase: Phase) -> dict[str, Any]:
             if value:
                 data[field.name] = [save_rule(rule) for rule in value]
         elif value != field.default:
-            data[field.name] = value
+            data[field.name] = save_objective(value) if field.name == "objective" else value
     return data
+
+
+def rewrite(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved composition with its objectives as `save` writes them: `calibrated` and `calibrated:1` are one."""
+
+    def phase(part: Any) -> Any:
+        text = part.get("objective") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or text.partition(":")[0] not in OBJECTIVES:
+            return part
+        return {**part, "objective": save_objective(load_objective(text))}
+
+    changed = {part: phase(data[part]) for part in ("server_phase", "final") if part in data}
+    if isinstance(data.get("phases"), list):
+        changed["phases"] = [phase(part) for part in data["phases"]]
+    return {**data, **changed}
 
 
 def load(data: Mapping[str, Any]) -> Method:
@@ -153,4 +244,6 @@ def _load_phase(data: Any) -> Phase:
     chains: dict[str, Any] = {
         part: _load_rules(part, settings.pop(part)) for part in ("perturb", "gradient") if part in settings
     }
+    if "objective" in settings:
+        settings["objective"] = load_objective(settings["objective"])
     return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from fedkeel.errors import MethodError
-from fedkeel.objectives import objective_of
+from fedkeel.objectives import Loss, Objective
 from fedkeel.rule import Rule, Weighting
 from fedkeel.trees import Tree
 
 FACTS = ("size", "steps", "lr", "population", "loss", "client", "histogram", "learned", "weights", "update", "delta")
 """What reports hold besides the slots of rules."""
 
-VALUE = "value"
-"""The objective of phases that only measure the loss: no gradient is taken."""
+LOSS = Loss()
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Phase:
     `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
     experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model
     stays. `uploads`: the model at the end of this phase is what the client sends (the last such phase wins).
-    `objective`: what the gradient is of, "loss" or another by name (see objectives.py), with its number if it has one.
+    `objective`: what the gradient is of, the problem's own loss or one of objectives.py.
     """
 
     perturb: tuple[Rule, ...] = ()
@@ -37,7 +36,7 @@ class Phase:
     batches: int | None = None
     trains: bool = True
     uploads: bool = True
-    objective: str = "loss"
+    objective: Objective = LOSS
     epochs: float | None = None
     same_batch: bool = False
 
@@ -46,14 +45,14 @@ class Phase:
         return (*self.perturb, *self.gradient)
 
     @property
-    def ascends(self) -> str:
-        """The objective whose gradient the perturb chain starts from; empty when it needs none."""
-        return self.perturb[0].needs_gradient if self.perturb else ""
+    def ascends(self) -> Objective | None:
+        """The objective whose gradient the perturb chain starts from; None when it needs none."""
+        return self.perturb[0].needs_gradient if self.perturb else None
 
     @property
     def backward_passes(self) -> int:
         """Per step: known before anything runs."""
-        return bool(self.ascends) + (self.objective != VALUE)
+        return (self.ascends is not None) + self.objective.differentiable
 
     def batches_of(self, size: int, batch_size: int) -> int | None:
         """The steps of a client of that size; None: as the experiment's local epochs say."""
@@ -92,14 +91,14 @@ class Method:
     @cached_property
     def asks(self) -> frozenset[str]:
         """Facts of clients that only some methods need."""
-        wanted = {fact for name in self.objectives for fact in objective_of(name)[0].asks}
+        wanted = {fact for objective in self.objectives for fact in objective.asks}
         return frozenset(wanted | {fact for rule in self.rules for fact in rule.asks})
 
     @cached_property
-    def objectives(self) -> frozenset[str]:
+    def objectives(self) -> frozenset[Objective]:
         """Every objective of which a loss or a gradient is taken."""
         phases = (*self.phases, *filter(None, [self.final, self.server_phase]))
-        return frozenset(name for phase in phases for name in (phase.objective, phase.ascends) if name)
+        return frozenset(one for phase in phases for one in (phase.objective, phase.ascends) if one is not None)
 
     @property
     def tuning(self) -> Method:
@@ -144,7 +143,7 @@ def method(
     personal: Rule | Sequence[Rule] = (),
     server_lr: float = 1.0,
     papers: str | Sequence[str] = (),
-    objective: str = "loss",
+    objective: Objective = LOSS,
 ) -> Method:
     """The common case: one phase of local work. A rule alone is a chain of one."""
     phase = Phase(_several(perturb), _several(gradient), objective=objective)
@@ -187,11 +186,16 @@ def check(method: Method) -> None:
         raise MethodError(
             f"{type(method.weights).__name__} is not a weighting of clients.", "use weights=BySize() or Uniform()"
         )
-    for name in method.objectives:
-        objective_of(name)
+    for phase in filter(None, (*method.phases, method.server_phase, method.final)):
+        for what, one in (("the objective", phase.objective), ("what its first rule climbs on", phase.ascends)):
+            if not isinstance(one, Objective | None):
+                raise MethodError(
+                    f"{what} of a phase of {method.name!r} must be an Objective, not {one!r}.",
+                    "for example fk.Loss(), fk.Value() or fk.Calibrated(0.5)",
+                )
     for phase in method.phases:
         for rule in phase.perturb[1:]:
-            if rule.needs_gradient:
+            if rule.needs_gradient is not None:
                 raise MethodError(
                     f"{type(rule).__name__} climbs along a gradient, but is not first in the perturb chain of "
                     f"{method.name!r}.",

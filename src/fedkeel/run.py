@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedkeel import checkpoint
+from fedkeel import checkpoint, composition
 from fedkeel.engines.choose import check_name, choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
@@ -155,6 +155,8 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         data = experiment.save()
         mine = {name: value for name, value in data.items() if name != "rounds"}
         other = {name: value for name, value in there.items() if name != "rounds"}
+        if isinstance(there.get("method"), Mapping):
+            other["method"] = composition.rewrite(there["method"])
         begun = read_rounds(folder.path) or any(int(path.stem) for path in checkpoint.names(folder.checkpoints))
         if mine != other and not begun and folder.read_json("environment.json"):
             for path in checkpoint.names(folder.checkpoints):

@@ -7,11 +7,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from fedkeel.errors import RequestError
+from fedkeel.ranges import find_fault
 
 KINDS: dict[Any, tuple[str, str, str]] = {
     bool: ("true or false", "true or false", "true"),
@@ -33,14 +34,14 @@ def typed(
     place: str = "{}",
     examples: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The values as Python's own numbers, texts and lists; one that is not of its annotated type is refused."""
+    """The values as Python's own numbers, texts and lists; one not of its annotated type or range is refused."""
     found = {word: plain(value) for word, value in values.items()}
     for word, value in found.items():
         wanted, example = types.get(word, Any), (examples or {}).get(word)
-        if not fits(value, wanted):
+        fault = find_fault(value, wanted) if fits(value, wanted) else f"must be {described(wanted)}"
+        if fault:
             written = example_of(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
-            message = f"{place.format(word)} must be {described(wanted)}: {shown(value)}"
-            raise error(message, f"for example {word} = {written}")
+            raise error(f"{place.format(word)} {fault}: {shown(value)}", f"for example {word} = {written}")
     return found
 
 
@@ -48,7 +49,7 @@ def types_of(made: Any) -> dict[str, Any]:
     """The annotated types of a class's fields or a function's parameters; none where they cannot be evaluated."""
     try:
         if isinstance(made, type):
-            return get_type_hints(made)
+            return get_type_hints(made, include_extras=True)
         return {name: one.annotation for name, one in inspect.signature(made, eval_str=True).parameters.items()}
     except (NameError, AttributeError, TypeError, ValueError, SyntaxError):  # names that only a type checker sees
         return {}
@@ -69,6 +70,10 @@ def fits(value: Any, wanted: Any) -> bool:
     """Whether a value is of an annotated type: lists are tuples, whole numbers are numbers, true is neither."""
     if get_origin(wanted) in (Union, UnionType):
         return any(fits(value, one) for one in get_args(wanted))
+    if get_origin(wanted) is Annotated:
+        return fits(value, get_args(wanted)[0])
+    if get_origin(wanted) is Literal:
+        return any(type(value) is type(one) and value == one for one in get_args(wanted))
     kind, items = get_origin(wanted) or wanted, get_args(wanted)
     if kind in (int, float):
         return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
@@ -89,7 +94,9 @@ def fits(value: Any, wanted: Any) -> bool:
 def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The types that a type allows, each with those of its items."""
     for one in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
-        if one is not NoneType:
+        if get_origin(one) is Annotated:
+            yield from _options(get_args(one)[0])
+        elif one is not NoneType:
             yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
 
 
@@ -99,6 +106,8 @@ def described(wanted: Any, *, many: bool = False) -> str:
     for kind, items in _options(wanted):
         if kind in KINDS:
             words.append(KINDS[kind][many])
+        elif kind is Literal:
+            words.append(" or ".join(", ".join(map(str, items)).rsplit(", ", 1)))
         elif kind in (list, tuple, Sequence):
             count = f"{len(items)} " if len(items) > 1 else ""
             of = f" of {count}{described(items[0], many=True)}" if items else ""
@@ -113,6 +122,8 @@ def example_of(wanted: Any) -> str:
     kind, items = next(_options(wanted))
     if kind in (list, tuple, Sequence):
         return f"[{', '.join(example_of(item) for item in items)}]"
+    if kind is Literal:
+        return json.dumps(items[0])
     return KINDS[kind][2] if kind in KINDS else f"{getattr(kind, '__name__', kind)}(…)"
 
 

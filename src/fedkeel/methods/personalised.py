@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase, method
+from fedkeel.objectives import CodeBottleneck, Evidence, UsualBottleneck
 from fedkeel.rules import (
     BeginMerged,
     BySize,
@@ -51,9 +52,9 @@ def fedcr(beta: float = 0.001, beta2: float = 1.0, usual: bool = False) -> Metho
     """
     if beta < 0:
         raise MethodError(f"beta must not be negative: {beta}", "see `fedkeel methods fedcr` for the defaults")
-    train = Phase(objective=f"bottleneck{'-usual' if usual else ''}:{beta:g}")
+    train = Phase(objective=(UsualBottleneck if usual else CodeBottleneck)(beta))
     measure = Phase((NotePrecision(),), (CommonPrior(beta2),), epochs=1, trains=False, uploads=False,
-                    objective="evidence")  # fmt: skip
+                    objective=Evidence())  # fmt: skip
     return Method("fedcr", (train, measure), Uniform(), personal=(PrivateLayers(),), papers=("fedcr",))
 
 

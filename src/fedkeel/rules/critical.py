@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.layout import Layout
+from fedkeel.objectives import Loss, Objective
 from fedkeel.randomness import keyed_uniforms
 from fedkeel.rule import Local, Rule, Setting, State, require
 from fedkeel.rules.layers import layers
@@ -32,7 +33,7 @@ class LayerRadius(Rule):
 
     rho: float
     rho_larger: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     reads: ClassVar[tuple[str, ...]] = ("critical",)
 
     def __post_init__(self) -> None:
@@ -143,7 +144,7 @@ class ByRemoval(Sensitivity):
 
     rho: float
     rho_larger: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def client_slots(self, params: Tree) -> State:
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}

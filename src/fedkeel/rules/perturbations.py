@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.objectives import Distilled, Loss, Objective
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
 
@@ -17,7 +18,7 @@ class Sam(Rule):
     """Climb along the local gradient: ρ g / ‖g‖.  rho = 0 takes the gradient at w.  (SAM, Foret et al. 2021)"""
 
     rho: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def __post_init__(self) -> None:
         require(self.rho >= 0, self, "rho must not be negative")
@@ -31,7 +32,7 @@ class Ascent(Rule):
     """Climb by the gradient itself, not its direction: ρ g.  rho = 0 takes the gradient at w.  (FedSpeed)"""
 
     rho: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def __post_init__(self) -> None:
         require(self.rho >= 0, self, "rho must not be negative")
@@ -50,7 +51,7 @@ class AdaptiveSam(Rule):
 
     rho: float
     eta: float = 0.2
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def __post_init__(self) -> None:
         require(self.rho >= 0 and self.eta >= 0, self, "rho and eta must not be negative")
@@ -132,7 +133,7 @@ class AdmmPerturbation(Rule):
     """
 
     rho: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def __post_init__(self) -> None:
         require(self.rho >= 0, self, "rho must not be negative")
@@ -173,7 +174,7 @@ class DistilAscent(Rule):
 
     def __post_init__(self) -> None:
         require(self.rho >= 0 and self.temperature > 0, self, "rho must not be negative, temperature be positive")
-        object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
+        object.__setattr__(self, "needs_gradient", Distilled(self.temperature))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         moved = at.params - at.message["params"]
@@ -201,7 +202,7 @@ class SharedLayers(Rule):
     """
 
     rho: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def __post_init__(self) -> None:
         require(self.rho >= 0, self, "rho must not be negative")

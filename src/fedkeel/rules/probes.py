@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.kernels.opaque import opaque
+from fedkeel.objectives import Loss, Objective
 from fedkeel.randomness import bits, key
 from fedkeel.rule import Local, Rule, State, require
 from fedkeel.trees import Tree
@@ -50,7 +51,7 @@ class PilotRadius(Rule):
     rho_max: float
     alpha_rho: float
     batches: int
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
 
     def client_slots(self, params: Tree) -> State:
         return {} if self.batches > 1 else {"norm": params.scalar(0.0)}
@@ -109,7 +110,7 @@ class AdaptiveRadius(Rule):
 
     rho_max: float
     alpha_rho: float
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
 
     def __post_init__(self) -> None:

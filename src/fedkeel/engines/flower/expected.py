@@ -9,6 +9,7 @@ import torch
 from fedkeel.accounting import sent
 from fedkeel.engines.engine import facts_of
 from fedkeel.method import Method
+from fedkeel.objectives import Objective
 from fedkeel.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round
 from fedkeel.rule import State
 from fedkeel.task import Task
@@ -35,5 +36,5 @@ def expected(method: Method, task: Task) -> Expected:
     return Expected(sent(method, message), report, state)
 
 
-def _still(params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient:
+def _still(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
     return Gradient(params.zeros(), params.scalar(), buffers)
