@@ -36,7 +36,7 @@ def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | 
     if reached is None:
         return None
     if cell.kind == "relative bytes":
-        return None if entry.sent is None else entry.sent * reached / entry.rounds_paper
+        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
     return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)
 
 
