@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedkeel.folder import RunFolder
+from fedkeel.machine import processor
 from fedkeel.rule import Rule
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
@@ -35,6 +36,7 @@ def environment(
         "system": platform.platform(),
         "packages": {name: installed(name) for name in PACKAGES},
         "device": device_name(device),
+        "machine": processor(),
         "engine": engine,
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),

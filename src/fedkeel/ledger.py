@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedkeel.errors import RequestError, RunError
+from fedkeel.places import describe_place
 
 LEDGER = Path("results") / "ledger.jsonl"
 
@@ -62,6 +63,11 @@ class Entry:
     def timed(self) -> bool:
         """Whether its seconds are its own: no other run was in the stack, or on the card."""
         return not self.environment.get("shared")
+
+    @property
+    def place(self) -> str:
+        """On what its seconds were measured, in words."""
+        return describe_place(self.environment, {})
 
     @property
     def cell(self) -> tuple[str, str, str, str]:

@@ -49,6 +49,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processor() -> str:
+    """The processor and how many of its cores this process may use: what seconds on the CPU depend on."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {cores()} cores"
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Signals that end a run wait until the block is done.

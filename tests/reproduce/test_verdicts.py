@@ -254,6 +254,19 @@ def test_seconds_of_a_run_that_shared_its_machine_count_for_nothing():
     assert verdicts([cell("A", 80.0)], [shared]) == ["within seed noise"]
 
 
+def test_seconds_of_several_machines_or_engines_are_not_averaged():
+    of = cell("A", 20.0, kind="seconds per round")
+    there = [{"device": "cpu", "engine": engine, "precision": "float32"} for engine in ("serial", "serial", "stacked")]
+    lines = [entry("A", 80.0, seed=s, seconds=100.0 * t, environment=there[s]) for s, t in enumerate((10, 12, 100))]
+    (judged,) = judge([of], lines)
+    assert (judged.mean, len(judged.entries)) == (pytest.approx(11.0), 2)
+    rows = [cell("A", 10.0, kind="seconds per round"), cell("B", 90.0, kind="seconds per round")]
+    both = [entry("A", 80.0, seconds=1000.0), entry("B", 80.0, seconds=9000.0)]
+    assert verdicts(rows, both) == ["ordering holds"] * 2
+    both[1] = replace(both[1], environment={"device": "another"})
+    assert verdicts(rows, both) == ["another machine"] * 2
+
+
 def test_seconds_of_another_machine_are_only_ordered():
     cells = [cell("A", 10.0, kind="seconds per round"), cell("B", 20.0, kind="seconds per round")]
     assert verdicts(cells, [entry("A", 1.0)])[0] == "another machine"

@@ -76,13 +76,14 @@ def show(
     """
     from fedkeel.comparison import common_target, document, machines, unfair, unfinished
     from fedkeel.errors import nearest
+    from fedkeel.places import NOT_AVERAGED
 
     for key in unfair(groups, tuned):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
     for told in unfinished(groups):
         say(stderr(), "note", "bold yellow", told)
     if len(places := machines(groups)) > 1:
-        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}")
+        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
     names = [group.label for group in groups]
     if baseline is not None and baseline not in names:
         raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))
