@@ -87,7 +87,6 @@ def own(tmp_path, monkeypatch):
         ("evaluation", {"tune": -3}),
         ("evaluation", {"tune": "x"}),
         ("evaluation", {"last": "x"}),
-        ("evaluation", Evaluation(tune=-3)),
         ("lr", True),
         ("lr", "fast"),
         ("seed", True),

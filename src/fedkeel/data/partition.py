@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
 from fedkeel.errors import DataError, ExperimentError
+from fedkeel.values import shown, typed, types_of
 
 Integers = NDArray[np.int64]
 
@@ -129,6 +130,17 @@ def equal_sizes(samples: int, clients: int) -> Integers:
     sizes = np.full(clients, samples // clients, dtype=np.int64)
     sizes[0] += samples % clients
     return sizes
+
+
+def check_fields(partitioner: Any) -> None:
+    """Hold a partitioner's fields against their annotations."""
+    kind = type(partitioner)
+    if not hasattr(getattr(partitioner, "base", kind), "divide"):
+        raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
+    given = {field.name: getattr(partitioner, field.name) for field in fields(partitioner)}
+    defaults = {field.name: field.default for field in fields(partitioner) if field.default is not MISSING}
+    for name, value in typed(given, types_of(kind), ExperimentError, f"{{}} of {kind.__name__}", defaults).items():
+        object.__setattr__(partitioner, name, value)  # numpy's numbers as Python's own
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
