@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -22,7 +22,7 @@ from fedkeel.methods import build
 from fedkeel.models import card_of
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem, Recorded, digest_of
-from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Range, ShareBelowOne, Whole
 from fedkeel.values import typed, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
@@ -38,8 +38,8 @@ EXAMPLES = PLAIN | {
 PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
 
-SEEDS = 2**63
-"""Seeds lie below it in absolute value: randomness would take larger ones for smaller ones."""
+Seed = Annotated[int, Range(-(2**63), 2**63, above=True, below=True)]
+"""Randomness would take larger ones for smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Experiment:
     weight_decay: NonNegative | None = None
     clip: NonNegative | None = None
     augment: str | None = None
-    seed: int = 0
-    partition_seed: int | None = None
+    seed: Seed = 0
+    partition_seed: Seed | None = None
     validation: ShareBelowOne = 0.0
     participants: Sequence[Sequence[Whole]] | None = None
     unavailable: ShareBelowOne = 0.0
@@ -233,11 +233,6 @@ def _evaluation(given: Evaluation | Mapping[str, Any]) -> Evaluation:
 
 def check(experiment: Experiment) -> None:
     """Refuse values that do not go together, or out of a range that no annotation says."""
-    for name in ("seed", "partition_seed"):
-        if not -SEEDS < getattr(experiment, name) < SEEDS:
-            raise ExperimentError(
-                f"{name} must be below 2^63 in absolute value: {getattr(experiment, name)}", "take a smaller number"
-            )
     if isinstance(experiment.epochs, tuple) and experiment.epochs[0] > experiment.epochs[1]:
         raise ExperimentError(f"epochs must be a range from low to high: {experiment.epochs}", "epochs = [1, 5]")
     if not _stays_finite(experiment):

@@ -28,8 +28,8 @@ def check_device(name: str) -> None:
 
 def check_workers(number: object) -> None:
     """Refuse what is no number of processes; None is one per core."""
-    if number is not None and not (isinstance(number, int) and number > 0):
-        raise RequestError(f"workers must be at least 1: {number}", "leave it out for one per core")
+    if number is not None and not (isinstance(number, int) and not isinstance(number, bool) and 0 < number <= 1024):
+        raise RequestError(f"workers must be at least 1 and at most 1024: {number}", "leave it out for one per core")
 
 
 def device_of(name: str) -> torch.device:

@@ -6,7 +6,7 @@ number per sample, so any engine can offer it. A user's own is a subclass of Obj
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedkeel.errors import MethodError
 from fedkeel.ranges import NonNegative, Positive
-from fedkeel.values import typed, types_of
+from fedkeel.values import hold_fields
 
 
 class Given(NamedTuple):
@@ -39,10 +39,7 @@ class Objective:
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        types = types_of(type(self))
-        for name, value in typed(given, types, MethodError, f"{{}} of objective {type(self).__name__}").items():
-            object.__setattr__(self, name, value)  # numpy's numbers as Python's own
+        hold_fields(self, MethodError, f"objective {type(self).__name__}")
 
     def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
         """One value per sample."""

@@ -50,6 +50,7 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]  # (0, 1]
 ShareBelowOne = Annotated[float, Range(0, 1, below=True)]  # [0, 1)
 OpenShare = Annotated[float, Range(0, 1, above=True, below=True)]  # (0, 1)
+Passes = Annotated[float, Range(0, MOST, above=True)]  # over data: half of one is 0.5
 Whole = Annotated[int, Range(0, MOST)]
 Count = Annotated[int, Range(1, MOST)]
 

@@ -26,9 +26,12 @@ from fedkeel.folder import RunFolder, read_rounds
 from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.means import try_out
+from fedkeel.ranges import NonNegative
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
+from fedkeel.sound_data import check_data
 from fedkeel.tracking import Observer, listed, observers
+from fedkeel.values import typed, types_of
 
 log = logging.getLogger("fedkeel")
 
@@ -68,13 +71,14 @@ class Place:
     dtype: torch.dtype
     workers: int | None
     keep_params: bool
-    checkpoint_seconds: float
+    checkpoint_seconds: NonNegative
     command: Sequence[str] | None
     track: Sequence[str | Observer]
 
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
+        typed({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
@@ -107,6 +111,7 @@ def start(
     maker = task_maker(experiment, on.device, on.dtype)
     task = maker(problem_of(experiment))
     try_out(task)
+    check_data(task)
     method = method_of(experiment, task)
     assert experiment.epochs is not None
     assert experiment.batch_size is not None

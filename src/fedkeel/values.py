@@ -6,12 +6,14 @@ import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from fedkeel.errors import RequestError
+from fedkeel.errors import RequestError, nearest
 from fedkeel.ranges import find_fault
 
 KINDS: dict[Any, tuple[str, str, str]] = {
@@ -34,15 +36,36 @@ def typed(
     place: str = "{}",
     examples: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The values as Python's own numbers, texts and lists; one not of its annotated type or range is refused."""
+    """The values as Python's own numbers, texts and lists; one that is not of its type or in its range is refused."""
     found = {word: plain(value) for word, value in values.items()}
     for word, value in found.items():
         wanted, example = types.get(word, Any), (examples or {}).get(word)
         fault = find_fault(value, wanted) if fits(value, wanted) else f"must be {described(wanted)}"
         if fault:
             written = example_of(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
-            raise error(f"{place.format(word)} {fault}: {shown(value)}", f"for example {word} = {written}")
+            hint = f"for example {word} = {written}"
+            if get_origin(wanted) is Literal and isinstance(value, str):
+                hint = nearest(value, map(str, get_args(wanted)), "choices")
+            raise error(f"{place.format(word)} {fault}: {shown(value)}", hint)
     return found
+
+
+def hold_fields(made: Any, error: type[RequestError], what: str) -> None:
+    """Refuse a dataclass one of whose fields is not of its type or in its range; lists become tuples."""
+    if not is_dataclass(made):
+        return
+    known = [field for field in fields(made) if field.init]
+    defaults = {field.name: field.default for field in known if field.default is not MISSING}
+    given = {field.name: getattr(made, field.name) for field in known}
+    for word, value in typed(given, _types_of(type(made)), error, f"{{}} of {what}", defaults).items():
+        whole = tuple(value) if isinstance(value, list) else value
+        if whole is not given[word]:
+            object.__setattr__(made, word, whole)
+
+
+@cache
+def _types_of(made: type) -> dict[str, Any]:
+    return types_of(made)
 
 
 def types_of(made: Any) -> dict[str, Any]:
@@ -129,5 +152,8 @@ def example_of(wanted: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value in one line, the end of a long one left out."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,13 @@ def share(given: float | None) -> float | None:
     if given is not None and not 0 < given <= 1:
         meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
         raise RequestError(f"an accuracy is above 0 and at most 1: {given:g}", meant)
+    return given
+
+
+def finite(given: float | None) -> float | None:
+    """A loss may be any number."""
+    if given is not None and not isfinite(given):
+        raise RequestError(f"a target must be finite: {given}", "for example --target 0.5")
     return given
 
 
@@ -59,7 +67,7 @@ def compare(
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
-    show(groups, target if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
+    show(groups, finite(target) if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
 
 
 def show(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedkeel import randomness
 from fedkeel.errors import DataError, ExperimentError
-from fedkeel.values import shown, typed, types_of
+from fedkeel.values import hold_fields, shown
 
 Integers = NDArray[np.int64]
 
@@ -137,10 +137,7 @@ def check_fields(partitioner: Any) -> None:
     kind = type(partitioner)
     if not hasattr(getattr(partitioner, "base", kind), "divide"):
         raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
-    given = {field.name: getattr(partitioner, field.name) for field in fields(partitioner)}
-    defaults = {field.name: field.default for field in fields(partitioner) if field.default is not MISSING}
-    for name, value in typed(given, types_of(kind), ExperimentError, f"{{}} of {kind.__name__}", defaults).items():
-        object.__setattr__(partitioner, name, value)  # numpy's numbers as Python's own
+    hold_fields(partitioner, ExperimentError, kind.__name__)
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
