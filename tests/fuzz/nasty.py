@@ -9,13 +9,14 @@ from typing import Any
 
 LONG = "1" * 5000
 TEXTS = (
-    "", " ", "x", "fedavg", "a" * 300, "a" * 5000, "../..", "..", "/", "~", "\x00", "\x1b[31m", "\n", "é", "\ud800",
-    "os:system", "nan", "inf", "-1", LONG, "{}", "{0}", "%s", "[0]", "null", "loss", "calibrated:1", "dirichlet:alpha=x",
-    "name=", ":", "python:x", "bernoulli:2", "C:\\x", "𝔘", "a b", "'", '"', "$(x)", "digits", "logistic", "iid:clients=0",
+    "", " ", "x", "fedavg", "a" * 300, "a" * 5000, "../..", "..", "~", "\x00", "\x1b[31m", "\n", "é", "\ud800", "𝔘",
+    "os:system", "nan", "inf", "-1", LONG, "{}", "{0}", "%s", "[0]", "null", "loss", "calibrated:1", "name=", ":",
+    "dirichlet:alpha=x", "python:x", "bernoulli:2", "C:\\x", "a b", "'", '"', "$(x)", "digits", "logistic",
+    "iid:clients=0", "feature-shift:fewest=x,base=iid:clients=3", "pathological:form=[0],classes=1,clients=2",
 )  # fmt: skip
 NUMBERS = (
-    0, 1, -1, 2, 3, 7, 100, -5, 2**31, 2**63, -(2**63), 2**64, 10**400, int(LONG[:4000]), 0.0, -0.0, 0.5, 1.5, -0.1, 1e-320,
-    1e308, -1e308, float("nan"), float("inf"), float("-inf"), True, False, 0.1, 1e-9, 1e9,
+    0, 1, -1, 2, 3, 7, 100, -5, 2**31, 2**63, -(2**63), 2**64, 10**400, int(LONG[:4000]), 0.0, -0.0, 0.5, 1.5, -0.1,
+    1e-320, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), True, False, 0.1, 1e-9, 1e9,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from fedkeel.cli.main import app, call
 from fedkeel.cli.settings import Request, experiments
 from fedkeel.comparison import common_target, document, grouped, machines, unfair, unfinished
 from fedkeel.contradictions import contradictions
-from fedkeel.data import DATASETS
+from fedkeel.data import DATASETS, load
 from fedkeel.data.partitions import PARTITIONS
 from fedkeel.errors import FedkeelError
 from fedkeel.experiment import Experiment
@@ -55,38 +56,27 @@ def refused(error: FedkeelError) -> None:
 
 # ---- TOML ----------------------------------------------------------------------------------------------------------
 SAM = {"rule": "Sam", "rho": 0.1}
-TABLES = [
-    {"dataset": "digits", "model": "logistic", "method": "fedavg", "rounds": 3, "seed": 0},
-    {"dataset": "digits", "model": "mlp", "method": {"name": "fedsam", "rho": 0.1}, "lr": 0.1, "lr_decay": 0.9, "clip": 1.0},
-    {"dataset": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 10, "form": "hsu", "min_size": 1}},
-    {"dataset": "digits", "partition": {"kind": "pathological", "classes": 2, "clients": 5, "form": "shards"}},
-    {"dataset": "digits", "partition": {"kind": "quantity-skew", "alpha": 1.0, "clients": 5, "min_size": 2}},
-    {"dataset": "digits", "partition": {"kind": "long-tail", "imbalance": 10.0, "base": {"kind": "iid", "clients": 5}}},
-    {"dataset": "digits", "partition": {"kind": "feature-shift", "severity": 2, "fewest": 1, "most": 2, "base": "iid:clients=5"}},
-    {"dataset": "digits", "evaluation": {"model": "local", "share": 0.3, "tune": True, "batch": 10, "last": 3}},
-    {"dataset": "digits", "epochs": [1, 3], "participation": "bernoulli:0.1", "participants": [[0, 1]] * 3, "rounds": 3},
-    {"dataset": "digits", "on_nonfinite": "drop", "buffers": "keep", "unavailable": 0.1, "validation": 0.2, "init": "x"},
-    {"dataset": "digits", "method": {"name": "mine", "perturb": [SAM], "gradient": [{"rule": "HighPass", "ratio": 0.1}],
-                                     "weights": {"rule": "BySize"}, "server_lr": 1.0}},
-    {"dataset": "digits", "method": {"name": "mine", "phases": [{"perturb": [SAM], "batches": 2, "objective": "calibrated:1"},
-                                     {"epochs": 0.5, "trains": False, "uploads": False, "objective": "value"}]}},
-    {"dataset": "digits", "method": [{"name": "fedfsa", "top": 1}, "fedprox"], "seed": [0, 1]},
+IID = {"kind": "iid", "clients": 5}
+PARTS = [
+    {"method": "fedavg", "rounds": 3, "seed": 0},
+    {"model": "mlp", "method": {"name": "fedsam", "rho": 0.1}, "lr": 0.1, "lr_decay": 0.9, "clip": 1.0},
+    {"partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 10, "form": "hsu", "min_size": 1}},
+    {"partition": {"kind": "pathological", "classes": 2, "clients": 5, "form": "shards"}},
+    {"partition": {"kind": "quantity-skew", "alpha": 1.0, "clients": 5, "min_size": 2}},
+    {"partition": {"kind": "long-tail", "imbalance": 10.0, "base": IID}},
+    {"partition": {"kind": "feature-shift", "severity": 2, "fewest": 1, "most": 2, "base": "iid:clients=5"}},
+    {"evaluation": {"model": "local", "share": 0.3, "tune": True, "batch": 10, "last": 3}},
+    {"epochs": [1, 3], "participation": "bernoulli:0.1", "participants": [[0, 1]] * 3, "rounds": 3},
+    {"on_nonfinite": "drop", "buffers": "keep", "unavailable": 0.1, "validation": 0.2, "init": "x"},
+    {"method": {"name": "mine", "perturb": [SAM], "gradient": [{"rule": "HighPass", "ratio": 0.1}], "server_lr": 1.0}},
+    {"method": {"name": "mine", "weights": {"rule": "BySize"}, "phases": [
+        {"perturb": [SAM], "batches": 2, "objective": {"objective": "calibrated", "tau": 0.5}},
+        {"epochs": 0.5, "trains": False, "uploads": False, "objective": "value"},
+    ]}},
+    {"method": [{"name": "fedfsa", "top": 1}, "fedprox"], "seed": [0, 1]},
 ]  # fmt: skip
-KEYS = (
-    "dataset",
-    "model",
-    "method",
-    "partition",
-    "rounds",
-    "epochs",
-    "lr",
-    "seed",
-    "clip",
-    "kind",
-    "form",
-    "base",
-    "rule",
-)
+TABLES = [{"dataset": "digits", "model": "logistic"} | part for part in PARTS]
+KEYS = ("dataset", "model", "method", "partition", "rounds", "epochs", "lr", "seed", "kind", "form", "base", "rule")
 WORDS = [*METHODS, *MODELS, *PARTITIONS, *RULES, *DATASETS]
 
 
@@ -106,7 +96,7 @@ def toml_case(random: Random, folder: Path) -> None:
         for asked in experiments(Request(file=file)):
             asked.experiment.fingerprint()
             if asked.experiment.dataset == "digits":
-                divide(asked.experiment, fk.data.load("digits"))
+                divide(asked.experiment, load("digits"))
             Experiment.load(asked.experiment.save())
     except FedkeelError as error:
         refused(error)
@@ -116,16 +106,25 @@ def toml_case(random: Random, folder: Path) -> None:
 COMMANDS = {
     "run": ["--method", "--dataset", "--model", "--partition", "--rounds", "--seeds", "--set", "--engine", "--device",
             "--workers", "--precision", "--out", "--track", "--json", "--no-progress"],
-    "doctor": [], "methods": [], "models": [], "cite": [],
+    "doctor": [], "methods": [], "models": [], "cite": [], "export": [],
     "datasets": ["--partition", "--seed"],
     "compare": ["--target", "--baseline", "--json"],
     "report": ["--out", "--target", "--title", "--ledger"],
-    "export": [], "resume": ["--engine", "--rounds"], "analyse": ["--clients", "--samples", "--radius", "--rho", "--points"],
+    "resume": ["--engine", "--rounds"],
+    "analyse": ["--clients", "--samples", "--radius", "--rho", "--points", "--bands", "--directions"],
     "sweep": ["--out", "--target"],
     "reproduce": ["--cell", "--rounds", "--seeds", "--set", "--try", "--dry-run", "--list", "--ledger", "--out"],
 }  # fmt: skip
-SETS = ["lr", "rounds", "seed", "epochs", "method.rho", "method", "partition", "partition.alpha", "partition.base.clients",
-        "evaluation.share", "participants", "model", "init", "x", "", "a.b.c", "clip", "partition.form"]  # fmt: skip
+SOUND = {
+    "--method": "fedavg,fedsam", "--dataset": "digits", "--model": "logistic", "--partition": "iid:clients=5",
+    "--rounds": "2", "--seeds": "0,1", "--engine": "serial", "--device": "cpu", "--workers": "2", "--out": "out",
+    "--precision": "float64", "--track": "drift", "--seed": "1", "--target": "0.5", "--baseline": "scaffold",
+    "--title": "t", "--clients": "3", "--samples": "9", "--radius": "0.5", "--rho": "0.1", "--points": "5",
+    "--bands": "4", "--directions": "eigen", "--cell": "FedAvg, cifar10, 0.1", "--ledger": "ledger.jsonl",
+}  # fmt: skip
+FLAGS = ("--json", "--no-progress", "--dry-run", "--list")
+SETS = ["lr", "rounds", "seed", "epochs", "method.rho", "method", "partition", "partition.alpha", "clip", "x", "",
+        "evaluation.share", "participants", "model", "init", "a.b.c", "partition.form", "partition.base.x"]  # fmt: skip
 
 
 def word(random: Random) -> str:
@@ -140,28 +139,35 @@ def word(random: Random) -> str:
 
 
 def command_line(random: Random, folder: Path) -> list[str]:
-    command = random.choice([*COMMANDS, "run", "run", random.choice(nasty.TEXTS)])
-    words = [command]
-    for _ in range(random.choice([0, 1, 1, 2])):
-        words.append(random.choice([word(random), str(folder), str(folder / "experiment.toml"), "fedfft:1", "digits"]))
+    """A command with options, most of them sound, so that the others are reached."""
+    command = random.choice([*COMMANDS, "run", "run", "run"]) if random.random() < 0.97 else word(random)
+    known = [str(folder), str(folder / "experiment.toml"), "fedfft:1", "digits", "fedsam", "logistic"]
+    sound = [
+        random.choice(known) if random.random() < 0.7 else word(random) for _ in range(random.choice([0, 1, 1, 2]))
+    ]
+    words = [command, *([] if command == "run" and random.random() < 0.6 else sound)]
     for _ in range(random.randrange(4)):
         option = random.choice(COMMANDS.get(command) or ["--x", "-h", "--version"])
         words.append(option)
         if option in ("--set", "--try"):
             words.append(f"{random.choice(SETS)}={word(random)}")
-        elif option not in ("--json", "--no-progress", "--dry-run", "--list"):
-            words.append(word(random))
+        elif option not in FLAGS:
+            words.append(SOUND.get(option, "x") if random.random() < 0.5 else word(random))
     return [text.replace("\x00", "") for text in words]  # no system passes that on
 
 
 @pytest.fixture
 def without_training(monkeypatch, tmp_path, capsys):
-    """Commands end where training would begin."""
+    """Commands end where training, or anything else that takes long, would begin."""
     made = typer.main.get_command(app)
     monkeypatch.setattr(typer.main, "get_command", lambda _: made)
     monkeypatch.setattr(run_command, "carry_out", lambda *args, **more: None)
+    monkeypatch.setattr(run_command, "report_on", lambda *args, **more: None)
     monkeypatch.setattr("fedkeel.cli.reproduce.carry_out", lambda *args, **more: 0)
-    monkeypatch.setattr("fedkeel.cli.sweep.fetch", lambda *args: None, raising=False)
+    monkeypatch.setattr("fedkeel.cli.reproduce.show_verdicts", lambda *args, **more: None)
+    monkeypatch.setattr("fedkeel.cli.reproduce.show_costs", lambda *args, **more: None)
+    monkeypatch.setattr("fedkeel.cards.cards", list)
+    monkeypatch.setattr("fedkeel.analysis.diagnose.analyse", lambda *args, **more: {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDKEEL_TRACEBACK", raising=False)
     return capsys
@@ -201,8 +207,6 @@ def folder_case(random: Random, path: Path) -> None:
         file.unlink()
         file.mkdir()
     elif name == "experiment.toml" and act < 0.6:
-        import tomllib
-
         data = nasty.changed(random, tomllib.loads(before.decode()), random.randrange(1, 3), KEYS)
         file.write_bytes(nasty.as_toml(data).encode("utf-8", "surrogatepass"))
     elif name.endswith("json") and act < 0.6:

@@ -71,7 +71,7 @@ def test_labels_that_the_loss_leaves_out_are_taken():
 
 def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
     class Lazy(list):
-        sizes = [1, 1]
+        sizes = (1, 1)
 
     problem = replace(small_problem(), clients=Lazy([None, None]))
     assert labels_in(problem.data) is None

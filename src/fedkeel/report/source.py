@@ -16,6 +16,7 @@ from fedkeel.experiment import from_python
 from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
 from fedkeel.places import describe_place, keep_one_place
 from fedkeel.record import RoundRecord, judged_on
+from fedkeel.report.shape import check_shape
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -37,6 +38,7 @@ class Source:
     @staticmethod
     def read(path: Path) -> Source:
         experiment = read_experiment(path)
+        check_shape(experiment, path / EXPERIMENT)
         return Source(
             path,
             experiment,
