@@ -23,10 +23,11 @@ PHASE = {"perturb": Tables, "gradient": Tables}
 def check_shape(experiment: Mapping[str, Any], file: Path) -> None:
     """Refuse a file that no run has written."""
 
+    name = str(file).replace("{", "{{").replace("}", "}}")
+
     def hold(table: Mapping[str, Any], types: Mapping[str, Any], where: str) -> None:
-        typed(
-            {word: value for word, value in table.items() if word in types}, types, FolderError, f"{file}: {where}{{}}"
-        )
+        known = {word: value for word, value in table.items() if word in types}
+        typed(known, types, FolderError, f"{name}: {where}{{}}")
 
     hold(experiment, EXPERIMENT, "")
     method = experiment.get("method", {})
