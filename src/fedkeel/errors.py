@@ -6,15 +6,17 @@ FedkeelError
 │   ├── MethodError          rules that do not fit together
 │   ├── DataError            a data set that is missing, damaged or cannot be divided so
 │   ├── ModelError           an unknown model, or one that does not fit the data
-│   └── FolderError          a run folder that is foreign, busy, read-only or damaged
+│   ├── FolderError          a run folder that is foreign, busy, read-only or damaged
+│   └── UntrustedError       a file names code that nobody vouches for
 └── RunError             the run failed while it was running: exit code 1
 """
 
 from __future__ import annotations
 
 import difflib
-import unicodedata
 from collections.abc import Iterable
+
+from fedkeel.text import printable, shortened
 
 MESSAGE, HINT, WORD = 500, 2000, 80
 """Characters that a message, a hint and a word to be looked up may have: what a file echoes through them is cut."""
@@ -61,25 +63,12 @@ class FolderError(RequestError):
     pass
 
 
+class UntrustedError(RequestError):
+    pass
+
+
 class RunError(FedkeelError):
     exit_code = 1
-
-
-def printable(text: str) -> str:
-    """A text in which nothing but letters and signs reaches a terminal: no control codes, no change of direction."""
-    if text.isprintable():
-        return text
-    return "".join(" " if c == "\n" else c if _visible(c) else f"\\u{ord(c):04x}" for c in text)
-
-
-def _visible(character: str) -> bool:
-    kind = unicodedata.category(character)
-    return not (kind.startswith("C") or kind in ("Zl", "Zp"))
-
-
-def shortened(text: str, most: int) -> str:
-    """A text of at most so many characters: of a longer one the two ends."""
-    return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-(most // 3 - 3) :]}"
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:
