@@ -5,7 +5,6 @@ import torch
 import fedkeel as fk
 from fedkeel.methods import build
 from fedkeel.models.bottleneck import Bottleneck
-from fedkeel.objectives import objective_of
 
 CURVATURE = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
 CENTRE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
@@ -35,7 +34,7 @@ def quadratic(params, batch):
 def model_for(method, otherwise):
     """`otherwise`, or that network with a random code if the method needs one."""
     method = build(method) if isinstance(method, str) else method
-    if not any(objective_of(name)[0].of for name in method.objectives):
+    if not any(objective.of for objective in method.objectives):
         return otherwise
     *body, last = otherwise
     with torch.random.fork_rng():

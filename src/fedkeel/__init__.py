@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from fedkeel.method import method as method
     from fedkeel.methods import METHODS as METHODS
     from fedkeel.models import MODELS as MODELS
+    from fedkeel.objectives import Calibrated as Calibrated
+    from fedkeel.objectives import Distilled as Distilled
+    from fedkeel.objectives import Given as Given
+    from fedkeel.objectives import Loss as Loss
+    from fedkeel.objectives import Objective as Objective
+    from fedkeel.objectives import Value as Value
     from fedkeel.problem import Problem as Problem
     from fedkeel.rule import Local as Local
     from fedkeel.rule import Rule as Rule
@@ -137,6 +143,7 @@ PUBLIC: dict[str, str] = {
     "fedkeel.method": "Method Phase method",
     "fedkeel.methods": "METHODS",
     "fedkeel.models": "MODELS",
+    "fedkeel.objectives": "Calibrated Distilled Given Loss Objective Value",
     "fedkeel.problem": "Problem",
     "fedkeel.rule": "Local Rule State Weighting",
     "fedkeel.rules": "RULES",

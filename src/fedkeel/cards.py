@@ -19,7 +19,6 @@ from fedkeel.experiment import Experiment
 from fedkeel.method import Method, Phase
 from fedkeel.methods import METHODS, build, makers_of, settings_of
 from fedkeel.models.bottleneck import Bottleneck
-from fedkeel.objectives import objective_of
 from fedkeel.problem import Problem
 from fedkeel.round import init_client, init_server
 from fedkeel.rule import Rule, State
@@ -128,8 +127,8 @@ def _passes(phase: Phase) -> str:
 
 def objectives(method: Method) -> dict[str, str]:
     """What gradients are taken of besides the loss, and what that is."""
-    found = {name: objective_of(name)[0].losses for name in sorted(method.objectives)}
-    return {name: one_line(inspect.getdoc(losses) or "") for name, losses in found.items() if losses is not None}
+    brought = sorted((one for one in method.objectives if not one.of_problem), key=repr)
+    return {repr(one): one_line(inspect.getdoc(one) or "") for one in brought}
 
 
 # ---- what docstrings say -------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def sample_problem(method: Method) -> Problem:
 
     Its last layer is a random code where the method compares codes.
     """
-    coded = any(objective_of(name)[0].of for name in method.objectives)
+    coded = any(objective.of for objective in method.objectives)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())

@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from fedkeel.analysis import cost
 from fedkeel.checkpoint import names as checkpoints
 from fedkeel.folder import RunFolder
+from fedkeel.places import describe_place, keep_one_place
 from fedkeel.record import judged_on
 from fedkeel.runs import Run
 
@@ -134,12 +135,15 @@ def _reached(run: Run) -> str:
 
 def machines(groups: Sequence[Group]) -> list[str]:
     """What the runs were made on, in words; where there are several, their seconds cannot be compared."""
-    found = set()
-    for folder in (RunFolder(run.path) for group in groups for run in group.runs.values() if run.path is not None):
-        on, timing = folder.read_json("environment.json"), folder.read_json("timing.json")
-        words = " ".join(str(on.get(name)) for name in ("device", "engine", "precision"))
-        found.add(f"{words}, several at once" if timing.get("shared") else words)
-    return sorted(found)
+    return sorted({place for group in groups for run in group.runs.values() if (place := place_of(run))})
+
+
+def place_of(run: Run) -> str:
+    """On what a run was made, in words; empty for one that is in memory alone."""
+    if run.path is None:
+        return ""
+    folder = RunFolder(run.path)
+    return describe_place(folder.read_json("environment.json"), folder.read_json("timing.json"))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -167,13 +171,18 @@ def judged_as(groups: Sequence[Group]) -> list[str]:
 
 
 def cost_to(group: Group, target: float) -> Cost | None:
-    """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached."""
-    reached = [cost.cost_to(r.records, target, judged_on(r.records) or "accuracy") for r in group.runs.values()]
-    found = [one for one in reached if one is not None]
+    """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached.
+
+    Seconds are those of the runs on one machine and engine, of which there are most.
+    """
+    reached = [(r, cost.cost_to(r.records, target, judged_on(r.records) or "accuracy")) for r in group.runs.values()]
+    found = [(run, one) for run, one in reached if one is not None]
     if not found:
         return None
-    each = [(c.rounds, c.bytes / 1e6, c.seconds, c.backward_passes) for c in found]
-    return Cost(len(found), *(statistics.fmean(column) for column in zip(*each, strict=True)))
+    each = [(c.rounds, c.bytes / 1e6, c.backward_passes) for _, c in found]
+    rounds, megabytes, gradients = (statistics.fmean(column) for column in zip(*each, strict=True))
+    timed = keep_one_place(found, lambda pair: place_of(pair[0]))
+    return Cost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
 
 
 def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any, cast
 from fedkeel.errors import MethodError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.method import Method, Phase
-from fedkeel.named import NamedMethod, NamedRule, named_rules
+from fedkeel.named import NamedMethod, NamedObjective, NamedRule, named_parts
+from fedkeel.objectives import OBJECTIVES, Objective
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import RULES
 from fedkeel.values import plain, shown, typed, types_of
@@ -72,7 +73,7 @@ def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
     if missing:
         raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
     values = {word: _load_value(value, trust) for word, value in settings.items()}
-    if (inner := next(named_rules(values.values()), None)) is not None:
+    if (inner := next(named_parts(values.values()), None)) is not None:
         return NamedRule(data, inner.error)
     try:
         return cast(Rule, kind(**values))
@@ -84,6 +85,93 @@ def _load_value(value: Any, trust: Trust) -> Any:
     if isinstance(value, Mapping):
         return load_rule(value, trust)
     return tuple(_load_value(item, trust) for item in value) if isinstance(value, list | tuple) else value
+
+
+OBJECTIVE = Kind(
+    "objective",
+    Objective,
+    classes=True,
+    hint="one is a subclass of fk.Objective under @dataclass(frozen=True)",
+    error=MethodError,
+)
+
+
+def save_objective(objective: Objective) -> str | dict[str, Any]:
+    """Its name, or its name and number as a text (`calibrated:0.5`) where that text is exact; else a table.
+
+    The text is what files and fingerprints have held from the beginning.
+    """
+    if isinstance(objective, NamedObjective):
+        return dict(objective.data)
+    kind = type(objective)
+    name = next((word for word, known in OBJECTIVES.items() if known is kind), None)
+    if not is_dataclass(kind) or (name is None and "<locals>" in kind.__qualname__):
+        raise MethodError(
+            f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
+        )
+    values = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    if name is None:
+        return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
+    if not values:
+        return name
+    (number,) = values.values()
+    text = f"{number:g}"
+    return f"{name}:{text}" if float(text) == number else {"objective": name} | values
+
+
+def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
+    """An objective from itself, from `calibrated:0.5`, or from `{objective = "calibrated", tau = 0.5}`."""
+    if isinstance(data, Objective):
+        return data
+    if isinstance(data, str):
+        return _parse(data, trust)
+    if not isinstance(data, Mapping) or not isinstance(data.get("objective"), str):
+        raise MethodError(
+            f"an objective is a text, or a table of its name and fields: {shown(data)}",
+            'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}',
+        )
+    settings = dict(data)
+    name = settings.pop("objective")
+    try:
+        kind = _kind(name, trust)
+    except UntrustedError as error:
+        return NamedObjective(data, error)
+    known = {field.name: field for field in fields(kind)}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"objective {name} has no field: {word}", nearest(word, known, "fields"))
+    for word, field in known.items():
+        if word not in settings and field.default is MISSING and field.default_factory is MISSING:
+            raise MethodError(f"objective {name} lacks: {word}", f"its fields: {', '.join(known)}")
+    return kind(**settings)
+
+
+def _parse(text: str, trust: Trust) -> Objective:
+    """`calibrated` alone has the number of its paper."""
+    name, _, number = text.partition(":")
+    if name not in OBJECTIVES and number:  # module:Class
+        return load_objective({"objective": text}, trust)
+    kind = _kind(name, trust)
+    if not number:
+        return kind()
+    known = fields(kind)
+    if not known:
+        raise MethodError(f"the objective {name} has no number: {shown(number)}", f"write {name}")
+    try:
+        return kind(**{known[0].name: float(number)})
+    except ValueError:
+        raise MethodError(
+            f"the number of objective {name} is not one: {shown(number)}", f"write {name}:{known[0].default}"
+        ) from None
+
+
+def _kind(name: str, trust: Trust) -> type[Objective]:
+    kind = look_up(name, OBJECTIVE, trust) if ":" in name else OBJECTIVES.get(name)
+    if kind is None:
+        raise MethodError(f"unknown objective: {shown(name)}", nearest(name, OBJECTIVES, "objectives"))
+    if not is_dataclass(cast(Any, kind)):
+        raise MethodError(f"{shown(name)} is not an objective.", OBJECTIVE.hint)
+    return cast(type[Objective], kind)
 
 
 def save(method: Method) -> dict[str, Any]:
@@ -111,8 +199,23 @@ def _save_phase(phase: Phase) -> dict[str, Any]:
             if value:
                 data[field.name] = [save_rule(rule) for rule in value]
         elif value != field.default:
-            data[field.name] = value
+            data[field.name] = save_objective(value) if field.name == "objective" else value
     return data
+
+
+def rewrite(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved composition with its objectives as `save` writes them: `calibrated` and `calibrated:1` are one."""
+
+    def phase(part: Any) -> Any:
+        text = part.get("objective") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or text.partition(":")[0] not in OBJECTIVES:
+            return part
+        return {**part, "objective": save_objective(load_objective(text))}
+
+    changed = {part: phase(data[part]) for part in ("server_phase", "final") if part in data}
+    if isinstance(data.get("phases"), list):
+        changed["phases"] = [phase(part) for part in data["phases"]]
+    return {**data, **changed}
 
 
 def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
@@ -139,7 +242,7 @@ def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
         )
     settings = typed(settings, types_of(Method), MethodError, "{} of a method")
     chains = tuple(_load_phase(phase, trust) for phase in (phases or [single]))
-    kind = NamedMethod if any(named_rules((chains, weights, *extra.values()))) else Method
+    kind = NamedMethod if any(named_parts((chains, weights, *extra.values()))) else Method
     return kind(
         name=settings.pop("name", "composed"),
         phases=chains,
@@ -170,4 +273,6 @@ def _load_phase(data: Any, trust: Trust) -> Phase:
     chains: dict[str, Any] = {
         part: _load_rules(part, settings.pop(part), trust) for part in ("perturb", "gradient") if part in settings
     }
+    if "objective" in settings:
+        settings["objective"] = load_objective(settings["objective"], trust)
     return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))

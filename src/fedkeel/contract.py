@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedkeel.errors import MethodError
-from fedkeel.objectives import objective_of
 from fedkeel.rule import STAGES, Rule, State, Weighting
 from fedkeel.trees import Tree
 
@@ -45,8 +44,6 @@ def check(method: Method) -> None:
         raise MethodError(
             f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
         )
-    for name in method.objectives:
-        objective_of(name)
     for place, rules in _chains(method):
         _check_chain(method, place, rules)
     for phase in method.all_phases:
@@ -107,11 +104,11 @@ def _check_chain(method: Method, place: str, rules: tuple[Rule, ...]) -> None:
 
 def _check_phase(method: Method, phase: Phase) -> None:
     """Refuse rules that need what their phase does not have."""
-    if phase.trains and not objective_of(phase.objective)[0].differentiable:
+    if phase.trains and not phase.objective.differentiable:
         raise MethodError(f"a phase of {method.name!r} trains on {phase.objective!r}, of which no gradient is taken.",
-                          "trains=False, or objective=\"loss\"")  # fmt: skip
+                          "trains=False, or objective=fk.Loss()")  # fmt: skip
     for rule in (*phase.perturb[1:], *phase.gradient):
-        if rule.needs_gradient:
+        if rule.needs_gradient is not None:
             raise MethodError(
                 f"{name_of(rule)} climbs along a gradient, but is not first in the perturb chain of {method.name!r}.",
                 "put it first; filters follow it",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.ledger import Entry, longest
 from fedkeel.papers import QUESTIONS, Cell
-from fedkeel.papers.cells import merged
-from fedkeel.reproduce import settings_of
+from fedkeel.reproduce import at_length_of, settings_of
 from fedkeel.verdicts import TIMES, WITHIN, Judgement, measured
 
 ABOUT = (
@@ -37,12 +36,16 @@ class Contradiction:
 def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> list[Contradiction]:
     """One for each experiment that contradicts a number or was tried otherwise, with all the cells that it is."""
     groups: dict[str, list[Judgement]] = {}
+    made_for: dict[tuple[str, ...], list[Entry]] = {}
+    asked = [entry for entry in entries if entry.paper == QUESTIONS]
+    for entry in entries:
+        made_for.setdefault(entry.cell, []).append(entry)
     for one in judged:
-        groups.setdefault(json.dumps(settings_of(one.cell), sort_keys=True), []).append(one)
+        groups.setdefault(json.dumps(one.cell.experiment, sort_keys=True), []).append(one)
     found = []
     for group in groups.values():
         against = [told(one) for one in group if contradicts(one)]
-        tried = list(dict.fromkeys(line for one in group for line in others(one, entries)))
+        tried = list(dict.fromkeys(line for one in group for line in others(one, made_for, asked)))
         if against or tried:
             found.append(Contradiction(group[0].cell.row, place(group[0]), against, tried))
     return found
@@ -72,23 +75,29 @@ def told(judged: Judgement) -> str:
     return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.verdict}"
 
 
-def others(judged: Judgement, entries: Sequence[Entry]) -> list[str]:
+def others(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:
     """Runs made for the cell with other settings, or for a question with one other: what was changed, what came out."""
     cell, base = judged.cell, settings_of(judged.cell)
     if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
         return []  # what is asked about is meant to vary; other numbers follow from these
     name = (cell.paper, cell.table, cell.row, cell.column)
     found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if not entry.settings or entry.settings == base:
-            continue
-        changes = changed(base, entry.settings)
-        if entry.cell == name or (judged.entries and entry.paper == QUESTIONS and one_choice(changes)):
-            words = [said(key, *both) for key, both in changes.items() if entry.cell == name or None not in both]
+    for entry in made_for.get(name, ()):
+        if entry.settings and entry.settings != base:
+            words = [said(key, *both) for key, both in changed(base, entry.settings).items()]
             found.setdefault(", ".join(words), []).append(entry)
+    about = [base.get(key) for key in SUBJECT]
+    for entry in asked if judged.entries else ():
+        if entry.settings == base or [entry.settings.get(key) for key in SUBJECT] != about:
+            continue
+        choices = [(key, both) for key, both in changed(base, entry.settings).items() if None not in both]
+        if len(choices) == 1:  # what only one of two choices has goes with it
+            found.setdefault(said(choices[0][0], *choices[0][1]), []).append(entry)
     lines = []
     for change, runs in found.items():
-        kept = longest(runs)
+        kept = longest(at_length_of(cell, runs))
+        if not kept:
+            continue
         values = [value for entry in kept if (value := measured(cell, entry)) is not None]
         seeds = f"{len(kept)} seeds" if len(kept) > 1 else "1 seed"
         seeds = f"{len(values)} of {seeds}" if 0 < len(values) < len(kept) else seeds
@@ -107,20 +116,13 @@ def outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
 def changed(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """Each setting that differs, what it was and what it is; None where it is not set."""
     found: dict[str, tuple[Any, Any]] = {}
-    for key in merged(base, other):
+    for key in {**base, **other}:
         mine, theirs = base.get(key), other.get(key)
         if isinstance(mine, dict) and isinstance(theirs, dict):
             found |= changed(mine, theirs, f"{prefix}{key}.")
         elif mine != theirs:
             found[f"{prefix}{key}"] = (mine, theirs)
     return found
-
-
-def one_choice(changes: dict[str, tuple[Any, Any]]) -> bool:
-    """Whether the same was run and one choice made otherwise; what only one of two choices has goes with it."""
-    if any(key.partition(".")[0] in SUBJECT for key in changes):
-        return False
-    return len([both for both in changes.values() if None not in both]) == 1
 
 
 def said(key: str, mine: Any, theirs: Any) -> str:

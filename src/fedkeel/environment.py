@@ -16,6 +16,7 @@ import torch
 from fedkeel import __version__
 from fedkeel.experiment import Experiment
 from fedkeel.folder import RunFolder
+from fedkeel.machine import processor
 from fedkeel.rule import Rule
 
 BY_SAMPLE = "by sample"
@@ -40,6 +41,7 @@ def environment(
         "system": platform.platform(),
         "packages": {name: installed(name) for name in PACKAGES},
         "device": device_name(device),
+        "machine": processor(),
         "engine": engine,
         "engines": list(engines),
         "precision": str(dtype).removeprefix("torch."),

@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from fedkeel.errors import ExperimentError, nearest
+from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.task import Scores
-
-CHOICES = {
-    "model": ("global", "local", "received"),
-    "clients": ("all", "selected"),
-    "when": ("after", "before"),
-    "weights": ("uniform", "size"),
-    "accuracy": ("sample", "batch-mean"),
-    "report": ("best", "last", "mean-last"),
-}
+from fedkeel.values import typed, types_of
 
 
 @dataclass(frozen=True)
@@ -33,27 +26,23 @@ class Evaluation:
     once more.
     """
 
-    model: str = "local"
-    clients: str = "all"
-    when: str = "after"
-    weights: str = "uniform"
-    accuracy: str = "sample"
-    report: str = "best"
-    last: int = 10
-    batch: int = 128
-    share: float = 0.3
+    model: Literal["global", "local", "received"] = "local"
+    clients: Literal["all", "selected"] = "all"
+    when: Literal["after", "before"] = "after"
+    weights: Literal["uniform", "size"] = "uniform"
+    accuracy: Literal["sample", "batch-mean"] = "sample"
+    report: Literal["best", "last", "mean-last"] = "best"
+    last: Count = 10
+    batch: Count = 128
+    share: ShareBelowOne = 0.3
     pool: bool = True
     tune: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ExperimentError(f"evaluation.{name} must be one of {', '.join(known)}: {getattr(self, name)}")
-        for name in ("last", "batch"):
-            if getattr(self, name) < 1:
-                raise ExperimentError(f"evaluation.{name} must be at least 1: {getattr(self, name)}")
-        if not 0 <= self.share < 1:
-            raise ExperimentError(f"evaluation.share must lie in [0, 1): {self.share}")
+        examples = {field.name: field.default for field in fields(self)}
+        given = {name: getattr(self, name) for name in examples}
+        for name, value in typed(given, types_of(Evaluation), ExperimentError, "evaluation.{}", examples).items():
+            object.__setattr__(self, name, value)  # numpy's numbers as Python's own
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Evaluation:

@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from math import isfinite
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -23,6 +24,7 @@ from fedkeel.models import card_of
 from fedkeel.named import NamedModel, refusal
 from fedkeel.participation import share_of
 from fedkeel.problem import Problem, Recorded, digest_of
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Range, ShareBelowOne, Whole
 from fedkeel.values import typed, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
@@ -38,8 +40,8 @@ EXAMPLES = PLAIN | {
 PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
 
-SEEDS = 2**63
-"""Seeds lie below it in absolute value: randomness would take larger ones for smaller ones."""
+Seed = Annotated[int, Range(-(2**63), 2**63, above=True, below=True)]
+"""Randomness would take larger ones for smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,23 @@ class Experiment:
     problem: Problem | None = None
     partition: Partitioner | str | Mapping[str, Any] | None = None
     model: str | nn.Module | None = None
-    rounds: int | None = None
-    participation: float | str | None = None
-    epochs: int | tuple[int, int] | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    lr_decay: float | None = None
-    weight_decay: float | None = None
-    clip: float | None = None
+    rounds: Count | None = None
+    participation: PositiveShare | str | None = None
+    epochs: Count | tuple[Count, Count] | None = None
+    batch_size: Count | None = None
+    lr: Positive | None = None
+    lr_decay: Positive | None = None
+    weight_decay: NonNegative | None = None
+    clip: NonNegative | None = None
     augment: str | None = None
-    seed: int = 0
-    partition_seed: int | None = None
-    validation: float = 0.0
-    participants: Sequence[Sequence[int]] | None = None
-    unavailable: float = 0.0
-    on_nonfinite: str = "drop"
-    buffers: str = "average"
-    evaluate_every: int = 1
+    seed: Seed = 0
+    partition_seed: Seed | None = None
+    validation: ShareBelowOne = 0.0
+    participants: Sequence[Sequence[Whole]] | None = None
+    unavailable: ShareBelowOne = 0.0
+    on_nonfinite: Literal["drop", "stop"] = "drop"
+    buffers: Literal["average", "keep"] = "average"
+    evaluate_every: Count = 1
     init: str | None = None
     evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
 
@@ -239,30 +241,19 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
 
 
 def _evaluation(given: Evaluation | Mapping[str, Any]) -> Evaluation:
-    table = given.save() if isinstance(given, Evaluation) else given
-    defaults = Evaluation().save()
-    return Evaluation.load(typed(table, types_of(Evaluation), ExperimentError, "evaluation.{}", defaults))
+    return given if isinstance(given, Evaluation) else Evaluation.load(given)
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse values out of range, naming the key and the value."""
-    for name in ("rounds", "batch_size", "evaluate_every"):
-        value = getattr(experiment, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ExperimentError(f"{name} must be a whole number of at least 1: {value}")
-    for name in ("lr", "lr_decay"):
-        _number(experiment, name, low=0, open_low=True)
-    _number(experiment, "weight_decay", low=0)
-    if experiment.clip is not None:
-        _number(experiment, "clip", low=0)
-    for name in ("validation", "unavailable"):
-        _number(experiment, name, low=0, high=1)
-    for name in ("seed", "partition_seed"):
-        if not -SEEDS < getattr(experiment, name) < SEEDS:
-            raise ExperimentError(
-                f"{name} must be below 2^63 in absolute value: {getattr(experiment, name)}", "take a smaller number"
-            )
-    _check_epochs(experiment.epochs)
+    """Refuse values that do not go together, or out of a range that no annotation says."""
+    if isinstance(experiment.epochs, tuple) and experiment.epochs[0] > experiment.epochs[1]:
+        raise ExperimentError(f"epochs must be a range from low to high: {experiment.epochs}", "epochs = [1, 5]")
+    if not _stays_finite(experiment):
+        raise ExperimentError(
+            f"lr_decay must keep the learning rate finite: {experiment.lr} times {experiment.lr_decay} to the power of "
+            f"{experiment.rounds} is not.",
+            "lr_decay = 0.998",
+        )
     if experiment.participants is not None and len(experiment.participants) < (experiment.rounds or 0):
         raise ExperimentError(
             f"participants cover {len(experiment.participants)} rounds of {experiment.rounds}.",
@@ -272,28 +263,11 @@ def check(experiment: Experiment) -> None:
         card_of(experiment.model)
     assert experiment.participation is not None
     share_of(experiment.participation)
-    for name, choices in (("on_nonfinite", ("drop", "stop")), ("buffers", ("average", "keep"))):
-        if getattr(experiment, name) not in choices:
-            raise ExperimentError(f"{name} must be one of {', '.join(choices)}: {getattr(experiment, name)}")
 
 
-def _number(
-    experiment: Experiment, name: str, *, low: float, high: float = float("inf"), open_low: bool = False
-) -> None:
-    value = getattr(experiment, name)
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
-    if not fits or (open_low and value == low):
-        bounds = f"{'above' if open_low else 'at least'} {low:g}" + (
-            f" and below {high:g}" if high < float("inf") else ""
-        )
-        raise ExperimentError(f"{name} must be a number {bounds}: {value}")
-
-
-def _check_epochs(epochs: Any) -> None:
-    pair = epochs if isinstance(epochs, tuple) else (epochs, epochs)
-    if (
-        len(pair) != 2
-        or not all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-        or not 1 <= pair[0] <= pair[1]
-    ):
-        raise ExperimentError(f"epochs must be a whole number of at least 1, or a range (low, high): {epochs}")
+def _stays_finite(experiment: Experiment) -> bool:
+    """Whether the learning rate of the last round is a number."""
+    try:
+        return isfinite(experiment.lr_at(experiment.rounds or 0))
+    except OverflowError:
+        return False

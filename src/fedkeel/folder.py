@@ -18,6 +18,7 @@ from fedkeel.checkpoint import prune
 from fedkeel.errors import FolderError, RunError
 from fedkeel.record import RoundRecord
 from fedkeel.states import write_whole
+from fedkeel.toml_text import read_toml
 
 EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
@@ -141,7 +142,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """The experiment of a run folder as plain data."""
     file = path / EXPERIMENT
     try:
-        return tomllib.loads(file.read_text())
+        return read_toml(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed"

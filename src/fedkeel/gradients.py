@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import ExperimentError
-from fedkeel.objectives import Given, objective_of
+from fedkeel.objectives import Given, Objective
 from fedkeel.round import Gradient
 from fedkeel.rule import State
 from fedkeel.task import Batch, Part, Scores, Task
@@ -47,19 +47,22 @@ class Workspace:
         if self.buffers is not None and buffers is not None:
             self.buffers.buffer.copy_(self.buffers.fits(buffers))
 
-    def __call__(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
+    def __call__(
+        self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None
+    ) -> Gradient:
         """The gradient of the objective on a batch, and the loss."""
-        kind, number = objective_of(objective)
-        reference = self.output(message["params"], message.get("buffers", buffers), batch) if kind.reference else None
+        reference = None
+        if objective.reference:
+            reference = self.output(message["params"], message.get("buffers", buffers), batch)
         given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:
             torch.manual_seed(batch.key)
-        if not kind.differentiable:
+        if not objective.differentiable:
             with torch.no_grad():
-                return Gradient(params.zeros(), self.task.loss(self.model, batch, kind, number, given), self.seen())
+                return Gradient(params.zeros(), self.task.loss(self.model, batch, objective, given), self.seen())
         with torch.enable_grad():
-            loss = self.task.loss(self.model, batch, kind, number, given)
+            loss = self.task.loss(self.model, batch, objective, given)
             try:
                 grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
             except RuntimeError as error:

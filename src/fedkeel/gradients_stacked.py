@@ -23,7 +23,7 @@ from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.gradients import DETACHED
 from fedkeel.kernels.layers import Frame, Running
 from fedkeel.kernels.network import forward, known
-from fedkeel.objectives import Given, Objective, objective_of
+from fedkeel.objectives import Given, Objective
 from fedkeel.round import Gradient
 from fedkeel.rule import State
 from fedkeel.task import Task
@@ -45,10 +45,9 @@ class Inside(nn.Module):
 
 @dataclass(frozen=True)
 class Aim:
-    """What the gradient is of: an objective, its number, and what the server sent."""
+    """What the gradient is of: an objective, and what the server sent."""
 
-    kind: Objective
-    number: float
+    objective: Objective
     message: State
 
     @property
@@ -59,7 +58,7 @@ class Aim:
     @property
     def needed(self) -> State:
         """The message, for the few objectives that read it; vmap would take the others' apart for nothing."""
-        return self.message if self.kind.losses is not None else {}
+        return {} if self.objective.of_problem else self.message
 
 
 class StackedWorkspace:
@@ -78,9 +77,9 @@ class StackedWorkspace:
         self.separable = task.separable and task.buffers is None
 
     def __call__(
-        self, params: Tree, batch: StackedBatch, objective: str, message: State, buffers: Tree | None
+        self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
     ) -> Gradient:
-        aim = Aim(*objective_of(objective), message)
+        aim = Aim(objective, message)
         if batch.mask is None or self.separable:
             return self.together(params, batch, aim, buffers)
         return self.by_size(params, batch, aim, buffers)
@@ -93,12 +92,12 @@ class StackedWorkspace:
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given = (batch.mask, reference, batch.histogram, batch.noise)
         dims = (0, 0, 0, aim.sent, *(None if part is None else 0 for part in given))
-        with torch.set_grad_enabled(aim.kind.differentiable), stackable():
+        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
             one = vmap(partial(self.one, aim), in_dims=dims)
             losses, after = one(lowered, seen, self.lowered(batch), aim.needed, *given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
-        if not aim.kind.differentiable:
+        if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
@@ -125,7 +124,7 @@ class StackedWorkspace:
         """The loss of one client, and its buffers afterwards."""
 
         def loss(model: Model) -> Tensor:
-            output = self.task.output(model, tensors, aim.kind, noise)
+            output = self.task.output(model, tensors, aim.objective, noise)
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.judged(aim, model, tensors, output, message, mask, reference, histogram, noise)
 
@@ -147,19 +146,19 @@ class StackedWorkspace:
         noise: Tensor | None,
     ) -> Tensor:
         """The mean, or the total, of the objective over the real samples of one client."""
-        if aim.kind.losses is not None:
+        if not aim.objective.of_problem:
             given = Given(reference, histogram, message, noise)
-            losses = aim.kind.losses(output, tensors[-1], aim.number, given)
+            losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
             losses = self.task.judged(self.task.mean_loss, model, tensors, output)
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
-            return losses if losses.dim() == 0 else losses.sum() if aim.kind.total else losses.mean()
+            return losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
         if losses.dim() == 0:
             losses = self.each(model, tensors, output)
         total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
-        return total if aim.kind.total else total / mask.sum()
+        return total if aim.objective.total else total / mask.sum()
 
     def each(self, model: Model, tensors: Sample, output: Tensor | None) -> Tensor:
         """Sample by sample, for a loss that returns the mean."""
@@ -174,7 +173,7 @@ class StackedWorkspace:
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Tensor | None:
         """What the model that the server sent says to the same samples."""
-        if not aim.kind.reference:
+        if not aim.objective.reference:
             return None
         assert self.inside is not None
         state = aim.message.get("buffers", buffers)
@@ -247,10 +246,10 @@ class KernelWorkspace(StackedWorkspace):
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
         running = None if buffers is None else Running(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
-        with torch.set_grad_enabled(aim.kind.differentiable), stackable():
+        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
             output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
             losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
-        if not aim.kind.differentiable:
+        if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, after)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
@@ -262,12 +261,12 @@ class KernelWorkspace(StackedWorkspace):
     ) -> Tensor:
         """One for each client. A loss that is known to judge samples one by one takes those of all clients at once."""
         mask = batch.mask
-        if aim.kind.losses is None and hasattr(self.task.problem.loss, "batch_mean"):
+        if aim.objective.of_problem and hasattr(self.task.problem.loss, "batch_mean"):
             tensors = tuple(part.flatten(0, 1) for part in batch.tensors)
             each = self.task.losses(module, tensors, output.flatten(0, 1)).unflatten(0, output.shape[:2])
             each = each.flatten(2).mean(2) if each.dim() > 2 else each
             total = (each if mask is None else each * mask).sum(1)
-            return total if aim.kind.total else total / (each.shape[1] if mask is None else mask.sum(1))
+            return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
         given = (mask, reference, batch.histogram, batch.noise)
         dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
         judge = vmap(partial(self.judged, aim, module), in_dims=dims)

@@ -7,11 +7,12 @@ import os
 import reprlib
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedkeel.errors import RequestError, RunError
+from fedkeel.places import describe_place
 
 LEDGER = Path("results") / "ledger.jsonl"
 
@@ -66,6 +67,11 @@ class Entry:
         return not self.environment.get("shared")
 
     @property
+    def place(self) -> str:
+        """On what its seconds were measured, in words."""
+        return describe_place(self.environment, {})
+
+    @property
     def cell(self) -> tuple[str, str, str, str]:
         return self.paper, self.table, self.row, self.column
 
@@ -93,6 +99,26 @@ class Entry:
     def at_round(self, round: int) -> float | None:
         """The accuracy of a round; None where the line does not tell."""
         return self.last if round == self.rounds else self.curve.get(str(round))
+
+    def until(self, round: int) -> Entry | None:
+        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end."""
+        if self.rounds <= round:
+            return self
+        best = self.best_by(round)
+        if best is None or self.personal is not None:
+            return None
+        return replace(
+            self,
+            rounds=round,
+            measured=None,
+            best=best,
+            last=self.at_round(round),
+            mean_last=None,
+            step=None,
+            seconds=self.seconds_per_round * round,
+            bests=[pair for pair in self.bests if pair[0] <= round],
+            curve={at: value for at, value in self.curve.items() if int(at) <= round},
+        )
 
     def rounds_to(self, accuracy: float) -> int | None:
         """The first round that reached an accuracy."""

@@ -29,6 +29,7 @@ from fedkeel.record import RoundRecord, result
 from fedkeel.round import broadcast, init_server, server_round
 from fedkeel.rule import State
 from fedkeel.runs import Run
+from fedkeel.sound_data import divergence, found_in_data
 from fedkeel.store import ClientStore
 from fedkeel.task import Task
 from fedkeel.tracking import Observer, Seen, observed
@@ -284,11 +285,8 @@ class Loop:
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.experiment.on_nonfinite == "stop" or not kept):
-            raise RunError(
-                f"the loss or the model of client {dropped[0]} is not finite in round {t + 1}"
-                + (f" ({len(dropped)} of {len(outcomes)} clients)." if len(outcomes) > 1 else "."),
-                "lower lr or set clip; the rounds before this one are kept",
-            )
+            raise divergence(self.task, dropped, len(outcomes), t + 1)
         if dropped:
-            log.warning("round %d: left out the reports of clients %s, which are not finite", t + 1, dropped)
+            why = found_in_data(self.task, dropped)
+            log.warning("round %d: left out the reports of clients %s, which are not finite%s", t + 1, dropped, why)
         return kept, dropped

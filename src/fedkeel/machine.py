@@ -31,8 +31,8 @@ def check_device(name: str) -> None:
 
 def check_workers(number: object) -> None:
     """Refuse what is no number of processes; None is one per core."""
-    if number is not None and not (isinstance(number, int) and number > 0):
-        raise RequestError(f"workers must be at least 1: {number}", "leave it out for one per core")
+    if number is not None and not (isinstance(number, int) and not isinstance(number, bool) and 0 < number <= 1024):
+        raise RequestError(f"workers must be at least 1 and at most 1024: {number}", "leave it out for one per core")
 
 
 def device_of(name: str) -> torch.device:
@@ -50,6 +50,15 @@ def device_of(name: str) -> torch.device:
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor and how many of its cores this process may use: what seconds on the CPU depend on."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {cores()} cores"
 
 
 @contextlib.contextmanager

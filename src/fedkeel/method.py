@@ -11,13 +11,12 @@ from typing import Any
 
 from fedkeel.contract import check
 from fedkeel.errors import MethodError
-from fedkeel.objectives import objective_of
+from fedkeel.objectives import Loss, Objective
 from fedkeel.ranges import Count, NonNegative, Passes
 from fedkeel.rule import Rule, Weighting
 from fedkeel.values import hold_fields
 
-VALUE = "value"
-"""The objective of phases that only measure the loss: no gradient is taken."""
+LOSS = Loss()
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Phase:
     `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
     experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model
     stays. `uploads`: the model at the end of this phase is what the client sends (the last such phase wins).
-    `objective`: what the gradient is of, "loss" or another by name (see objectives.py), with its number if it has one.
+    `objective`: what the gradient is of, the problem's own loss or one of objectives.py.
     """
 
     perturb: tuple[Rule, ...] = ()
@@ -35,7 +34,7 @@ class Phase:
     batches: Count | None = None
     trains: bool = True
     uploads: bool = True
-    objective: str = "loss"
+    objective: Objective = LOSS
     epochs: Passes | None = None
     same_batch: bool = False
 
@@ -52,14 +51,14 @@ class Phase:
         yield "gradient", self.gradient
 
     @property
-    def ascends(self) -> str:
-        """The objective whose gradient the perturb chain starts from; empty when it needs none."""
-        return self.perturb[0].needs_gradient if self.perturb else ""
+    def ascends(self) -> Objective | None:
+        """The objective whose gradient the perturb chain starts from; None when it needs none."""
+        return self.perturb[0].needs_gradient if self.perturb else None
 
     @property
     def backward_passes(self) -> int:
         """Per step: known before anything runs."""
-        return bool(self.ascends) + (self.objective != VALUE)
+        return (self.ascends is not None) + self.objective.differentiable
 
     @property
     def passes(self) -> int:
@@ -114,13 +113,14 @@ class Method:
     @cached_property
     def asks(self) -> frozenset[str]:
         """Facts of clients that only some methods need."""
-        wanted = {fact for name in self.objectives for fact in objective_of(name)[0].asks}
+        wanted = {fact for objective in self.objectives for fact in objective.asks}
         return frozenset(wanted | {fact for rule in self.rules for fact in rule.asks})
 
     @cached_property
-    def objectives(self) -> frozenset[str]:
+    def objectives(self) -> frozenset[Objective]:
         """Every objective of which a loss or a gradient is taken."""
-        return frozenset(name for phase in self.all_phases for name in (phase.objective, phase.ascends) if name)
+        taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
+        return frozenset(one for one in taken if one is not None)
 
     @property
     def tuning(self) -> Method:
@@ -170,7 +170,7 @@ def method(
     personal: Rule | Sequence[Rule] = (),
     server_lr: float = 1.0,
     papers: str | Sequence[str] = (),
-    objective: str = "loss",
+    objective: Objective = LOSS,
 ) -> Method:
     """The common case: one phase of local work. A rule alone is a chain of one."""
     phase = Phase(_several(perturb), _several(gradient), objective=objective)

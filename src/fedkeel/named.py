@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from fedkeel.errors import UntrustedError
 from fedkeel.method import Method, Phase
+from fedkeel.objectives import OBJECTIVES, Objective
 from fedkeel.rule import Setting, State, Weighting
 from fedkeel.rules import BySize
 from fedkeel.trees import Tree
@@ -51,6 +52,25 @@ class NamedRule(Weighting):
         self.refuse()
 
 
+class NamedObjective(Objective):
+    """An objective of someone's own, as a file gives it."""
+
+    data: dict[str, Any]
+    error: UntrustedError
+
+    def __init__(self, data: Mapping[str, Any], error: UntrustedError):
+        self.__dict__.update(data=dict(data), error=error)
+
+    def __repr__(self) -> str:
+        return str(self.data["objective"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedObjective) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
 @dataclass(frozen=True)
 class NamedMethod(Method):
     """A method with rules that are only names: whether they fit together is not known, so nothing is checked."""
@@ -59,15 +79,15 @@ class NamedMethod(Method):
         pass
 
 
-def named_rules(given: Iterable[Any]) -> Iterator[NamedRule]:
-    """Those of some rules that are only names, also inside other rules and phases."""
+def named_parts(given: Iterable[Any]) -> Iterator[NamedRule | NamedObjective]:
+    """Those of some rules and objectives that are only names, also inside other rules and phases."""
     for one in given:
-        if isinstance(one, NamedRule):
+        if isinstance(one, NamedRule | NamedObjective):
             yield one
         elif isinstance(one, tuple):
-            yield from named_rules(one)
+            yield from named_parts(one)
         elif is_dataclass(one):
-            yield from named_rules(getattr(one, field.name) for field in fields(one))
+            yield from named_parts(getattr(one, field.name) for field in fields(one))
 
 
 def named_method(name: str, settings: Mapping[str, Any], error: UntrustedError) -> NamedMethod:
@@ -78,13 +98,14 @@ def named_method(name: str, settings: Mapping[str, Any], error: UntrustedError) 
 
 def refusal(method: Method) -> UntrustedError | None:
     """Why a method cannot be trained: the first name in it that nobody has vouched for."""
-    return next(named_rules([method])).error if isinstance(method, NamedMethod) else None
+    return next(named_parts([method])).error if isinstance(method, NamedMethod) else None
 
 
 def own_names(data: Any) -> Iterator[str]:
     """The names of someone's own code in an experiment's data: of its network and of every rule."""
     if isinstance(data, Mapping):
-        found = (data.get(word) for word in ("rule", "model"))
-        yield from (name for name in found if isinstance(name, str) and ":" in name)
+        found = (data.get(word) for word in ("rule", "model", "objective"))
+        own = (name for name in found if isinstance(name, str) and ":" in name)
+        yield from (name for name in own if name.partition(":")[0] not in OBJECTIVES)
     for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
         yield from own_names(value)

@@ -1,22 +1,21 @@
-"""What a gradient may be the gradient of, by name: the problem's own loss, or one that a method brings along.
+"""What a gradient may be the gradient of: the problem's own loss, or an objective that a method brings along.
 
-A name may carry a number: `distil:3` is distillation at temperature 3. Each objective is a function of the model's
-output and the targets that gives one value per sample, so any engine can offer it. One may ask for another output than
-that of `forward`: of a method that the model must have.
+An objective is a frozen value, `Calibrated(tau=0.5)`. It judges the model's output against the targets and gives one
+number per sample, so any engine can offer it. A user's own is a subclass of Objective under @dataclass(frozen=True).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedkeel.errors import MethodError, nearest
-from fedkeel.ranges import AnyFinite, NonNegative, Positive, find_fault
+from fedkeel.errors import MethodError
+from fedkeel.ranges import NonNegative, Positive
+from fedkeel.values import hold_fields
 
 
 class Given(NamedTuple):
@@ -30,48 +29,86 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """`losses(output, target, number, given)`: one value per sample. None: the problem's own loss.
+    """What a gradient is of. A subclass says `losses`, and below what it needs for them."""
 
-    `of`: the method of the model that gives the output, called with the step's key too if "key" is in `asks`; empty:
-    the model itself. `numbers`: which ones the name may carry. `total`: the values of a batch are added, not averaged.
-    """
+    of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
+    differentiable: ClassVar[bool] = True  # False: only the value is measured
+    reference: ClassVar[bool] = False  # reads the output of the model that the server sent
+    asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
+    of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
+    total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
 
-    losses: Callable[[Any, Tensor, float, Given], Tensor] | None = None
-    number: float = 0.0
-    numbers: Any = AnyFinite
-    reference: bool = False
-    asks: tuple[str, ...] = ()
-    differentiable: bool = True
-    of: str = ""
-    total: bool = False
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"objective {type(self).__name__}")
+
+    def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
+        """One value per sample."""
+        raise MethodError(f"{type(self).__name__} does not say its losses.", "def losses(self, output, target, given)")
 
 
-def distil(output: Tensor, target: Tensor, temperature: float, given: Given) -> Tensor:
+@dataclass(frozen=True)
+class Loss(Objective):
+    """The problem's own loss."""
+
+    of_problem: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Value(Objective):
+    """The value of the problem's own loss: a phase that only measures takes no gradient."""
+
+    of_problem: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Distilled(Objective):
     """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T))."""
-    assert given.reference is not None
-    mine = functional.log_softmax(output / temperature, -1)
-    theirs = functional.log_softmax(given.reference / temperature, -1)
-    return (theirs.exp() * (theirs - mine)).sum(-1)
+
+    temperature: Positive = 3.0
+    reference: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        assert given.reference is not None
+        mine = functional.log_softmax(output / self.temperature, -1)
+        theirs = functional.log_softmax(given.reference / self.temperature, -1)
+        return (theirs.exp() * (theirs - mine)).sum(-1)
 
 
-def calibrated(output: Tensor, target: Tensor, tau: float, given: Given) -> Tensor:
+@dataclass(frozen=True)
+class Calibrated(Objective):
     """Cross-entropy of outputs lowered by τ n_c^(−1/4); classes the client has no sample of do not compete."""
-    assert given.histogram is not None
-    margin = tau * given.histogram.clamp(min=1.0) ** -0.25
-    shifted = (output - margin).masked_fill(given.histogram == 0, -torch.inf)
-    return functional.cross_entropy(shifted, target, reduction="none")
+
+    tau: NonNegative = 1.0
+    asks: ClassVar[tuple[str, ...]] = ("histogram",)
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        assert given.histogram is not None
+        margin = self.tau * given.histogram.clamp(min=1.0) ** -0.25
+        shifted = (output - margin).masked_fill(given.histogram == 0, -torch.inf)
+        return functional.cross_entropy(shifted, target, reduction="none")
 
 
-def bottleneck(output: tuple[Tensor, Tensor, Tensor], target: Tensor, beta: float, given: Given) -> Tensor:
+@dataclass(frozen=True)
+class CodeBottleneck(Objective):
     """Cross-entropy averaged over samples of the code, + β KL(r_y ‖ q(z|x)); r_y: the common prior of the label."""
-    code, prior = output[:2], prior_of(target, given)
-    return sampled_cross_entropy(output[2], target) + beta * divergence(*prior, *code)
+
+    beta: NonNegative = 1e-3
+    asks: ClassVar[tuple[str, ...]] = ("key",)
+    of: ClassVar[str] = "sampled"
+
+    def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
+        code, prior = output[:2], prior_of(target, given)
+        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*prior, *code)
 
 
-def bottleneck_usual(output: tuple[Tensor, Tensor, Tensor], target: Tensor, beta: float, given: Given) -> Tensor:
+@dataclass(frozen=True)
+class UsualBottleneck(CodeBottleneck):
     """The same with the usual direction of the divergence, β KL(q(z|x) ‖ r_y)."""
-    code, prior = output[:2], prior_of(target, given)
-    return sampled_cross_entropy(output[2], target) + beta * divergence(*code, *prior)
+
+    def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
+        code, prior = output[:2], prior_of(target, given)
+        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*code, *prior)
 
 
 def prior_of(target: Tensor, given: Given) -> tuple[Tensor, Tensor]:
@@ -92,36 +129,32 @@ def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: T
     return 0.5 * (ratio - 1 - ratio.log() + ((mean - other_mean) / other_spread).square()).sum(-1)
 
 
-def at_target(output: Tensor, target: Tensor, number: float, given: Given) -> Tensor:
-    """The output of each sample's own class: its slope in a linear head collects what went into that head by class."""
-    return output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+@dataclass(frozen=True)
+class Precision(Objective):
+    """1/σ² of each sample's own class: its slope in a linear head collects what went into that head by class."""
+
+    of: ClassVar[str] = "precision"
+    total: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        return output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "loss": Objective(),
-    "value": Objective(differentiable=False),
-    "distil": Objective(distil, 3.0, Positive, reference=True),
-    "calibrated": Objective(calibrated, 1.0, NonNegative, asks=("histogram",)),
-    "bottleneck": Objective(bottleneck, 1e-3, NonNegative, asks=("key",), of="sampled"),
-    "bottleneck-usual": Objective(bottleneck_usual, 1e-3, NonNegative, asks=("key",), of="sampled"),
-    "precision": Objective(at_target, of="precision", total=True),
-    "evidence": Objective(at_target, of="evidence", total=True),
+@dataclass(frozen=True)
+class Evidence(Precision):
+    """μ/σ² of each sample's own class: its slope in a linear head collects what went into that head by class."""
+
+    of: ClassVar[str] = "evidence"
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "loss": Loss,
+    "value": Value,
+    "distil": Distilled,
+    "calibrated": Calibrated,
+    "bottleneck": CodeBottleneck,
+    "bottleneck-usual": UsualBottleneck,
+    "precision": Precision,
+    "evidence": Evidence,
 }
-
-
-def objective_of(name: str) -> tuple[Objective, float]:
-    """The objective and its number; `calibrated` alone has the number of its paper."""
-    kind, _, number = name.partition(":")
-    found = OBJECTIVES.get(kind)
-    if found is None:
-        raise MethodError(f"unknown objective: {kind}", nearest(kind, OBJECTIVES, "objectives"))
-    try:
-        value = float(number) if number else found.number
-    except ValueError:
-        raise MethodError(
-            f"the number of objective {kind} is not one: {number}", f"write {kind}:{found.number}"
-        ) from None
-    fault = find_fault(value, found.numbers)
-    if fault:
-        raise MethodError(f"the number of objective {kind} {fault}: {number}", f"write {kind}:{found.number}")
-    return found, value
+"""By the names that files know them by."""

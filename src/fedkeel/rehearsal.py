@@ -12,6 +12,7 @@ from fedkeel.contract import FACTS, name_of
 from fedkeel.engines.engine import facts_of
 from fedkeel.errors import MethodError
 from fedkeel.method import Method
+from fedkeel.objectives import Objective
 from fedkeel.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round, server_round
 from fedkeel.rule import Local, Rule, State, Weighting
 from fedkeel.task import Task
@@ -56,7 +57,7 @@ def rehearse_client(method: Method, task: Task, message: State | None = None, st
     return Rehearsed(message, report, after)
 
 
-def _still(params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient:
+def _still(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
     return Gradient(params.zeros(), params.scalar(), buffers)
 
 

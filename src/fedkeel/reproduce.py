@@ -90,8 +90,18 @@ def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
     entries = standing(entries)
     if cell.lr_matches:
         rest = wanted | {"lr": None}
-        return [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
-    return [e for e in entries if (e.settings == wanted if e.settings else e.cell == name)]
+        found = [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
+    else:
+        found = [e for e in entries if (e.settings == wanted if e.settings else e.cell == name)]
+    return at_length_of(cell, found)
+
+
+def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
+    """Runs as they stood at the cell's last round; those left out that went on and do not tell how they stood there."""
+    rounds = int(cell.experiment["rounds"])
+    found = [(entry, entry.until(rounds)) for entry in entries]
+    needs_last = cell.kind == "accuracy" and cell.evaluation == "last"
+    return [cut for entry, cut in found if cut is not None and (cut is entry or not needs_last or cut.last is not None)]
 
 
 def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:

@@ -32,7 +32,8 @@ both are of full length and the paper's gap is larger than theirs by more than t
 *differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
 of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
 nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
-paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves.
+paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves, and never
+averaged over several machines or engines: where there are several, those of the one with most seeds count.
 """
 
 Judged = list[tuple[Table, list[Judgement]]]

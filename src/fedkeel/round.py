@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeel.contract import name_of
 from fedkeel.errors import MethodError
 from fedkeel.method import Method, Phase
+from fedkeel.objectives import Objective
 from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree, where
 
@@ -30,7 +31,9 @@ class Gradient(NamedTuple):
 class GradientOf(Protocol):
     """gradient(params, batch, objective, message, buffers): of one client, or of all that are stacked."""
 
-    def __call__(self, params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient: ...
+    def __call__(
+        self, params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None
+    ) -> Gradient: ...
 
 
 class Moment(NamedTuple):
@@ -143,28 +146,29 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sen
         return chosen
 
     ascends = phase.ascends
-    climb = lift(climb, (0 if ascends else None, 0, 0, 0, sent, sent, 0, None, 0))
-    move = lift(move, (0, 0 if ascends else None, 0, 0, 0, sent, sent, 0, None, 0, 0 if padded else None, 0, 0))
+    climbs, same = ascends is not None, ascends == phase.objective
+    climb = lift(climb, (0 if climbs else None, 0, 0, 0, sent, sent, 0, None, 0))
+    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, sent, sent, 0, None, 0, 0 if padded else None, 0, 0))
 
     def body(carry: Carry, fixed: Fixed, moment: Moment) -> tuple[Carry, Tensor]:
         params, client = carry
         start, message, lr, steps = fixed
         batch, step, key, active = moment
         old, point, before, seen = client, params, None, client.get("buffers")
-        if ascends:
+        if ascends is not None:
             first = gradient(params, batch, ascends, message, seen)
             before = first.tree
         if phase.perturb:
             point, client = climb(before, client, params, start, message, lr, steps, step, key)
         second = gradient(point, batch, phase.objective, message, seen)
         # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
-        seen = first.buffers if ascends else second.buffers
+        seen = first.buffers if climbs else second.buffers
         if seen is not None and phase.trains:
             client = client | {"buffers": seen}
         carry = move(
             second.tree, before, client, params, start, message, lr, steps, step, key, active, old, second.loss
         )
-        return carry, first.loss if ascends == phase.objective else second.loss
+        return carry, first.loss if same else second.loss
 
     return body
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedkeel.errors import MethodError
 from fedkeel.layout import Layout
+from fedkeel.objectives import Objective
 from fedkeel.trees import Tree
 from fedkeel.values import hold_fields
 
@@ -56,7 +57,7 @@ class Rule:
     device, a file or a generator, never branches on a tensor, and never writes into what it was given.
     """
 
-    needs_gradient: ClassVar[str] = ""  # first in a perturb chain: start from the gradient at w of this objective
+    needs_gradient: ClassVar[Objective | None] = None  # first in a perturb chain: whose gradient at w it starts from
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"

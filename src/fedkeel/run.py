@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedkeel import checkpoint
+from fedkeel import checkpoint, composition
 from fedkeel.engines.choose import check_name, choose
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.measure import Job, Left
@@ -26,9 +26,12 @@ from fedkeel.folder import RunFolder, read_rounds
 from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.means import try_out
+from fedkeel.ranges import NonNegative
 from fedkeel.runs import Run
 from fedkeel.setup import describe_task, method_of, problem_of, task_maker
+from fedkeel.sound_data import check_data
 from fedkeel.tracking import Observer, listed, observers
+from fedkeel.values import typed, types_of
 
 log = logging.getLogger("fedkeel")
 
@@ -68,13 +71,14 @@ class Place:
     dtype: torch.dtype
     workers: int | None
     keep_params: bool
-    checkpoint_seconds: float
+    checkpoint_seconds: NonNegative
     command: Sequence[str] | None
     track: Sequence[str | Observer]
 
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
+        typed({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
@@ -107,6 +111,7 @@ def start(
     maker = task_maker(experiment, on.device, on.dtype)
     task = maker(problem_of(experiment))
     try_out(task)
+    check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(experiment, task)
     assert experiment.epochs is not None
@@ -156,6 +161,8 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         data = experiment.save()
         mine = {name: value for name, value in data.items() if name != "rounds"}
         other = {name: value for name, value in there.items() if name != "rounds"}
+        if isinstance(there.get("method"), Mapping):
+            other["method"] = composition.rewrite(there["method"])
         begun = read_rounds(folder.path) or any(int(path.stem) for path in checkpoint.names(folder.checkpoints))
         if mine != other and not begun and folder.read_json("environment.json"):
             for path in checkpoint.names(folder.checkpoints):

@@ -29,7 +29,6 @@ from fedkeel.methods.averaging import head_tuning
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
 from fedkeel.named import NamedModel, refusal
-from fedkeel.objectives import objective_of
 from fedkeel.personal_data import Joined, rows_of, without_proxy
 from fedkeel.problem import Problem
 from fedkeel.randomness import key
@@ -222,13 +221,13 @@ def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phas
 
 def check_fit(method: Method, task: Task) -> None:
     """Refuse a method that needs what the problem lacks."""
-    for name in method.objectives:
-        if objective_of(name)[0].losses is not None and task.module is None:
+    for objective in method.objectives:
+        if not objective.of_problem and task.module is None:
             raise MethodError(
-                f"{method.name} needs the outputs of a model ({name}), but this problem has only params.",
+                f"{method.name} needs the outputs of a model ({objective}), but this problem has only params.",
                 "give it a module: Problem(model=…)",
             )
-        of = objective_of(name)[0].of
+        of = objective.of
         if of and not callable(getattr(task.module, of, None)):
             raise MethodError(
                 f"{method.name} needs a model with a random code ({of}), which {type(task.module).__name__} lacks.",

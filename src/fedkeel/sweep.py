@@ -42,6 +42,7 @@ SAME = (
 )  # fmt: skip
 """What every method gets alike, so no grid varies it."""
 FAILED = "the run failed"
+MOST = 100_000  # settings of a grid
 Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
@@ -73,6 +74,8 @@ class Sweep:
         grids = {name: {**shared, **_grid(own)} for name, own in methods.items()}
         sweep = Sweep(base, grids, _seeds(data.get("seeds", [0])), _budget(data.get("budget", 12)), Trust.given(trust))
         for name, grid in grids.items():
+            if (many := math.prod(map(len, grid.values()))) > MOST:
+                raise ExperimentError(f"the grid of {name} has {many} settings.", f"{MOST} are the most")
             tries = settings_of(grid)
             for setting in tries:
                 sweep.experiment(name, setting, sweep.seeds[0])  # refuses what no experiment takes

@@ -178,28 +178,26 @@ class Task:
         return model(*(tensors[:-1] or tensors)) if isinstance(model, nn.Module) else None
 
     def output(
-        self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, kind: Objective, noise: Tensor | None
+        self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
     ) -> Any:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
-        if not kind.of:
+        if not objective.of:
             return self.predict(model, tensors)
-        given = () if noise is None or "key" not in kind.asks else (noise,)
-        return getattr(model, kind.of)(*tensors[:-1], *given)
+        given = () if noise is None or "key" not in objective.asks else (noise,)
+        return getattr(model, objective.of)(*tensors[:-1], *given)
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
         return self.judged(self.problem.loss, model, tensors, output)
 
-    def loss(
-        self, model: nn.Module | Mapping[str, Tensor], batch: Batch, kind: Objective, number: float, given: Given
-    ) -> Tensor:
+    def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
         """The mean of an objective over a batch, or its total."""
-        output = self.output(model, batch.tensors, kind, batch.noise)
-        if kind.losses is None:
+        output = self.output(model, batch.tensors, objective, batch.noise)
+        if objective.of_problem:
             losses = self.judged(self.mean_loss, model, batch.tensors, output)
         else:
-            losses = kind.losses(output, batch.tensors[-1], number, given)
-        return losses if losses.dim() == 0 else losses.sum() if kind.total else losses.mean()
+            losses = objective.losses(output, batch.tensors[-1], given)
+        return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
 
     def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         if not isinstance(model, nn.Module):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedkeel.ledger import Entry, longest
 from fedkeel.papers import Cell, Table
+from fedkeel.places import keep_one_place
 from fedkeel.reproduce import runs_of, settings_of
 
 NOISE = 0.5  # points of accuracy: the least seed noise assumed where neither the paper nor our seeds give one
@@ -30,13 +31,13 @@ def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | 
     if cell.kind == "seconds per round":
         return entry.seconds_per_round
     if cell.kind == "extra seconds per round":
-        own = longest(others)
+        own = longest(other for other in others if other.place == entry.place)
         return entry.seconds_per_round - own[0].seconds_per_round if own else None
     reached = entry.rounds_to(cell.target) if cell.target is not None else None
     if reached is None:
         return None
     if cell.kind == "relative bytes":
-        return None if entry.sent is None else entry.sent * reached / entry.rounds_paper
+        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
     return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)
 
 
@@ -118,6 +119,8 @@ def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     if cell.kind in TIMES:
         known = [entry for entry in known if entry.timed]
     found = longest(known)
+    if cell.kind in TIMES:
+        found = keep_one_place(found, lambda entry: entry.place)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
     return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found))
 
@@ -158,7 +161,8 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
 
 def _same_side(mine: Judgement, other: Judgement) -> bool | None:
     """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
-    early to say, our runs do not tell, or where the ledger knows no round that both have reached."""
+    early to say, our runs do not tell, the ledger knows no round that both have reached, or seconds are of two places.
+    """
     a, b = mine.cell, other.cell
     if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
         return None
@@ -167,6 +171,8 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
     if abs(a.reported - b.reported) <= 2 * max(mine.noise, other.noise):
         return None
     if a.kind != "accuracy" and mine.rounds != other.rounds:
+        return None
+    if a.kind in TIMES and {e.place for e in mine.entries} != {e.place for e in other.entries}:
         return None
     common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
     ahead, _ = apart(*_compared(mine, other))

@@ -24,6 +24,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.experiment import Experiment
 from fedkeel.method import Method
 from fedkeel.methods import METHODS, build
+from fedkeel.objectives import Objective
 from fedkeel.papers import PAPERS, find
 from fedkeel.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
 from fedkeel.rule import Local, Rule, Setting, State
@@ -95,7 +96,7 @@ def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
     params, client, message = away(MODEL), away(client), away(message)
     numbers, keys = torch.zeros(CLIENTS, device="meta"), torch.zeros(CLIENTS, dtype=torch.int64, device="meta")
 
-    def gradient(params: Tree, batch: Any, objective: str, message: State, buffers: Tree | None) -> Gradient:
+    def gradient(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
         return Gradient(params.elementwise(torch.sin), numbers)
 
     for phase in fitted.phases:

@@ -11,7 +11,7 @@ import fedkeel as fk
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.models import build
-from fedkeel.objectives import Given, bottleneck, bottleneck_usual, divergence
+from fedkeel.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
 from fedkeel.randomness import key
 from fedkeel.round import broadcast, init_server
 from fedkeel.rules.experts import CommonPrior
@@ -71,12 +71,12 @@ def test_a_part_of_the_old_prior_is_kept_and_all_of_it_for_absent_classes(beta2)
     assert found["prior_spread"]["head.weight"].tolist() == [[pytest.approx(spread)], [0.25]]
 
 
-@pytest.mark.parametrize(("losses", "expected"), [(bottleneck, 0.443147), (bottleneck_usual, 1.306853)])
-def test_the_divergence_is_from_the_prior_of_the_label(losses, expected):
+@pytest.mark.parametrize(("kind", "expected"), [(CodeBottleneck, 0.443147), (UsualBottleneck, 1.306853)])
+def test_the_divergence_is_from_the_prior_of_the_label(kind, expected):
     """r_1 = N(0, 1), q = N(1, 2), two draws with even logits: log 2 + 0.1 KL."""
     sent = {"prior_mean": rows((9.0,), (0.0,)), "prior_spread": rows((3.0,), (1.0,))}
     output = (number(1.0)[None], number(2.0)[None], torch.zeros(1, 2, 2, dtype=torch.float64))
-    found = losses(output, torch.tensor([1]), 0.1, Given(message=sent))
+    found = kind(0.1).losses(output, torch.tensor([1]), Given(message=sent))
     assert found.item() == pytest.approx(0.693147 + 0.1 * expected, abs=1e-6)
 
 

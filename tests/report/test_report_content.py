@@ -1,5 +1,6 @@
 """What a report says: numbers against hand-made ones, labels, refusals, size."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -49,6 +50,22 @@ def test_curves_are_means_over_seeds_with_the_deviation_of_a_sample(tmp_path):
     assert spent_by(group, "seconds", [1, 4, 20]) == pytest.approx([0.25, 1.0, 5.0])
     assert spent_by(group, "bytes", [20]) == [30_000]
     assert curve(group, "nothing") is None
+
+
+def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of):
+    """Two seeds of 0.25 s a round on one engine, a third of 10 s on another."""
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    lines = [json.loads(line) | {"seconds": 10.0} for line in (folders[2] / "rounds.jsonl").read_text().splitlines()]
+    (folders[2] / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folders[2] / "environment.json").write_text(json.dumps({"engine": "stacked"}))
+    made = content(read(*folders))
+    (group,) = made.settings[0].groups
+    assert spent_by(group, "seconds", [4, 20]) == pytest.approx([1.0, 5.0])
+    assert spent_by(group, "bytes", [4]) == pytest.approx([6000.0])
+    text = page(made)
+    assert 'data-value="5">5.0 s</td>' in text
+    assert "Times are of different machines: serial; stacked; none are averaged across" in text
+    assert data_of(text)["settings"][0]["groups"][0]["seconds"][-1] == 5
 
 
 def test_spread_leaves_out_what_is_missing():

@@ -7,7 +7,7 @@ import pytest
 from fedkeel.contradictions import contradictions
 from fedkeel.ledger import Entry
 from fedkeel.papers import Cell, Table, find
-from fedkeel.reproduce import settings_of
+from fedkeel.reproduce import done, runs_of, settings_of
 from fedkeel.results_page import distinct_leads, page
 from fedkeel.verdicts import judge, leads, measured
 
@@ -70,6 +70,54 @@ def test_verdicts():
     turned = verdicts(cells, [entry("A", 65.0), entry("B", 75.0), entry("C", 55.0)])
     assert turned == ["differs", "differs", "ordering holds"]
     assert verdicts(cells, [entry("A", 75.0)])[0] == "differs"
+
+
+# ---- runs of another length ----------------------------------------------------------------------------------------
+def test_a_longer_run_is_taken_at_the_cells_own_last_round():
+    """800 rounds that end at 80 % stand at 50 % after 500: the 500-round cell takes that, not the end."""
+    short = cell("A", 50.0, experiment=SETTINGS | {"rounds": 500, "augment": "A"})
+    long = replace(short, reported=80.0, experiment=short.experiment | {"rounds": 800})
+    line = entry("A", 80.0, rounds=800, rounds_paper=800, step=0.5, mean_last=79.0)
+    (mine,), (other,) = judge([short], [line]), judge([long], [line])
+    assert (mine.mean, mine.rounds, mine.shortened, mine.verdict) == (50.0, 500, False, "within seed noise")
+    assert (other.mean, other.rounds, other.verdict) == (80.0, 800, "within seed noise")
+    (last,) = judge([replace(short, evaluation="last")], [line])
+    assert last.mean == 50.0
+    (reached,) = judge([replace(short, kind="rounds", target=60.0, reported=600.0)], [line])
+    assert reached.verdict == "not reached"
+    (sent,) = judge([replace(short, kind="relative bytes", target=25.0)], [line])
+    assert sent.mean == pytest.approx(250 / 500)
+    (cut,) = runs_of(short, [line])
+    assert (cut.seconds, cut.step, cut.mean_last) == (pytest.approx(5000.0), None, None)
+    assert done(short, 0, None, [line])
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"bests": [], "curve": {}}, {}),  # does not tell how it stood
+        ({"personal": 81.0}, {"evaluation": "personal best"}),  # was tuned at its end, not at round 500
+        ({"curve": {}}, {"evaluation": "last"}),
+    ],
+)
+def test_a_longer_run_that_does_not_tell_how_it_stood_serves_no_shorter_cell(changes, asked):
+    short = cell("A", 50.0, experiment=SETTINGS | {"rounds": 500, "augment": "A"}, **asked)
+    line = entry("A", 80.0, rounds=800, rounds_paper=800, **changes)
+    assert verdicts([short], [line]) == ["not run"]
+    assert not done(short, 0, None, [line])
+    shortened = entry("A", 40.0, rounds=400, rounds_paper=800, **changes)
+    (mine,) = judge([short], [shortened, line])
+    assert (mine.rounds, mine.shortened) == (400, True)
+
+
+def test_published_cells_of_unequal_length_share_no_number():
+    (long,) = [one for one in find("fedfft:1") if one.label == "FedAvg, cifar10, 0.1"]
+    (short,) = [one for one in find("fedwmsam:1") if one.label == "FedAvg, cifar10, 0.1"]
+    assert settings_of(long) == settings_of(short)
+    assert (long.experiment["rounds"], short.experiment["rounds"]) == (800, 500)
+    line = entry("A", 80.0, rounds=800, rounds_paper=800, settings=settings_of(long))
+    (mine,), (other,) = judge([short], [line]), judge([long], [line])
+    assert (mine.mean, other.mean) == (50.0, 80.0)
 
 
 def test_seeds_widen_the_noise():
@@ -206,6 +254,19 @@ def test_seconds_of_a_run_that_shared_its_machine_count_for_nothing():
     assert verdicts([cell("A", 80.0)], [shared]) == ["within seed noise"]
 
 
+def test_seconds_of_several_machines_or_engines_are_not_averaged():
+    of = cell("A", 20.0, kind="seconds per round")
+    there = [{"device": "cpu", "engine": engine, "precision": "float32"} for engine in ("serial", "serial", "stacked")]
+    lines = [entry("A", 80.0, seed=s, seconds=100.0 * t, environment=there[s]) for s, t in enumerate((10, 12, 100))]
+    (judged,) = judge([of], lines)
+    assert (judged.mean, len(judged.entries)) == (pytest.approx(11.0), 2)
+    rows = [cell("A", 10.0, kind="seconds per round"), cell("B", 90.0, kind="seconds per round")]
+    both = [entry("A", 80.0, seconds=1000.0), entry("B", 80.0, seconds=9000.0)]
+    assert verdicts(rows, both) == ["ordering holds"] * 2
+    both[1] = replace(both[1], environment={"device": "another"})
+    assert verdicts(rows, both) == ["another machine"] * 2
+
+
 def test_seconds_of_another_machine_are_only_ordered():
     cells = [cell("A", 10.0, kind="seconds per round"), cell("B", 20.0, kind="seconds per round")]
     assert verdicts(cells, [entry("A", 1.0)])[0] == "another machine"
@@ -300,6 +361,17 @@ def test_contradictions_say_what_was_tried():
     assert found.cells == ["fedfft:1 A, cifar10, 0.1: reported 80.00, measured 60.00 (-20.00): differs"]
     assert found.tried == ["`lr = 0.5` (chosen: 0.1): 79.00 after 100 rounds (1 seed)"]
     assert contradictions(judge(cells, [entry("A", 80.0)]), [entry("A", 80.0)]) == []
+
+
+def test_runs_that_were_made_for_other_cells_are_not_compared_setting_by_setting(monkeypatch):
+    """A page of a thousand cells and a thousand runs would take a million comparisons."""
+    compared = []
+    monkeypatch.setattr("fedkeel.contradictions.changed", lambda base, other, prefix="": compared.append(other) or {})
+    cells = [cell(str(row), 80.0) for row in range(20)]
+    lines = [entry(str(row), 60.0) for row in range(20)]
+    lines += [entry("asked", 60.0, paper="questions", settings=SETTINGS | {"model": f"m{i}"}) for i in range(20)]
+    assert len(contradictions(judge(cells, lines), lines)) == 20
+    assert compared == []
 
 
 def test_a_page_without_runs_still_names_the_questions_and_what_is_not_measured():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.objectives import Given, calibrated, distil
+from fedkeel.objectives import Calibrated, Distilled, Given
 from fedkeel.rules.critical import scores
 from fedkeel.rules.learned import Attraction, adam
 from fedkeel.rules.perturbations import by_tensor_number
@@ -248,13 +248,14 @@ def test_every_sensitivity_and_choice_runs(small, sensitivity, choose):
 def test_calibrated_and_distilled_losses():
     z, counts = torch.tensor([[1.0, 0.0]]), torch.tensor([16.0, 1.0])
     target = torch.tensor([0])
-    assert calibrated(z, target, 1.0, Given(histogram=counts)).item() == pytest.approx(0.201413, abs=1e-6)
-    alone = calibrated(z, target, 1.0, Given(histogram=torch.tensor([16.0, 0.0])))
+    assert Calibrated(1.0).losses(z, target, Given(histogram=counts)).item() == pytest.approx(0.201413, abs=1e-6)
+    alone = Calibrated(1.0).losses(z, target, Given(histogram=torch.tensor([16.0, 0.0])))
     assert alone.item() == pytest.approx(0.0, abs=1e-6)
-    assert distil(z, target, 3.0, Given(reference=z)).item() == pytest.approx(0.0, abs=1e-7)
+    assert Distilled(3.0).losses(z, target, Given(reference=z)).item() == pytest.approx(0.0, abs=1e-7)
     other = torch.tensor([[0.0, 3.0]])
     p, q = torch.softmax(other / 3, -1), torch.softmax(z / 3, -1)
-    assert distil(z, target, 3.0, Given(reference=other)).item() == pytest.approx((p * (p / q).log()).sum().item())
+    away = Distilled(3.0).losses(z, target, Given(reference=other)).item()
+    assert away == pytest.approx((p * (p / q).log()).sum().item())
 
 
 # ---- personal ------------------------------------------------------------------------------------------------------

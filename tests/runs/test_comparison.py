@@ -1,6 +1,7 @@
 """Runs held against each other."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -168,12 +169,30 @@ def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_pa
     again = tmp_path / "again"
     shutil.copytree(folders / "fedavg" / "0", again)
     data = json.loads((again / "environment.json").read_text())
-    (again / "environment.json").write_text(json.dumps(data | {"engine": "stacked"}))
+    (again / "environment.json").write_text(json.dumps(data | {"engine": "stacked", "engines": []}))
     assert call(["compare", str(folders), str(folders / "fedavg"), str(again)]) == 0
     told = capsys.readouterr().err
     assert "1 run is of an experiment and seed given later, and left out" in told  # a folder named twice is one
-    assert "seconds are of different machines: cpu serial float32; cpu stacked float32" in told
+    assert re.search("seconds are of different machines: cpu serial float32.*; cpu stacked float32.*; none are", told)
     assert machines(grouped([made("fedavg", 0, [0.5])])) == []  # in memory alone
+
+
+def test_seconds_of_several_machines_or_engines_are_not_averaged(tmp_path):
+    """Two seeds took 2 s a round on one engine, a third 2 s on another machine that is said to take 100."""
+    runs = [replace(made("fedavg", seed, [0.5, 0.6]), path=tmp_path / str(seed)) for seed in range(3)]
+    slow = [replace(record, seconds=100.0) for record in runs[2].records]
+    runs[2] = replace(runs[2], records=slow)
+    for run, engine in zip(runs, ("serial", "serial", "processes"), strict=True):
+        run.path.mkdir()
+        place = {"device": "cpu", "engine": engine, "precision": "float32", "machine": "a, 2 cores"}
+        (run.path / "environment.json").write_text(json.dumps(place))
+    (group,) = grouped(runs)
+    assert cost_to(group, 0.6).seconds == pytest.approx(4.0)
+    assert cost_to(group, 0.6).reached == 3
+    other = {"device": "cpu", "engine": "serial", "precision": "float32", "machine": "b, 8 cores"}
+    (runs[2].path / "environment.json").write_text(json.dumps(other))
+    assert cost_to(group, 0.6).seconds == pytest.approx(4.0)
+    assert len(machines([group])) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,46 +22,44 @@ from fedkeel.analysis.subject import Subject
 from fedkeel.errors import RequestError, nearest
 from fedkeel.folder import write_text
 from fedkeel.randomness import key
+from fedkeel.ranges import MOST, Count, NonNegative, Positive, Range
 from fedkeel.rule import Local, Rule
 from fedkeel.rules import HighPass
 from fedkeel.runs import Run
 from fedkeel.trees import Tree
+from fedkeel.values import hold_fields
 
 ANALYSIS = "analysis"  # the sub-folder of a run
 CLASSES = 10  # that features are drawn of: more cannot be told apart
 RATIO = 0.05  # of the filter that divergences are compared with, where the method has none
 
 
+Several = Annotated[int, Range(2, MOST)]
+
+
 @dataclass(frozen=True)
 class Extent:
     """How much is looked at. `directions`: "random" (filter-normalised) or "eigen" (top Hessian eigenvectors)."""
 
-    clients: int = 10
-    samples: int = 1000
-    bands: int = BANDS
-    eigenvalues: int = 5
-    lanczos_steps: int = 30
-    probes: int = 20
+    clients: Several = 10
+    samples: Several = 1000
+    bands: Count = BANDS
+    eigenvalues: Count = 5
+    lanczos_steps: Count = 30
+    probes: Count = 20
     directions: str = "random"
-    radius: float | None = None
-    points: int = 21
-    rho: float = 0.05
+    radius: Positive | None = None
+    points: Count = 21
+    rho: NonNegative = 0.05
 
     def __post_init__(self) -> None:
+        hold_fields(self, RequestError, "an analysis")
         if self.directions not in ("random", "eigen"):
             raise RequestError(
                 f"unknown directions: {self.directions}", nearest(self.directions, ("random", "eigen"), "directions")
             )
-        if self.radius is not None and not (math.isfinite(self.radius) and self.radius > 0):
-            raise RequestError(
-                f"the radius of a landscape must be a number above 0: {self.radius:g}", "leave it out, or take 0.5"
-            )
         if self.points < 3 or self.points % 2 == 0:
             raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
-        if not (math.isfinite(self.rho) and self.rho >= 0):
-            raise RequestError(
-                f"the radius of the sharpness must be a number of at least 0: {self.rho:g}", "0.05 is usual"
-            )
 
 
 def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,13 @@ def share(given: float | None) -> float | None:
     if given is not None and not 0 < given <= 1:
         meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
         raise RequestError(f"an accuracy is above 0 and at most 1: {given:g}", meant)
+    return given
+
+
+def finite(given: float | None) -> float | None:
+    """A loss may be any number."""
+    if given is not None and not isfinite(given):
+        raise RequestError(f"a target must be finite: {given}", "for example --target 0.5")
     return given
 
 
@@ -59,7 +67,7 @@ def compare(
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
-    show(groups, target if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
+    show(groups, finite(target) if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
 
 
 def show(
@@ -76,13 +84,14 @@ def show(
     """
     from fedkeel.comparison import common_target, document, machines, unfair, unfinished
     from fedkeel.errors import nearest
+    from fedkeel.places import NOT_AVERAGED
 
     for key in unfair(groups, tuned):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
     for told in unfinished(groups):
         say(stderr(), "note", "bold yellow", told)
     if len(places := machines(groups)) > 1:
-        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}")
+        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
     names = [group.label for group in groups]
     if baseline is not None and baseline not in names:
         raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))

@@ -159,12 +159,14 @@ def show_card(card: MethodCard, console: Console) -> None:
 
 def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     """The parts of a method in the order in which a round meets them."""
+    from fedkeel.objectives import Loss
+
     method = card.method
     yield from chain("Each client, before it trains", method.personal)
     for number, phase in enumerate(method.phases, start=1):
         which = "" if len(method.phases) == 1 else f", phase {number}"
         which += "" if phase.trains else " (measures only)"
-        of = "" if phase.objective == "loss" else f" of {phase.objective}"
+        of = "" if phase.objective == Loss() else f" of {phase.objective}"
         yield from chain(f"Where the gradient is taken{which}", phase.perturb)
         yield from chain(f"What becomes of the gradient{of}{which}", phase.gradient)
     yield "How clients are weighted", (method.weights,)

@@ -180,7 +180,7 @@ def carry_out(
     """Train what is not done, and write it down as it comes; how many failed, or cannot be run."""
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Plan, stacks, titles
+    from fedkeel.cli.training import Plan, settle_engine, stacks, titles
     from fedkeel.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Plan]] = {}
@@ -198,6 +198,7 @@ def carry_out(
                 planned[folder] = cell, Plan(cell.label, experiment, folder)
     had = fetched(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
     ready = [plan for _, plan in planned.values() if (plan.experiment.dataset or "") in had]
+    machine = settle_engine(ready, machine) if len(ready) > 1 else machine
     # seeds and columns of a row train at once, where the engine stacks
     groups, failed = stacks(ready, machine), failed + len(planned) - len(ready)
     with display(progress, [title for group in groups for title in titles(group)]) as shown:
@@ -260,7 +261,7 @@ def environment_of(folder: Path) -> dict[str, object]:
     from fedkeel.folder import RunFolder
 
     data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
-    kept = {name: data.get(name) for name in ("device", "engine", "precision")}
+    kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
     packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
     return kept | packages | {"shared": bool(timing.get("shared"))}
 

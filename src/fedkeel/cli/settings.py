@@ -17,6 +17,7 @@ from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.experiment import Experiment
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
+from fedkeel.toml_text import read_toml
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
@@ -127,7 +128,7 @@ def quick_start() -> dict[str, Any]:
 def read(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
-        return tomllib.loads(file.read_text())
+        return read_toml(file.read_text())
     except FileNotFoundError:
         raise RequestError(f"no such file: {file}", hint or meant(str(file))) from None
     except IsADirectoryError:
@@ -162,7 +163,7 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
 def value_of(text: str) -> Any:
     """A TOML value, a number that TOML would write differently (.05), or the text itself."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        found = read_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
         try:
             return float(text)

@@ -51,7 +51,7 @@ def sweep(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import note_other_default, read
-    from fedkeel.cli.training import Machine, Plan, train
+    from fedkeel.cli.training import Machine, Plan, settle_engine, train
     from fedkeel.reproduce import place_of
     from fedkeel.sampling import propose, tuner
     from fedkeel.sweep import Sweep, finals, tune, tune_all
@@ -67,12 +67,14 @@ def sweep(
     broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
+        nonlocal machine
         with display(not no_progress, [label for label, _ in requests]) as shown:
             if on == "ray":
                 from fedkeel.sweeps_ray import runs_on_ray
 
                 return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
             plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+            machine = settle_engine(plans, machine)  # once, for settings that are tried later too
             outcomes = train(plans, machine, shown)
             broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedkeel.cli.console import complain
@@ -21,6 +21,7 @@ from fedkeel.loop import Progress
 from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
+from fedkeel.shared_engine import Asked, choose_for_all
 from fedkeel.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
@@ -44,6 +45,7 @@ class Machine:
     device: str = "auto"
     precision: str = "float32"
     tracking: Tracking = field(default_factory=Tracking)
+    chosen: bool = False  # `auto` was asked for, and `engine` is what it came to
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -60,6 +62,10 @@ class Machine:
         if self.tracking.mlflow or self.tracking.wandb:  # their libraries follow one run at a time
             return False
         return self.engine == "stacked" or (self.engine == "auto" and device_of(self.device).type == "cuda")
+
+    def engine_of(self, plan: Plan) -> str:
+        """A run that was begun otherwise goes on with an engine of the same bits."""
+        return "auto" if self.chosen and not asked_in(plan).takes(self.engine) else self.engine
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,20 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
+def asked_in(plan: Plan) -> Asked:
+    return Asked(plan.experiment, plan.folder)
+
+
+def settle_engine(plans: Sequence[Plan], machine: Machine) -> Machine:
+    """The machine with one engine for all plans, where `auto` was asked for."""
+    if machine.engine != "auto" or all((plan.folder / "result.json").exists() for plan in plans):
+        return machine
+    stacked = any(len(group) > 1 for group in stacks(plans, machine))
+    place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
+    engine = choose_for_all([asked_in(plan) for plan in plans], *place, stacks=stacked)
+    return replace(machine, engine=engine, chosen=True)
+
+
 def titles(plans: Sequence[Plan]) -> list[str]:
     """How runs are told apart while they go on: by method, and by seed where there are several."""
     several = len({plan.experiment.seed for plan in plans}) > 1
@@ -124,6 +144,7 @@ def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Out
 
     One that fails is told, and the others go on.
     """
+    machine = settle_engine(plans, machine) if len(plans) > 1 else machine
     found = {id(plan): made for plan in plans if (made := finished(plan)) is not None}
     named = {id(plan): title for plan, title in zip(plans, titles(plans), strict=True)}
     outcomes = {of: Outcome(plan, found[of], found=True) for plan in plans if (of := id(plan)) in found}
@@ -151,7 +172,7 @@ def stacks(plans: Sequence[Plan], machine: Machine) -> list[list[Plan]]:
     groups: list[list[Plan]] = []
     for plan in plans:
         group = next((one for one in groups if alike(one[0].experiment, plan.experiment)), None)
-        if group is None:
+        if group is None or machine.engine_of(plan) != machine.engine:
             groups.append([plan])
         else:
             group.append(plan)
@@ -175,7 +196,7 @@ def run_group(plans: Sequence[Plan], machine: Machine, progress: Sequence[Progre
         made = run(
             plans[0].experiment,
             out=plans[0].folder,
-            engine=machine.engine,
+            engine=machine.engine_of(plans[0]),
             workers=machine.workers,
             device=machine.device,
             dtype=dtype,

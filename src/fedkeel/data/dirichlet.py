@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeel import randomness
 from fedkeel.data.classwise import divide_class_wise
-from fedkeel.data.partition import Integers, Partition, check_count, check_positive
+from fedkeel.data.partition import Integers, Partition, check_count, check_fields, check_positive
 from fedkeel.data.pools import Pools
 from fedkeel.data.priors import divide_exactly, divide_refilling
 from fedkeel.data.shares import Floats, log_dirichlet
@@ -37,6 +37,7 @@ class Dirichlet:
     min_size: int = 10
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_positive("alpha", self.alpha)
         check_count("clients", self.clients)
         check_count("min_size", self.min_size, least=0)

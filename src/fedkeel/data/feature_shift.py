@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
-from fedkeel.data.corruptions import CORRUPTIONS, check_severity, corrupt_array
+from fedkeel.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt_array
 from fedkeel.data.dataset import Samples
 from fedkeel.data.folder import Progress
-from fedkeel.data.partition import Integers, Partition, Partitioner
+from fedkeel.data.partition import Integers, Partition, Partitioner, check_fields
 from fedkeel.errors import DataError, ExperimentError
+from fedkeel.ranges import Range
 
 KINDS = tuple(CORRUPTIONS)
 BATCH = 500
@@ -28,12 +30,12 @@ class FeatureShift:
     """
 
     base: Partitioner
-    severity: int = 3
-    fewest: int = 2
-    most: int = 3
+    severity: Annotated[int, Range(1, SEVERITIES)] = 3
+    fewest: Annotated[int, Range(0, len(KINDS))] = 2
+    most: Annotated[int, Range(0, len(KINDS))] = 3
 
     def __post_init__(self) -> None:
-        check_severity(self.severity)
+        check_fields(self)
         if not 0 <= self.fewest <= self.most <= len(KINDS):
             raise ExperimentError(
                 f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}"

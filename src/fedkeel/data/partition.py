@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
 from fedkeel.errors import DataError, ExperimentError
+from fedkeel.values import hold_fields, shown
 
 Integers = NDArray[np.int64]
 
@@ -131,6 +132,14 @@ def equal_sizes(samples: int, clients: int) -> Integers:
     sizes = np.full(clients, samples // clients, dtype=np.int64)
     sizes[0] += samples % clients
     return sizes
+
+
+def check_fields(partitioner: Any) -> None:
+    """Hold a partitioner's fields against their annotations."""
+    kind = type(partitioner)
+    if not hasattr(getattr(partitioner, "base", kind), "divide"):
+        raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
+    hold_fields(partitioner, ExperimentError, kind.__name__)
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:

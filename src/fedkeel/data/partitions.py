@@ -16,6 +16,7 @@ from fedkeel.data.partition import Partitioner
 from fedkeel.data.pathological import Pathological
 from fedkeel.data.plain import Iid, LongTail, Natural, QuantitySkew
 from fedkeel.errors import ExperimentError, nearest
+from fedkeel.toml_text import read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -111,7 +112,7 @@ def as_text(settings: Mapping[str, Any]) -> str:
 def plain_value(text: str) -> Any:
     """A TOML value, or the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return read_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

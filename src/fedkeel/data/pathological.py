@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeel import randomness
-from fedkeel.data.partition import Integers, Partition, check_count, check_enough
+from fedkeel.data.partition import Integers, Partition, check_enough, check_fields
 from fedkeel.data.pools import Pools, even_parts
 from fedkeel.data.priors import divide_refilling
 from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.ranges import Count
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,12 @@ class Pathological:
     Sizes of shards and cyclic are equal where the classes are equally frequent.
     """
 
-    classes: int
-    clients: int
+    classes: Count
+    clients: Count
     form: str = "shards"
 
     def __post_init__(self) -> None:
-        check_count("classes", self.classes)
-        check_count("clients", self.clients)
+        check_fields(self)
         if self.form not in FORMS:
             raise ExperimentError(
                 f"unknown form of a pathological partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from fedkeel.data.partition import (
     Integers,
     Partition,
     Partitioner,
-    check_count,
     check_enough,
+    check_fields,
     check_labels,
     check_positive,
     collect,
@@ -20,16 +21,17 @@ from fedkeel.data.partition import (
 )
 from fedkeel.data.shares import log_dirichlet, normalised
 from fedkeel.errors import DataError, ExperimentError
+from fedkeel.ranges import Count, Positive, Range
 
 
 @dataclass(frozen=True)
 class Iid:
     """Contiguous slices of the shuffled set, ⌊M / N⌋ samples each and the remainder to client 0."""
 
-    clients: int
+    clients: Count
 
     def __post_init__(self) -> None:
-        check_count("clients", self.clients)
+        check_fields(self)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
@@ -43,14 +45,13 @@ class QuantitySkew:
     Large alpha is equal sizes; small alpha leaves nearly everything to one client.
     """
 
-    alpha: float
-    clients: int
-    min_size: int = 1
+    alpha: Positive
+    clients: Count
+    min_size: Count = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_positive("alpha", self.alpha)
-        check_count("clients", self.clients)
-        check_count("min_size", self.min_size)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
@@ -97,12 +98,10 @@ class LongTail:
     """
 
     base: Partitioner
-    imbalance: float
+    imbalance: Annotated[float, Range(1)]
 
     def __post_init__(self) -> None:
-        check_positive("imbalance", self.imbalance)
-        if self.imbalance < 1:
-            raise ExperimentError(f"imbalance must be at least 1: {self.imbalance}")
+        check_fields(self)
         if hasattr(self.base, "corrupt"):
             raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
 

@@ -15,6 +15,7 @@ from fedkeel.engines.engine import Outcome, Training, facts_of, planned, state_o
 from fedkeel.gradients import Workspace
 from fedkeel.machine import keep_large_buffers
 from fedkeel.method import Method, Phase
+from fedkeel.objectives import Objective
 from fedkeel.randomness import key
 from fedkeel.round import Gradient, Moment, Stretch, local_round
 from fedkeel.rule import State
@@ -86,7 +87,9 @@ class SerialEngine:
             self.counters = torch.arange(2 * step).unbind()
         return self.counters[step]
 
-    def gradient(self, params: Tree, batch: Batch, objective: str, message: State, buffers: Tree | None) -> Gradient:
+    def gradient(
+        self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None
+    ) -> Gradient:
         began = time.perf_counter()
         result = self.workspace(params, batch, objective, message, buffers)
         self.seconds.add("gradients", time.perf_counter() - began)

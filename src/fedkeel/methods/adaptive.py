@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedkeel.errors import MethodError, nearest
-from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.method import Method, Phase, method
+from fedkeel.objectives import Value
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
@@ -91,7 +92,7 @@ def with_fsa(
     after: tuple[Phase, ...] = ()
     if before is None:
         removal = ByRemoval(rho, rho_larger)
-        after = (Phase((removal,), (NoteRemoval(), critical), 1, False, False, VALUE, same_batch=True),)
+        after = (Phase((removal,), (NoteRemoval(), critical), 1, False, False, Value(), same_batch=True),)
 
     def trained(phase: Phase) -> Phase:
         if not (phase.trains and phase.uploads):

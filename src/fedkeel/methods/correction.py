@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, method
+from fedkeel.objectives import Calibrated
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
 from fedkeel.rule import Rule
 from fedkeel.rules import (
@@ -86,4 +87,4 @@ def fedlc(tau: NonNegative = 1.0) -> Method:
     Paper: the true class is left out of the denominator, which is unbounded below. Released code (FL-bench): it is
     kept. Here: kept, and classes the client lacks are masked.
     """
-    return method("fedlc", weights=BySize(), objective=f"calibrated:{tau:g}", papers=["fedlc"])
+    return method("fedlc", weights=BySize(), objective=Calibrated(tau), papers=["fedlc"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.method import Method, Phase, method
+from fedkeel.objectives import CodeBottleneck, Evidence, UsualBottleneck
 from fedkeel.ranges import Count, NonNegative, Passes, Share
 from fedkeel.rules import (
     BeginMerged,
@@ -53,9 +54,9 @@ def fedcr(beta: NonNegative = 0.001, beta2: Share = 1.0, usual: bool = False) ->
     after training, beta2 = 1, beta of FedFSA's runs; evaluation takes the mean of the code, which gives the expected
     logits.
     """
-    train = Phase(objective=f"bottleneck{'-usual' if usual else ''}:{beta:g}")
+    train = Phase(objective=(UsualBottleneck if usual else CodeBottleneck)(beta))
     measure = Phase((NotePrecision(),), (CommonPrior(beta2),), epochs=1, trains=False, uploads=False,
-                    objective="evidence")  # fmt: skip
+                    objective=Evidence())  # fmt: skip
     return Method("fedcr", (train, measure), Uniform(), personal=(PrivateLayers(),), papers=("fedcr",))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fedkeel.errors import MethodError
-from fedkeel.method import VALUE, Method, Phase, method
+from fedkeel.method import Method, Phase, method
+from fedkeel.objectives import Value
 from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, Whole
 from fedkeel.rules import (
     AtMixture,
@@ -33,7 +34,7 @@ def qfedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
     """
     if mode not in ("exact", "reweight"):
         raise MethodError(f"q-fedavg has no mode: {mode}", "exact or reweight")
-    measure = Phase(gradient=(MeasureLoss(),), epochs=1, trains=False, uploads=False, objective=VALUE)
+    measure = Phase(gradient=(MeasureLoss(),), epochs=1, trains=False, uploads=False, objective=Value())
     weights = Fair(q) if mode == "exact" else FairShares(q)
     return Method("q-fedavg", (measure, Phase()), weights, papers=("qfedavg",))
 

@@ -69,9 +69,10 @@ def thinned(rounds: Sequence[int], points: int) -> list[int]:
 
 
 def spent_by(group: Group, part: str, rounds: Sequence[int]) -> list[float]:
-    """Seconds, or bytes both ways, used up to each of the rounds; the mean over the runs that got there."""
+    """Bytes both ways used up to each of the rounds, the mean over the runs that got there; or seconds, of those on one
+    machine and engine."""
     totals = []
-    for run in group.runs:
+    for run in group.timed if part == "seconds" else group.runs:
         each = [record.seconds if part == "seconds" else record.bytes_up + record.bytes_down for record in run.records]
         totals.append(list(accumulate(each)))
     there = ([total[n - 1] for total in totals if len(total) >= n] for n in rounds)

@@ -14,7 +14,9 @@ from fedkeel.analysis.diagnose import read_diagnostics
 from fedkeel.evaluation import Evaluation
 from fedkeel.experiment import from_python
 from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
+from fedkeel.places import describe_place, keep_one_place
 from fedkeel.record import RoundRecord, judged_on
+from fedkeel.report.shape import check_shape
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -31,10 +33,12 @@ class Source:
     environment: Mapping[str, Any]
     diagnostics: Mapping[str, Mapping[str, Any]]
     result: Mapping[str, Any] = field(default_factory=dict)
+    timing: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> Source:
         experiment = read_experiment(path)
+        check_shape(experiment, path / EXPERIMENT)
         return Source(
             path,
             experiment,
@@ -43,6 +47,7 @@ class Source:
             read_json(path / "environment.json"),
             read_diagnostics(path),
             read_json(path / "result.json"),
+            read_json(path / "timing.json"),
         )
 
     @property
@@ -67,6 +72,11 @@ class Source:
     def reported(self) -> float | None:
         """The number that the policy reports, once all rounds are there."""
         return self.result.get("reported") if self.result.get("rounds") == len(self.records) else None
+
+    @property
+    def place(self) -> str:
+        """On what it was made, in words."""
+        return describe_place(self.environment, self.timing)
 
     @property
     def command(self) -> str | None:
@@ -107,6 +117,14 @@ class Group:
     def measure(self) -> str | None:
         """What these runs are judged on."""
         return judged_on(self.runs[0].records)
+
+    @cached_property
+    def timed(self) -> list[Source]:
+        """The runs whose seconds are averaged: those on one machine and engine, of which there are most, and of which
+        one has gone as far as any."""
+        longest = max(len(run.records) for run in self.runs)
+        reaching = {run.place for run in self.runs if len(run.records) == longest}
+        return keep_one_place([run for run in self.runs if run.place in reaching], lambda run: run.place)
 
     @cached_property
     def diagnostics(self) -> dict[str, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from fedkeel.analysis.cost import Cost
+from fedkeel.places import NOT_AVERAGED, keep_one_place
 from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
@@ -40,6 +41,9 @@ def summary(index: int, setting: Setting) -> str:
         note += f" Reported is {policy.told}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
+    places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
+    if len(places) > 1:
+        note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
     return (
         f'<div data-setting="{index}"><p class="soft">{escape(note)}</p><div class="scroll">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
@@ -54,7 +58,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
     costs: list[Cell] = [
         mean_cost(row.totals, lambda cost: cost.rounds, lambda n: f"{n:.0f}"),
         mean_cost(row.totals, lambda cost: cost.bytes, byte_size),
-        mean_cost(row.totals, lambda cost: cost.seconds, duration),
+        mean_cost(of_one_place(row, row.totals), seconds_of, duration),
         mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
     ]
     if with_target:
@@ -63,7 +67,7 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
             "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
         )
         for part, write in ((rounds_of, lambda n: f"{n:.0f}"), (bytes_of, byte_size), (seconds_of, duration)):
-            text, value = mean_cost(reached, part, write)
+            text, value = mean_cost(of_one_place(row, row.to_target) if part is seconds_of else reached, part, write)
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]
     judged = [td(text, value, mark) for (text, value), mark in zip(found, marks, strict=True)]
@@ -106,6 +110,12 @@ def bytes_of(cost: Cost) -> float:
 
 def seconds_of(cost: Cost) -> float:
     return cost.seconds
+
+
+def of_one_place(row: Row, costs: Sequence[Cost | None]) -> list[Cost]:
+    """The costs of the runs on one machine and engine, of which there are most."""
+    known = [(run.place, cost) for run, cost in zip(row.group.runs, costs, strict=True) if cost is not None]
+    return [cost for _, cost in keep_one_place(known, lambda pair: pair[0])]
 
 
 def mean_cost(costs: Iterable[Cost], part: Callable[[Cost], float], write: Callable[[float], str]) -> Cell:

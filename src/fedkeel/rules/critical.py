@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.layout import Layout
+from fedkeel.objectives import Loss, Objective
 from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import Count, NonNegative, Whole
 from fedkeel.rule import Local, Rule, Setting, State
@@ -33,7 +34,7 @@ class LayerRadius(Rule):
 
     rho: NonNegative
     rho_larger: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     reads: ClassVar[tuple[str, ...]] = ("critical",)
     stackable: ClassVar[bool] = True
 
@@ -145,7 +146,7 @@ class ByRemoval(Sensitivity):
 
     rho: NonNegative
     rho_larger: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:

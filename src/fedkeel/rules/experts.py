@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedkeel.layout import Layout
+from fedkeel.objectives import Objective, Precision
 from fedkeel.ranges import Share
 from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
@@ -24,11 +25,11 @@ def matrices(layout: Layout, patterns: Patterns) -> Layout:
 class NotePrecision(Rule):
     """First in a measuring phase's perturb chain: add up 1 / σ² of the codes of each class, and perturb nothing.
 
-    The sum is the slope of the objective `precision` in the head's weights, one row for each class.  (FedCR)
+    The sum is the slope of the objective `Precision()` in the head's weights, one row for each class.  (FedCR)
     """
 
     patterns: Patterns = (HEAD,)
-    needs_gradient: ClassVar[str] = "precision"
+    needs_gradient: ClassVar[Objective] = Precision()
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
@@ -54,7 +55,7 @@ class CommonPrior(Rule):
 
     1/σ̄² = 1 + Σ 1/σ², μ̄ = σ̄² Σ μ/σ²; then beta2 of the new μ̄ and σ̄, and the rest of the old. A class that no
     participant has keeps its prior. beta2 = 0 keeps N(0, 1) for good. After NotePrecision, in the gradient chain of the
-    same phase: Σ μ/σ² is the slope of its objective, `evidence`, in the head's weights.  (FedCR, Zhang et al. 2023)
+    same phase: Σ μ/σ² is the slope of its objective, `Evidence()`, in the head's weights.  (FedCR, Zhang et al. 2023)
     """
 
     beta2: Share = 1.0

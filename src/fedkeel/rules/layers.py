@@ -68,7 +68,7 @@ class On(Rule):
         there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
         changed, client = self.inner.step(tree.only(part), client, there)
         # a perturbation of the others would be their gradient
-        rest = tree.zeros() if self.needs_gradient else tree
+        rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.objectives import Distilled, Loss, Objective
 from fedkeel.ranges import NonNegative, Positive
 from fedkeel.rule import Local, Rule, State
 from fedkeel.trees import Tree
@@ -18,7 +19,7 @@ class Sam(Rule):
     """Climb along the local gradient: ρ g / ‖g‖.  rho = 0 takes the gradient at w.  (SAM, Foret et al. 2021)"""
 
     rho: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -30,7 +31,7 @@ class Ascent(Rule):
     """Climb by the gradient itself, not its direction: ρ g.  rho = 0 takes the gradient at w.  (FedSpeed)"""
 
     rho: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -47,7 +48,7 @@ class AdaptiveSam(Rule):
 
     rho: NonNegative
     eta: NonNegative = 0.2
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -123,7 +124,7 @@ class AdmmPerturbation(Rule):
     """
 
     rho: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
@@ -162,7 +163,7 @@ class DistilAscent(Rule):
     stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs_gradient", f"distil:{self.temperature:g}")
+        object.__setattr__(self, "needs_gradient", Distilled(self.temperature))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         moved = at.params - at.message["params"]
@@ -190,7 +191,7 @@ class SharedLayers(Rule):
     """
 
     rho: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

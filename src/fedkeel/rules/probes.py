@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.kernels.opaque import opaque
+from fedkeel.objectives import Loss, Objective
 from fedkeel.randomness import bits, key
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.rule import Local, Rule, State
@@ -51,7 +52,7 @@ class PilotRadius(Rule):
     rho_max: NonNegative
     alpha_rho: NonNegative
     batches: Count
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
@@ -109,7 +110,7 @@ class AdaptiveRadius(Rule):
 
     rho_max: NonNegative
     alpha_rho: NonNegative
-    needs_gradient: ClassVar[str] = "loss"
+    needs_gradient: ClassVar[Objective] = Loss()
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
     stackable: ClassVar[bool] = True
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedkeel.errors import MethodError
 from fedkeel.method import Method
-from fedkeel.objectives import objective_of
 from fedkeel.rule import Local, Rule, State, Weighting
 from fedkeel.rules.corrections import DynamicDual
 from fedkeel.rules.layers import Patterns, matching
@@ -57,7 +56,7 @@ class Confined(Rule):
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         changed, client = self.inner.step(self.shared(tree), client, self.there(at))
         # a perturbation of the private layers would be their gradient
-        rest = tree.zeros() if self.needs_gradient else tree
+        rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
@@ -96,7 +95,7 @@ def check(method: Method) -> None:
         raise MethodError(f"{method.name}: half of its pull is weight decay, which is of private layers too.", HINT)
     if method.server_phase is not None:
         raise MethodError(f"{method.name}: the server runs clients' models, but lacks their private layers.", HINT)
-    if any(objective_of(name)[0].reference for name in method.objectives):
+    if any(objective.reference for objective in method.objectives):
         raise MethodError(f"{method.name}: clients run the server's model, whose private layers nobody trains.", HINT)
 
 

@@ -1,0 +1,77 @@
+"""Data that nothing can be learned from, or judged on, are told as what they are."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.sound_data import labels_in
+from problems import small_problem
+
+
+def with_nan(parts):
+    x, y = (part.clone() for part in parts)
+    x[0, 0] = torch.nan
+    return x, y
+
+
+def train(problem, **changes):
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1}
+    return fk.run(fk.Experiment(problem=problem, **settings | changes), engine="serial")
+
+
+def test_inputs_that_are_not_numbers_are_not_blamed_on_the_learning_rate():
+    problem = small_problem()
+    clients = [with_nan(part) for part in problem.clients]
+    with pytest.raises(fk.RunError, match="input data of client 0 hold NaN") as caught:
+        train(replace(problem, clients=clients))
+    assert "lr" not in caught.value.hint
+
+
+def test_a_client_that_is_left_out_for_its_data_is_told_so(caplog):
+    problem = small_problem()
+    clients = [with_nan(part) if i == 2 else part for i, part in enumerate(problem.clients)]
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        train(replace(problem, clients=clients))
+    assert "the input data of client 2 hold NaN" in caplog.text
+
+
+def test_a_client_that_diverges_by_itself_is_still_told_to_lower_lr():
+    with pytest.raises(fk.RunError, match="not finite in round") as caught:
+        train(small_problem(), lr=1e30, on_nonfinite="stop")
+    assert "lower lr" in caught.value.hint
+
+
+def test_a_test_set_of_what_is_no_number_is_refused():
+    problem = small_problem()
+    with pytest.raises(fk.DataError, match="the test set hold numbers that are not finite"):
+        train(replace(problem, test=with_nan(problem.test)))
+
+
+@pytest.mark.parametrize("label", [3, 99, -1])
+@pytest.mark.parametrize("part", ["test", "clients"])
+def test_labels_that_the_model_has_no_output_for_are_refused(label, part):
+    problem = small_problem()
+    given = problem.test if part == "test" else problem.clients[4]
+    x, y = (tensor.clone() for tensor in given)
+    y[3] = label
+    changed = (x, y) if part == "test" else [*problem.clients[:4], (x, y), *problem.clients[5:]]
+    with pytest.raises(fk.DataError, match=rf"hold.* the label {label}, but the model has 3 outputs"):
+        train(replace(problem, **{part: changed}))
+
+
+def test_labels_that_the_loss_leaves_out_are_taken():
+    problem = small_problem()
+    x, y = (tensor.clone() for tensor in problem.test)
+    y[3] = -100  # what CrossEntropyLoss ignores
+    assert len(train(replace(problem, test=(x, y))).records) == 2
+
+
+def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
+    class Lazy(list):
+        sizes = (1, 1)
+
+    problem = replace(small_problem(), clients=Lazy([None, None]))
+    assert labels_in(problem.data) is None
