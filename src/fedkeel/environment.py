@@ -66,7 +66,7 @@ def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
     """Which engines trained the rounds that are done, as the folder tells."""
     try:
         return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError):  # of an older version
         return []
 
 

@@ -150,9 +150,15 @@ class Experiment:
 
     def fingerprint(self) -> str:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
-        data = {name: value for name, value in self.save().items() if name != "rounds"}
+        return fingerprint_of(self.save())
+
+
+def fingerprint_of(saved: Mapping[str, Any]) -> str:
+    """Of an experiment as its file has it: what later versions add to one does not change it."""
+    data = {name: value for name, value in saved.items() if name != "rounds"}
+    if isinstance(data.get("method"), Mapping):
         data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def from_python(value: Any) -> bool:

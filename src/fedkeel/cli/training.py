@@ -16,7 +16,7 @@ from fedkeel.engines.choose import check_name
 from fedkeel.environment import edited
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
-from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
+from fedkeel.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
 from fedkeel.loop import Progress
 from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.run import run
@@ -107,7 +107,12 @@ def titles(plans: Sequence[Plan]) -> list[str]:
 
 def finished(plan: Plan) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
-    if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
+    if not (plan.folder / RESULT).exists() or read_experiment(plan.folder) != plan.experiment.save():
+        return None
+    try:
+        read_json(plan.folder / RESULT)
+    except FolderError as error:
+        log.warning("%s It is made again.", error.message)
         return None
     made = load_run(plan.folder)
     if len(made.records) != plan.experiment.rounds:

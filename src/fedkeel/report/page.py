@@ -31,7 +31,7 @@ def write_report(
     text = page(made, title)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
     except OSError as error:
         raise FolderError(f"cannot write {file}: {error.strerror}", "choose another file with -o") from error
     return made

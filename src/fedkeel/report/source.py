@@ -13,8 +13,9 @@ from typing import Any
 from fedkeel.analysis.diagnose import read_diagnostics
 from fedkeel.evaluation import Evaluation
 from fedkeel.experiment import from_python
-from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
+from fedkeel.folder import EXPERIMENT, RESULT, read_experiment, read_json, read_rounds
 from fedkeel.record import RoundRecord, judged_on
+from fedkeel.sums import read_text
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -38,11 +39,11 @@ class Source:
         return Source(
             path,
             experiment,
-            (path / EXPERIMENT).read_text(),
+            read_text(path / EXPERIMENT),
             read_rounds(path),
             read_json(path / "environment.json"),
             read_diagnostics(path),
-            read_json(path / "result.json"),
+            read_json(path / RESULT),
         )
 
     @property
@@ -85,14 +86,6 @@ class Source:
         if not words or Path(words[0]).name not in ("fedkeel", "__main__.py"):
             return None
         return shlex.join(["fedkeel", *words[1:]])
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return data if isinstance(data, Mapping) else {}
 
 
 @dataclass(frozen=True, eq=False)
