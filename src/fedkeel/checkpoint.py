@@ -17,7 +17,7 @@ import torch
 from fedkeel.errors import FolderError, RunError
 from fedkeel.layout import Layout
 from fedkeel.rule import State
-from fedkeel.states import Damaged, check_in, header_of, join, read, split, write
+from fedkeel.states import Damaged, check_in, header_of, join, read, reason, split, write
 from fedkeel.task import Scores
 from fedkeel.trees import Tree
 
@@ -72,7 +72,7 @@ class Checkpoint:
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
             found = Checkpoint(int(facts["round"]), server, places, scores, whole)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{path.name}: {' '.join(str(error).split())}") from error
+            raise Damaged(f"{path.name}: {reason(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
             raise FolderError(
                 f"{path} is of another experiment: {facts['fingerprint']}, not {fingerprint}.",

@@ -96,7 +96,7 @@ def device_name(device: torch.device) -> str:
 def git_revision() -> str | None:
     """Of the repository in the current folder, if it is one."""
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.decode("ascii", "replace").strip() or None

@@ -185,28 +185,35 @@ def write_text(path: Path, text: str) -> None:
 def read_experiment(path: Path) -> dict[str, Any]:
     """The experiment of a run folder as plain data."""
     file = path / EXPERIMENT
-    if not file.exists():
-        raise FolderError(f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed")
     try:
-        return tomllib.loads(read_text(file))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomllib.loads(read_text(file))
+    except FolderError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
+        raise FolderError(
+            f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise FolderError(f"{file} is damaged: {error}", "restore it from a copy") from None
+    if "method" not in data:
+        raise FolderError(f"{file} is damaged: it names no method.", "restore it from a copy")
+    return data
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """A file of a run; nothing where it is absent, an error where it is damaged."""
     if not file.exists():
         return {}
-    text = read_text(file)
-    again = "`fedkeel resume` makes it again" if file.name == RESULT else "restore it from a copy, or remove it"
+    hint = f"{again(file.parent)} makes it again" if file.name == RESULT else "restore it from a copy, or remove it"
+    text = read_text(file, hint)
     if file.name == RESULT and read_sums(file.parent).get(RESULT, f"{checksum(text):08x}") != f"{checksum(text):08x}":
-        raise FolderError(f"{file} is damaged: it does not match its checksum.", again)
+        raise FolderError(f"{file} is damaged: it does not match its checksum.", hint)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FolderError(f"{file} is damaged: {error}", again) from None
+        raise FolderError(f"{file} is damaged: {error}", hint) from None
     if not isinstance(data, dict):
-        raise FolderError(f"{file} is damaged: it is not a table.", again)
+        raise FolderError(f"{file} is damaged: it is not a table.", hint)
     return data
 
 

@@ -113,8 +113,7 @@ class Loop:
         """Go back to the last checkpoint of the folder, if there is one."""
         if self.folder is None:
             return
-        there = self.folder.read_experiment()
-        identity = None if there is None else fingerprint_of(there)
+        identity = None if (there := self.folder.read_experiment()) is None else fingerprint_of(there)
         found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
             if found.round > (self.experiment.rounds or 0):
@@ -203,8 +202,7 @@ class Loop:
         if self.folder is not None:
             total = sum(record.seconds for record in self.records)
             parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
-            told = {"seconds": round(total, 3), "shared": self.shared, "this_session": parts}
-            self.folder.write_json(TIMING, told)
+            self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
     def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:

@@ -41,7 +41,7 @@ class RoundRecord:
     def loads(line: str) -> RoundRecord:
         """What `dumps` wrote; a ValueError says what cannot be of a round."""
         data = json.loads(line)
-        empty = {"loss": None, "drift": None, "selected": []}
+        empty: dict[str, Any] = {"loss": None, "drift": None, "selected": []}
         return RoundRecord(**fitting(RoundRecord, empty | data if isinstance(data, dict) else data))
 
     def measure(self, name: str) -> float | None:

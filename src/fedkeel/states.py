@@ -43,11 +43,16 @@ def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True)
             sync(path.parent)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunError(
-            f"cannot write {path}: {reason.rstrip('.')}",
+            f"cannot write {path}: {reason(error).rstrip('.')}",
             "free some space or choose another folder, then `fedkeel resume`",
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, in one line and without the path."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(told.split())
 
 
 def sync(path: Path) -> None:
@@ -99,7 +104,7 @@ def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, 
     except PermissionError as error:  # nothing is known to be wrong with it
         raise FolderError(f"cannot read {path}: {error.strerror}", "allow it to be read: nothing was changed") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path.name}: {' '.join(str(error).split())}") from error
+        raise Damaged(f"{path.name}: {reason(error)}") from error
 
 
 def header_of(path: Path) -> bytes:

@@ -18,7 +18,7 @@ from fedkeel.errors import FolderError
 SUMS = "sums.txt"
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, hint: str = "restore it from a copy") -> str:
     """A file of a run as text; what cannot be read is an error in one line."""
     try:
         return path.read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
             f"cannot read {path}: {error.strerror}", "put the file back, or allow it to be read; nothing was changed"
         ) from error
     except UnicodeDecodeError as error:
-        raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", "restore it from a copy") from None
+        raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", hint) from None
 
 
 def checksum(text: str, before: int = 0) -> int:
@@ -53,5 +53,6 @@ def read_sums(folder: Path) -> dict[str, str]:
     file = folder / SUMS
     if not file.exists():
         return {}
-    pairs = (line.split(" ", 1) for line in read_text(file).split("\n")[:-1])
+    text = read_text(file, "restore it from a copy, or remove it: rounds are then read unchecked")
+    pairs = (line.split(" ", 1) for line in text.split("\n")[:-1])
     return {pair[0]: pair[-1] for pair in pairs}

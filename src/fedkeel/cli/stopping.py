@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -29,6 +30,13 @@ def leave_at_once() -> None:
     """From now on SIGINT and SIGTERM end the process with their exit code: before a command begins, and after it."""
     for number in SIGNALS:
         signal.signal(number, lambda came, _: os._exit(128 + came))
+    atexit.register(ignore)  # the first to be registered is the last to be called
+
+
+def ignore() -> None:
+    """The work is done, and Python, which takes itself apart, would put back the system's handlers."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -43,7 +51,8 @@ def stopping() -> Iterator[None]:
 
     def stop_later(lost: sys.UnraisableHookArgs) -> None:
         if isinstance(lost.exc_value, Stopped):  # raised where Python drops exceptions, in a __del__ for example
-            threading.Timer(MOMENT, signal.raise_signal, [lost.exc_value.exit_code - 128]).start()
+            here, number = threading.main_thread().ident, lost.exc_value.exit_code - 128
+            threading.Timer(MOMENT, signal.pthread_kill, [here, number]).start()
         else:
             hook(lost)
 

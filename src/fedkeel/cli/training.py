@@ -21,6 +21,7 @@ from fedkeel.loop import Progress
 from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
+from fedkeel.sums import read_sums
 from fedkeel.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
@@ -109,10 +110,11 @@ def finished(plan: Plan) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
     if not (plan.folder / RESULT).exists() or read_experiment(plan.folder) != plan.experiment.save():
         return None
+    read_sums(plan.folder)
     try:
         read_json(plan.folder / RESULT)
     except FolderError as error:
-        log.warning("%s It is made again.", error.message)
+        log.warning("%s; it is made again", error.message.rstrip("."))
         return None
     made = load_run(plan.folder)
     if len(made.records) != plan.experiment.rounds:
