@@ -79,7 +79,7 @@ def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
     """Which engines trained the rounds that are done, as the folder tells."""
     try:
         return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError):  # of an older version
         return []
 
 
@@ -110,7 +110,7 @@ def device_name(device: torch.device) -> str:
 def git_revision() -> str | None:
     """Of the repository in the current folder, if it is one."""
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.decode("ascii", "replace").strip() or None

@@ -174,11 +174,20 @@ class Experiment:
 
     def fingerprint(self) -> str:
         """Identity of the result: engine, device and precision are not part of it; nor is how long it goes on."""
-        data = {name: value for name, value in self.save().items() if name != "rounds"}
+        return fingerprint_of(self.save(), self.sets_copies_aside)
+
+
+def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
+    """Of an experiment as its file has it: what later versions add to one does not change it.
+
+    `by_sample`: shares of data that hold copies are cut by sample.
+    """
+    data = {name: value for name, value in saved.items() if name != "rounds"}
+    if isinstance(data.get("method"), Mapping):
         data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
-        if self.sets_copies_aside:
-            data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+    if by_sample:
+        data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def from_python(value: Any) -> bool:

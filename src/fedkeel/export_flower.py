@@ -54,7 +54,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     except OSError as error:
         raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
     for name in FILES:
-        text = files("fedkeel").joinpath("templates", "flower", f"{name}.template").read_text()
+        text = files("fedkeel").joinpath("templates", "flower", f"{name}.template").read_text(encoding="utf-8")
         write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
     return [folder / name for name in (*FILES, "experiment.toml")]

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import tomllib
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -26,7 +25,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.environment import environment
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.experiment import Experiment
-from fedkeel.folder import RunFolder
+from fedkeel.folder import EXPERIMENT, RunFolder, read_experiment, write_text
 from fedkeel.importing import Trust
 from fedkeel.local_data import PARTITION, node_problem, server_problem
 from fedkeel.loop import Loop
@@ -35,17 +34,15 @@ from fedkeel.record import RoundRecord
 from fedkeel.run import claim
 from fedkeel.runs import Run
 from fedkeel.setup import method_of, problem_of, task_maker
-from fedkeel.states import write_whole
+from fedkeel.sums import read_text
 
 log = logging.getLogger("fedkeel")
-
-EXPERIMENT = "experiment.toml"
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
 def read(folder: Path, trust: Trust) -> Experiment:
     """The experiment beside an app."""
-    return Experiment.load(tomllib.loads((folder / EXPERIMENT).read_text()), trust=trust)
+    return Experiment.load(read_experiment(folder), trust=trust)
 
 
 def vouched(trust: bool) -> Trust:
@@ -189,8 +186,8 @@ def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
     if not file.exists():
         roster.wait(roster.clients, wait, roster.clients)
         sizes = [roster.sizes[client] for client in range(roster.clients)]
-        write_whole(file, lambda temporary: temporary.write_text(json.dumps(sizes)))
-    sizes = [int(size) for size in json.loads(file.read_text())]
+        write_text(file, json.dumps(sizes))
+    sizes = [int(size) for size in json.loads(read_text(file))]
     if len(sizes) != roster.clients:
         raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
     roster.sizes = dict(enumerate(sizes))

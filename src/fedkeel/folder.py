@@ -5,23 +5,30 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
-import tomllib
-from collections.abc import Mapping
+import shlex
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import tomli_w
 
-from fedkeel.checkpoint import prune
+from fedkeel.checkpoint import names, prune, remove, round_of
 from fedkeel.errors import FolderError, RunError
 from fedkeel.record import RoundRecord
 from fedkeel.states import write_whole
+from fedkeel.sums import SUMS, checksum, line_of, read_sums, read_text, sums_of
 from fedkeel.toml_text import read_toml
+
+log = logging.getLogger("fedkeel")
 
 EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
+RESULT = "result.json"
+TIMING = "timing.json"
 
 
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
@@ -44,6 +51,8 @@ class RunFolder:
         self.path = path
         self.lock: IO[str] | None = None
         self.lines: IO[str] | None = None
+        self.sums: IO[str] | None = None
+        self.total = 0  # the checksum of all lines so far
 
     @property
     def checkpoints(self) -> Path:
@@ -74,10 +83,10 @@ class RunFolder:
             ) from error
 
     def close(self) -> None:
-        for file in (self.lines, self.lock):
+        for file in (self.lines, self.sums, self.lock):
             if file is not None:
                 file.close()
-        self.lines = self.lock = None
+        self.lines = self.sums = self.lock = None
 
     # ---- files ---------------------------------------------------------------------------------------------------
     def read_experiment(self) -> dict[str, Any] | None:
@@ -86,47 +95,86 @@ class RunFolder:
     def write_experiment(self, data: Mapping[str, Any]) -> None:
         write_text(self.path / EXPERIMENT, tomli_w.dumps(data))
 
-    def write_json(self, name: str, data: Any) -> None:
-        write_text(self.path / name, json.dumps(data, indent=2, sort_keys=True) + "\n")
+    def write_json(self, name: str, data: Any) -> str:
+        text = json.dumps(data, indent=2, sort_keys=True) + "\n"
+        write_text(self.path / name, text)
+        return text
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """What was written there; nothing where it is absent or damaged."""
-        try:
-            data = json.loads((self.path / name).read_text())
-        except (OSError, ValueError):
-            return {}
-        return data if isinstance(data, dict) else {}
+        """What was written there; nothing where it is absent."""
+        return read_json(self.path / name)
 
-    def begin(self, done: int) -> list[RoundRecord]:
-        """Records of the rounds already done; later lines, and a half-written last one, are cut off."""
-        records = read_rounds(self.path)[:done]
-        if len(records) < done:
+    def write_result(self, data: Mapping[str, Any]) -> None:
+        assert self.sums is not None
+        self._append(self.sums, line_of(RESULT, checksum(self.write_json(RESULT, data))))
+
+    def kept_before(self) -> bool:
+        """Whether a checkpoint has ever been written here: times are noted with the first."""
+        return (self.path / TIMING).exists() or (self.path / RESULT).exists()
+
+    def lost(self) -> bool:
+        """Whether rounds of which there are no checkpoints had some: only a run that was killed early had none."""
+        found = rounds_in(self.path)
+        return bool(found.lines or found.problem) and (self.kept_before() or not self.checkpoints.exists())
+
+    def lines_of(self, done: int | None) -> list[str]:
+        """The lines of the rounds that a checkpoint counts; an error where they, or all checkpoints, are lost.
+
+        A run that was killed before its first checkpoint (None) begins again. Nothing is changed here.
+        """
+        if done is None and self.lost():
             raise FolderError(
-                f"{self.path / ROUNDS} holds {len(records)} rounds, but the checkpoint {done}.",
-                "restore the file from a copy, or start again in another folder",
+                f"{self.path} has lost its checkpoints, but has rounds in {ROUNDS}.",
+                f"restore {self.checkpoints.name}/ from a copy, or start again in another folder; nothing was changed",
             )
-        write_text(self.path / ROUNDS, "".join(record.dumps() + "\n" for record in records))
-        (self.path / "result.json").unlink(missing_ok=True)
-        for half in self.path.glob(".*.partial"):
-            half.unlink(missing_ok=True)
+        found = rounds_in(self.path)
+        if len(found.lines) < (done or 0):
+            raise FolderError(
+                found.problem or f"{self.path / ROUNDS} holds {len(found.lines)} rounds, but the checkpoint {done}.",
+                "restore the file from a copy, or start again in another folder; nothing was changed",
+            )
+        return found.lines[: done or 0]
+
+    def begin(self, lines: Sequence[str]) -> list[RoundRecord]:
+        """Go on after these lines; later ones, and a half-written last one, are cut off."""
+        sums = sums_of(lines)
+        self.total = sums[-1] if sums else 0
+        # first, so that at no moment there are more sums than lines
+        write_text(self.path / SUMS, "".join(line_of(number, total) for number, total in enumerate(sums, 1)))
+        write_text(self.path / ROUNDS, "".join(f"{line}\n" for line in lines))
+        for old in (self.path / RESULT, *self.path.glob(".*.partial")):
+            remove(old)
         prune(self.checkpoints)
-        self.lines = open(self.path / ROUNDS, "a")
-        return records
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+            self.lines = open(self.path / ROUNDS, "a", encoding="utf-8")
+            self.sums = open(self.path / SUMS, "a", encoding="utf-8")
+        except OSError as error:
+            raise FolderError(f"cannot write {error.filename}: {error.strerror}", "choose another folder") from error
+        return [RoundRecord.loads(line) for line in lines]
 
     def append(self, record: RoundRecord) -> None:
         assert self.lines is not None
+        assert self.sums is not None
+        text = record.dumps() + "\n"
+        self._append(self.lines, text)
+        self.total = checksum(text, self.total)
+        self._append(self.sums, line_of(record.round, self.total))
+
+    def _append(self, file: IO[str], text: str) -> None:
         try:
-            self.lines.write(record.dumps() + "\n")
-            self.lines.flush()
+            file.write(text)
+            file.flush()
         except OSError as error:
             raise RunError(
-                f"cannot write {self.path / ROUNDS}: {error.strerror}", "free some space, then `fedkeel resume`"
+                f"cannot write {file.name}: {error.strerror}", "free some space, then `fedkeel resume`"
             ) from error
 
     def sync(self) -> None:
         """Records reach the disk before the checkpoint that counts them."""
-        if self.lines is not None:
-            os.fsync(self.lines.fileno())
+        for file in (self.lines, self.sums):
+            if file is not None:
+                os.fsync(file.fileno())
 
 
 def foreign(path: Path) -> bool:
@@ -135,32 +183,105 @@ def foreign(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda temporary: temporary.write_text(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise FolderError(
+            f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
+        ) from None
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The experiment of a run folder as plain data."""
     file = path / EXPERIMENT
     try:
-        return read_toml(file.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+        data = read_toml(read_text(file))
+    except FolderError as error:
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
         raise FolderError(
             f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FolderError(f"{file} is damaged: {error}", "restore it from a copy") from None
+    if "method" not in data:
+        raise FolderError(f"{file} is damaged: it names no method.", "restore it from a copy")
+    return data
 
 
-def read_rounds(path: Path) -> list[RoundRecord]:
-    """The rounds of a run folder, up to the first line that is not whole."""
-    records: list[RoundRecord] = []
-    file = path / ROUNDS
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+def read_json(file: Path) -> dict[str, Any]:
+    """A file of a run; nothing where it is absent, an error where it is damaged."""
+    if not file.exists():
+        return {}
+    hint = f"{again(file.parent)} makes it again" if file.name == RESULT else "restore it from a copy, or remove it"
+    text = read_text(file, hint)
+    if file.name == RESULT and read_sums(file.parent).get(RESULT, f"{checksum(text):08x}") != f"{checksum(text):08x}":
+        raise FolderError(f"{file} is damaged: it does not match its checksum.", hint)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{file} is damaged: {error}", hint) from None
+    if not isinstance(data, dict):
+        raise FolderError(f"{file} is damaged: it is not a table.", hint)
+    return data
+
+
+# ---- rounds --------------------------------------------------------------------------------------------------------
+class Rounds(NamedTuple):
+    """The lines of a file of rounds up to the first that is not whole, and what is wrong with that one.
+
+    Nothing is wrong with a last line that is half written: the run was killed, or is writing it now.
+    """
+
+    lines: list[str]
+    records: list[RoundRecord]
+    problem: str | None
+
+
+def rounds_in(path: Path) -> Rounds:
+    """The rounds of a run folder, as far as they are whole."""
+    file, found = path / ROUNDS, Rounds([], [], None)
+    sums = [(name, total) for name, total in read_sums(path).items() if name != RESULT]  # before the lines
+    if not file.exists():
+        return found._replace(problem=f"{file} is gone, with {len(sums)} rounds." if sums else None)
+    try:
+        *lines, _ = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise FolderError(f"cannot read {file}: {error.strerror}", "put it back; nothing was changed here") from None
+    total = 0
+    for number, line in enumerate(lines, 1):
+        total = zlib.crc32(line + b"\n", total)
+        if number <= len(sums) and sums[number - 1] != (str(number), f"{total:08x}"):
+            return found._replace(problem=f"{file} is damaged in line {number}: it does not match {SUMS}.")
         try:
-            record = RoundRecord.loads(line)
-        except (json.JSONDecodeError, TypeError, KeyError):
-            break
-        if record.round != len(records) + 1:
-            break
-        records.append(record)
-    return records
+            text = line.decode()
+            record = RoundRecord.loads(text)
+        except (ValueError, RecursionError) as error:
+            return found._replace(problem=f"{file} is damaged in line {number}: {error}")
+        if record.round != number:
+            return found._replace(problem=f"{file} is damaged in line {number}: it is of round {record.round}.")
+        found.lines.append(text)
+        found.records.append(record)
+    if len(sums) > len(lines):
+        return found._replace(problem=f"{file} has lost lines: it holds {len(lines)} of {len(sums)} rounds.")
+    return found
+
+
+def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
+    """The rounds of a run folder, all or the first ones; an error where one of them is damaged or lost."""
+    found = rounds_in(path)
+    reached = needed if needed is not None else max(map(round_of, names(path / "checkpoint")), default=0)
+    problem = found.problem
+    if problem is None and len(found.records) < reached:
+        problem = f"{path / ROUNDS} holds {len(found.records)} rounds, but the checkpoint {reached}."
+    if problem is not None and (needed is None or len(found.records) < needed):
+        raise FolderError(problem, f"restore it from a copy; what follows a checkpoint, {again(path)} mends")
+    if problem is not None:
+        log.warning("%s %s mends it", problem, again(path))
+    return found.records[:needed]
+
+
+def again(path: Path) -> str:
+    """The command that goes on with a run."""
+    return f"`fedkeel resume {shlex.quote(str(path))}`"

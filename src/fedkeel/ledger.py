@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
-import reprlib
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedkeel.errors import RequestError, RunError
+from fedkeel.fitting import fitting
 from fedkeel.places import describe_place
+
+log = logging.getLogger("fedkeel")
 
 LEDGER = Path("results") / "ledger.jsonl"
 
@@ -129,10 +133,28 @@ class Entry:
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
+    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as lines:
-            lines.write((b"" if _ends_a_line(lines) else b"\n") + f"{entry.dumps()}\n".encode())
+            fcntl.flock(lines, fcntl.LOCK_EX)
+            lines.seek(0)
+            last = lines.read().rpartition(b"\n")[2]
+            if last and torn(last):
+                aside = path.with_name(f"{path.name}.torn")
+                with aside.open("ab") as kept:
+                    kept.write(last + b"\n")
+                lines.truncate(lines.tell() - len(last))
+                log.warning("the last line of %s was not whole: it was put aside in %s", path, aside)
+            elif last:  # an editor left out the end of the line
+                lines.write(b"\n")
+            end = lines.seek(0, os.SEEK_END)
+            try:
+                lines.write(f"{entry.dumps()}\n".encode())
+                lines.flush()
+            except OSError:  # no half line stays behind
+                os.truncate(path, end)
+                raise
     except OSError as error:
         raise RunError(
             f"cannot write the ledger {path}: {error.strerror}",
@@ -140,12 +162,13 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
         ) from error
 
 
-def _ends_a_line(file: BinaryIO) -> bool:
-    """Whether a file is empty or ends with a whole line: an editor or a broken copy may leave it otherwise."""
-    if file.seek(0, os.SEEK_END) == 0:
+def torn(last: bytes) -> bool:
+    """Whether what follows the last end of a line is not an entry."""
+    try:
+        entry_in(last)
+    except (ValueError, TypeError, RecursionError):
         return True
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
+    return False
 
 
 def check_writable(path: Path) -> None:
@@ -153,7 +176,7 @@ def check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            path.open("a").close()
+            path.open("ab").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
@@ -169,18 +192,22 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
         return []
     try:
-        lines = path.read_bytes().splitlines()
+        *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RequestError(
             f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
         ) from None
+    if last.strip() and torn(last):
+        log.warning("the last line of %s is not whole, and is left out", path)
+    else:
+        lines.append(last)
     found: dict[tuple[Any, ...], Entry] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             entry = entry_in(line)
-        except (ValueError, TypeError, AttributeError) as error:  # not text, not JSON, not an entry
+        except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None
@@ -190,39 +217,10 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
 
 def entry_in(line: bytes) -> Entry:
     """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
-    types = {f.name: str(f.type) for f in fields(Entry)}
-    data = {name: value for name, value in json.loads(line).items() if name in types}
-    for name, value in data.items():
-        what, fits = FITS[types[name]]
-        if not fits(value):
-            raise ValueError(f"{name} is not {what}: {reprlib.repr(value)}")
-    entry = Entry(**data)
+    entry = Entry(**fitting(Entry, json.loads(line)))
     if min(entry.rounds, entry.rounds_paper) < 1:
         raise ValueError(f"no run has {min(entry.rounds, entry.rounds_paper)} rounds")
     return entry
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _pairs(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_number, pair)) for pair in value
-    )
-
-
-FITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("text", lambda value: isinstance(value, str)),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "float": ("a number", _number),
-    "float | None": ("a number or null", lambda value: value is None or _number(value)),
-    "dict[str, Any]": ("a table", lambda value: isinstance(value, dict)),
-    "dict[str, float]": ("a table of numbers", lambda v: isinstance(v, dict) and all(map(_number, v.values()))),
-    "list[list[float]]": ("a list of pairs of numbers", _pairs),
-}
-"""What each type of an Entry's fields is called, and which values of JSON are of it."""
 
 
 def standing(entries: Iterable[Entry]) -> list[Entry]:

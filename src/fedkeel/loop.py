@@ -19,8 +19,8 @@ from fedkeel.engines.engine import Engine, Outcome, Request, Training
 from fedkeel.engines.measure import Left
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
-from fedkeel.experiment import Experiment
-from fedkeel.folder import RunFolder
+from fedkeel.experiment import Experiment, fingerprint_of
+from fedkeel.folder import TIMING, RunFolder
 from fedkeel.judging import Judge
 from fedkeel.machine import state_budget, undisturbed, used_by_others
 from fedkeel.method import Method
@@ -114,9 +114,12 @@ class Loop:
         """Go back to the last checkpoint of the folder, if there is one."""
         if self.folder is None:
             return
-        found, wrong = checkpoint.newest(self.folder.checkpoints, self.task.device)
-        for problem in wrong:
-            log.warning("skipping a damaged checkpoint: %s", problem)
+        identity = (
+            None
+            if (there := self.folder.read_experiment()) is None
+            else fingerprint_of(there, self.experiment.sets_copies_aside)
+        )
+        found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
             if found.round > (self.experiment.rounds or 0):
                 asked = self.experiment.rounds
@@ -133,23 +136,31 @@ class Loop:
             self.server = found.server
             self.store.restore(found.places)
             self.judge.unchanged.update(found.scores)
+        lines = self.folder.lines_of(None if found is None else found.round)
+        self.folder.read_json("environment.json")  # to know that it can be read
+        self.shared = bool(self.folder.read_json(TIMING).get("shared"))
+        for line in told:
+            log.warning("%s", line)
         # nothing is written before everything there was read
         checkpoint.put_aside(self.folder.checkpoints, self.done)
         self.folder.write_experiment(self.experiment.save())
-        self.records = self.folder.begin(self.done)
+        self.records = self.folder.begin(lines)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished round."""
         if self.folder is None or self.saved == self.done:
             return
         began = time.perf_counter()
-        self.folder.sync()
-        places = self.store.save()
-        Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
-            self.folder.checkpoints, self.experiment.fingerprint()
-        )
-        checkpoint.prune(self.folder.checkpoints)
-        self.saved, self.saving = self.done, time.perf_counter() - began
+        with undisturbed():
+            self.folder.sync()
+            places = self.store.save()
+            Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
+                self.folder.checkpoints, self.experiment.fingerprint()
+            )
+            checkpoint.prune(self.folder.checkpoints)
+            self.saved, self.saving = self.done, time.perf_counter() - began
+            if not self.folder.kept_before():
+                self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
     def go(
@@ -181,7 +192,7 @@ class Loop:
         )
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
-            self.folder.write_json("result.json", final)
+            self.folder.write_result(final)
         path = None if self.folder is None else self.folder.path
         run = Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
         if progress is not None:
@@ -196,9 +207,7 @@ class Loop:
         if self.folder is not None:
             total = sum(record.seconds for record in self.records)
             parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
-            before = bool(self.folder.read_json("timing.json").get("shared"))
-            shared = before or self.shared
-            self.folder.write_json("timing.json", {"seconds": round(total, 3), "shared": shared, "this_session": parts})
+            self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
     def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:

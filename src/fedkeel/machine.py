@@ -102,7 +102,7 @@ def state_budget(device: torch.device) -> int:
 def free_memory() -> int:
     """Bytes of memory that this machine has free, as the system estimates it."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)

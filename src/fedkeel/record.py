@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fedkeel.fitting import fitting
 from fedkeel.trees import Tree
 
 LAST = 50  # how many evaluated rounds "mean of the last" covers
@@ -38,8 +39,10 @@ class RoundRecord:
 
     @staticmethod
     def loads(line: str) -> RoundRecord:
-        data = {"loss": None, "drift": None} | json.loads(line)
-        return RoundRecord(**{name: value for name, value in data.items() if name in NAMES})
+        """What `dumps` wrote; a ValueError says what cannot be of a round."""
+        data = json.loads(line)
+        empty: dict[str, Any] = {"loss": None, "drift": None, "selected": []}
+        return RoundRecord(**fitting(RoundRecord, empty | data if isinstance(data, dict) else data))
 
     def measure(self, name: str) -> float | None:
         value = getattr(self, name) if name in NAMES else self.extra.get(name)

@@ -22,7 +22,7 @@ from fedkeel.engines.memory import enough
 from fedkeel.environment import edited, engines_before, environment, leaks, precision_before
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.experiment import Experiment
-from fedkeel.folder import RunFolder, read_rounds
+from fedkeel.folder import RunFolder, rounds_in
 from fedkeel.loop import Going, Loop, Progress, driven
 from fedkeel.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.means import try_out
@@ -163,10 +163,11 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         other = {name: value for name, value in there.items() if name != "rounds"}
         if isinstance(there.get("method"), Mapping):
             other["method"] = composition.rewrite(there["method"])
-        begun = read_rounds(folder.path) or any(int(path.stem) for path in checkpoint.names(folder.checkpoints))
+        made, saved = rounds_in(folder.path), checkpoint.names(folder.checkpoints)
+        begun = made.lines or made.problem or any(map(checkpoint.round_of, saved))
         if mine != other and not begun and folder.read_json("environment.json"):
-            for path in checkpoint.names(folder.checkpoints):
-                path.unlink()
+            for path in saved:
+                checkpoint.remove(path)
         elif mine != other:
             keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
             raise FolderError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
-import shlex
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -13,15 +13,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedkeel import checkpoint
+from fedkeel.environment import leaks
 from fedkeel.errors import FolderError, RequestError
-from fedkeel.experiment import Experiment
-from fedkeel.folder import RunFolder, read_experiment, read_rounds
+from fedkeel.experiment import Experiment, fingerprint_of
+from fedkeel.folder import RESULT, RunFolder, again, read_experiment, read_json, read_rounds
 from fedkeel.importing import Trust
 from fedkeel.models import check_name
 from fedkeel.named import NamedModel
 from fedkeel.problem import Problem
 from fedkeel.record import RoundRecord, counted, result
 from fedkeel.rule import State
+
+log = logging.getLogger("fedkeel")
 
 NO_SAMPLE = "no client has a validation sample"
 PERSONAL = ("reported", "reported_as", "tuned")
@@ -97,18 +100,22 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     Of a problem or network given from Python there are numbers and weights: `params`, not `model()`.
     """
     folder = Path(path)
-    experiment = Experiment.recall(read_experiment(folder), Trust.given(trust) if trust else Trust.NOTHING)
-    found, _ = checkpoint.newest(folder / "checkpoint")
+    data = read_experiment(folder)
+    experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
+    identity = fingerprint_of(data, experiment.sets_copies_aside and not leaks(folder, experiment))
+    found, told = checkpoint.newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
-        if (folder / "result.json").exists():
+        if RunFolder(folder).lost():
             raise FolderError(
                 f"{folder} has lost its checkpoint: the weights are gone.",
-                "`fedkeel report` still shows its numbers; without its result.json it is trained anew",
+                "restore checkpoint/ from a copy; `fedkeel report` still shows its numbers",
             )
-        raise FolderError(f"{folder} has no checkpoint yet.", f"`fedkeel resume {shlex.quote(str(folder))}` trains it")
-    records = read_rounds(folder)[: found.round]
-    final = result(records, found.server["params"], experiment.evaluate_every, experiment.fingerprint())
-    written = RunFolder(folder).read_json("result.json")
+        raise FolderError(f"{folder} has no checkpoint yet.", f"{again(folder)} trains it")
+    for line in told:
+        log.warning("%s", line)
+    records = read_rounds(folder, found.round)
+    final = result(records, found.server["params"], experiment.evaluate_every, identity)
+    written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run stands at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     return Run(experiment, records, final, found.server, folder, None, None)

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from fedkeel.errors import RunError
+from fedkeel.errors import FolderError, RunError
 from fedkeel.layout import Layout
 from fedkeel.rule import State
 from fedkeel.trees import Tree
 
 Arrays = dict[str, NDArray[Any]]
+BLANK = "0" * 8
+MARK = b'{\\"check\\": \\"'  # as it stands in the file: JSON in a text of JSON
 
 
 class Damaged(Exception):
@@ -42,11 +44,16 @@ def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True)
             sync(path.parent)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RunError(
-            f"cannot write {path}: {reason.rstrip('.')}",
+            f"cannot write {path}: {reason(error).rstrip('.')}",
             "free some space or choose another folder, then `fedkeel resume`",
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, in one line and without the path."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(told.split())
 
 
 def sync(path: Path) -> None:
@@ -59,27 +66,73 @@ def sync(path: Path) -> None:
 
 
 def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool = True) -> None:
-    """Arrays and facts in one file, with a checksum of the arrays."""
+    """Arrays and facts in one file. Its header holds a checksum of each array, and one of the header itself."""
+    told = dict(facts) | {"sums": {name: checksum(array) for name, array in arrays.items()}}
     # one entry: safetensors writes several in an order that changes from process to process
-    text = json.dumps(dict(facts) | {"checksum": checksum(arrays)}, sort_keys=True)
-    write_whole(path, lambda temporary: save_file(arrays, temporary, {"fedkeel": text}), synced=synced)
+    text = f'{{"check": "{BLANK}", {json.dumps(told, sort_keys=True)[1:]}'
+
+    def fill(temporary: Path) -> None:
+        save_file(arrays, temporary, {"fedkeel": text})
+        header = header_of(temporary)
+        with temporary.open("r+b") as file:
+            file.seek(header.index(MARK) + len(MARK))
+            file.write(header_check(header).encode())
+
+    write_whole(path, fill, synced=synced)
 
 
 def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
-    """What `write` wrote; the arrays under a prefix only, or none. All of them together are checked."""
+    """What `write` wrote; the arrays under a prefix only, or none. Whatever is returned has been checked.
+
+    Files of older versions have one checksum, of all arrays together, and their facts no "check".
+    """
     try:
+        header = header_of(path)
+        if MARK in header and check_in(header) != header_check(header):
+            raise Damaged(f"{path.name} does not match its checksum")
         with safe_open(path, framework="np") as file:
             facts = json.loads((file.metadata() or {})["fedkeel"])
             names = list(file.keys())
-            found = {name: file.get_tensor(name) for name in names if arrays and name.startswith(prefix)}
-        if arrays and len(found) == len(names) and checksum(found) != facts["checksum"]:
+            wanted = prefix if MARK in header else ""
+            found = {name: file.get_tensor(name) for name in names if arrays and name.startswith(wanted)}
+        if MARK in header:
+            sound = all(checksum(array) == facts["sums"][name] for name, array in found.items())
+        else:
+            sound = not arrays or facts["checksum"] == old_checksum(found)
+        if not sound:
             raise Damaged(f"{path.name} does not match its checksum")
-        return found, facts
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise Damaged(f"{path.name}: {error}") from error
+        return {name: array for name, array in found.items() if name.startswith(prefix)}, facts
+    except PermissionError as error:  # nothing is known to be wrong with it
+        raise FolderError(f"cannot read {path}: {error.strerror}", "allow it to be read: nothing was changed") from None
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{path.name}: {reason(error)}") from error
 
 
-def checksum(arrays: Arrays) -> int:
+def header_of(path: Path) -> bytes:
+    """The beginning of a safetensors file: the length of the header, and the header."""
+    with path.open("rb") as file:
+        head = file.read(8)
+        size = min(int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size)
+        return head + file.read(size)
+
+
+def check_in(header: bytes) -> str | None:
+    """The checksum that a header says it has; None in a file of an older version."""
+    at = header.find(MARK) + len(MARK)
+    return header[at : at + len(BLANK)].decode(errors="replace") if MARK in header else None
+
+
+def header_check(header: bytes) -> str:
+    """The checksum that a header has, with a blank where it is written down."""
+    at = header.index(MARK) + len(MARK)
+    return f"{zlib.crc32(header[:at] + BLANK.encode() + header[at + len(BLANK) :]):08x}"
+
+
+def checksum(array: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def old_checksum(arrays: Arrays) -> int:
     total = 0
     for name in sorted(arrays):
         total = zlib.crc32(name.encode(), total)

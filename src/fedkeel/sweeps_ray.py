@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +12,9 @@ from typing import Any
 
 import torch
 
-from fedkeel.errors import FedkeelError, RequestError, RunError
+from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
 from fedkeel.experiment import Experiment
+from fedkeel.folder import RESULT, read_json
 from fedkeel.importing import Trust
 from fedkeel.runs import Run, load_run
 
@@ -109,11 +109,11 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
     """The result of a run that is complete in its folder."""
     experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
     try:
-        result = json.loads((Path(request.out) / "result.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        result = read_json(Path(request.out) / RESULT)
+    except FolderError:  # damaged: the run makes it again
         return None
     same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.rounds)
-    return dict(result) if same else None
+    return result if same else None
 
 
 def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:

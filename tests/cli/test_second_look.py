@@ -74,7 +74,9 @@ def test_an_unfinished_run_is_named(fedkeel, two):
 def test_a_run_whose_rounds_are_damaged_is_named(fedkeel, two):
     file = two / "fedavg" / "0" / "rounds.jsonl"
     file.write_text(file.read_text().splitlines()[0] + "\nnot JSON\n")
-    assert "fedavg is known up to round 1 of 2 only" in fedkeel("compare", two).err
+    done = fedkeel("compare", two)
+    assert (done.code, done.out) == (2, "")
+    assert f"error: {file.resolve()} is damaged in line 2" in done.err
 
 
 def test_a_failed_run_does_not_change_the_unit_of_the_others(fedkeel, trained):

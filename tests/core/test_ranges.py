@@ -103,14 +103,14 @@ def test_what_lies_outside_of_its_range_is_refused(name, word, wanted, make):
         (lambda: build("fedavgm", {"server_lr": -1}), "server_lr of method fedavgm must be at least 0: -1"),
         (lambda: build("fedlc", {"tau": -1}), "tau of method fedlc must be at least 0: -1"),
         (lambda: build("fedlc", {"tau": nan}), "tau of method fedlc must be finite"),
-        (lambda: METHODS["fedlc"](tau=-1), "objective calibrated must be at least 0"),
+        (lambda: METHODS["fedlc"](tau=-1), "objective Calibrated must be at least 0"),
         (lambda: build("fedgloss@released", {"warmup": -1}), "warmup of method fedgloss@released must be at least 0"),
         (lambda: build("fedadam", {"tau": 0}), "tau of method fedadam must be above 0"),
         (lambda: fk.method("m", weights=fk.Uniform(), server_lr=-1), "server_lr of a method must be at least 0"),
         (lambda: Phase(batches=0), "batches of a phase must be at least 1"),
         (lambda: Phase(epochs=nan), "epochs of a phase must be finite"),
         (lambda: Phase(trains=1), "trains of a phase must be true or false"),
-        (lambda: fk.method("m", weights=fk.Uniform(), objective="distil:0"), "objective distil must be above 0"),
+        (lambda: fk.Distilled(0), "temperature of objective Distilled must be above 0"),
     ],
 )
 def test_the_cases_that_were_once_let_in(make, words):

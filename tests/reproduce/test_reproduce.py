@@ -126,6 +126,7 @@ def test_personal_models_are_judged_after_their_tuning_even_when_read_again(tmp_
     run_of(one, rounds=2, out=tmp_path / "run")
     old = tmp_path / "run" / "result.json"
     old.write_text(json.dumps(run.result))  # of the shorter run
+    (tmp_path / "run" / "sums.txt").unlink()
     again = fk.load_run(tmp_path / "run")
     assert entry_of(one, again, {}).measured == pytest.approx(100 * again.best, abs=1e-4)
 

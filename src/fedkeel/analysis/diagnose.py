@@ -20,7 +20,7 @@ from fedkeel.analysis.similarity import layer_features, pairwise_cka
 from fedkeel.analysis.spectrum import BANDS, band_drift, band_variance, heterogeneity, layer_divergence
 from fedkeel.analysis.subject import Subject
 from fedkeel.errors import RequestError, nearest
-from fedkeel.folder import write_text
+from fedkeel.folder import read_json, write_text
 from fedkeel.randomness import key
 from fedkeel.ranges import MOST, Count, NonNegative, Positive, Range
 from fedkeel.rule import Local, Rule
@@ -259,15 +259,9 @@ def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:
 
 
 def read_diagnostics(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `analyse` left in a run's folder, by name; files that are not whole are left out."""
-    found = {}
-    for name in DIAGNOSTICS:
-        file = folder / ANALYSIS / f"{name}.json"
-        try:
-            found[name] = json.loads(file.read_text())
-        except (OSError, json.JSONDecodeError):
-            continue
-    return found
+    """What `analyse` left in a run's folder, by name."""
+    files = {name: folder / ANALYSIS / f"{name}.json" for name in DIAGNOSTICS}
+    return {name: read_json(file) for name, file in files.items() if file.exists()}
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeel import __version__
+from fedkeel.__main__ import main as main  # scripts that were installed earlier ask for it here
 from fedkeel.cli import (
     analyse,
     compare,
@@ -30,7 +30,9 @@ from fedkeel.cli import (
 from fedkeel.cli.console import complain, say, stderr, tolerate
 from fedkeel.cli.progress import telling
 from fedkeel.cli.stopping import Stopped, stopping
+from fedkeel.cli.telling import warnings_told
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.streams import lasting
 
 # from 0.24 on, typer brings a click of its own
 CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] + ".exceptions")
@@ -72,19 +74,25 @@ def fedkeel(
     pages.help_without_command(context)
 
 
-def main() -> None:
-    """The console script."""
-    sys.exit(call(sys.argv[1:]))
-
-
 def call(arguments: Sequence[str]) -> int:
     """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
-    command = typer.main.get_command(app)
     tolerate()
+    with lasting() as streams, warnings_told():
+        code = end_of(arguments)
+        streams.out.flush()
+        if streams.out.problem is not None and code == 0:
+            code = 1
+            if not isinstance(streams.out.problem, BrokenPipeError):  # `fedkeel methods | head`
+                complain(f"cannot write to stdout: {streams.out.problem.strerror}", "all else was done")
+    return code
+
+
+def end_of(arguments: Sequence[str]) -> int:
+    """The exit code of a command."""
     try:
         with stopping(), telling():
+            command = typer.main.get_command(app)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
-            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FedkeelError as error:
         complain(error.message, error.hint)
@@ -100,17 +108,23 @@ def call(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", "the same command again goes on with what is not finished")
         return stopped.exit_code
-    except BrokenPipeError:  # `fedkeel methods | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        if error.filename is None or os.environ.get("FEDKEEL_TRACEBACK"):
+            return unexpected(error)
+        complain(f"{os.fsdecode(error.filename)}: {error.strerror}", "see that it can be read, or written, as asked")
+        return 2
     except Exception as error:
-        if os.environ.get("FEDKEEL_TRACEBACK"):
-            traceback.print_exc()
-        complain(
-            f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())}"
-            " (set FEDKEEL_TRACEBACK=1 to see it)",
-        )
-        return 1
+        return unexpected(error)
+
+
+def unexpected(error: Exception) -> int:
+    """An error that nobody thought of, in one line."""
+    if os.environ.get("FEDKEEL_TRACEBACK"):
+        traceback.print_exc()
+    complain(
+        f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())} (set FEDKEEL_TRACEBACK=1 to see it)",
+    )
+    return 1
 
 
 def usage(error: Any) -> tuple[str, str]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedkeel.cli.console import byte_size, duration, measured, say, stderr
+from fedkeel.cli.console import byte_size, duration, measured, stderr
+from fedkeel.cli.telling import LOG, Logged
 
 if TYPE_CHECKING:
     from fedkeel.experiment import Experiment
@@ -63,35 +64,25 @@ class Silence:
 
     def __init__(self, console: Console, memory: Memory = gpu_memory):
         self.console, self.memory = console, memory
-        self.log, self.handler = logging.getLogger("fedkeel"), Logged(console, self.level)
-        self.before = self.log.level
+        self.handler, self.level_before = Logged(console, self.level), LOG.level
+        self.others: list[logging.Handler] = []
 
     def __enter__(self) -> Display:
-        self.log.addHandler(self.handler)
-        self.log.setLevel(self.level)
+        self.others = [handler for handler in LOG.handlers if isinstance(handler, Logged)]
+        for handler in self.others:
+            LOG.removeHandler(handler)
+        LOG.addHandler(self.handler)
+        LOG.setLevel(self.level)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.log.setLevel(self.before)
-        self.log.removeHandler(self.handler)
+        LOG.setLevel(self.level_before)
+        LOG.removeHandler(self.handler)
+        for handler in self.others:
+            LOG.addHandler(handler)
 
     def watch(self, label: str) -> Watcher | None:
         return None
-
-
-class Logged(logging.Handler):
-    """What the library logs, above the bars if there are any."""
-
-    def __init__(self, console: Console, level: int):
-        super().__init__(level)
-        self.console, self.noted = console, set[str]()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            say(self.console, record.levelname.lower(), "bold yellow", record.getMessage())
-        elif record.getMessage() not in self.noted:  # runs side by side have the same to say
-            self.noted.add(record.getMessage())
-            say(self.console, "note", "dim", record.getMessage())
 
 
 @contextlib.contextmanager

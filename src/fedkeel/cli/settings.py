@@ -122,13 +122,13 @@ def base(request: Request) -> dict[str, Any]:
 
 
 def quick_start() -> dict[str, Any]:
-    return tomllib.loads(files("fedkeel.cli").joinpath("quickstart.toml").read_text())
+    return tomllib.loads(files("fedkeel.cli").joinpath("quickstart.toml").read_text(encoding="utf-8"))
 
 
 def read(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
-        return read_toml(file.read_text())
+        return read_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RequestError(f"no such file: {file}", hint or meant(str(file))) from None
     except IsADirectoryError:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOMENT = 0.01  # seconds
 
 
 class Stopped(BaseException):
@@ -22,6 +26,19 @@ class Stopped(BaseException):
         return "interrupted" if self.exit_code == 130 else "terminated"
 
 
+def leave_at_once() -> None:
+    """From now on SIGINT and SIGTERM end the process with their exit code: before a command begins, and after it."""
+    for number in SIGNALS:
+        signal.signal(number, lambda came, _: os._exit(128 + came))
+    atexit.register(ignore)  # the first to be registered is the last to be called
+
+
+def ignore() -> None:
+    """The work is done, and Python, which takes itself apart, would put back the system's handlers."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
     """Within the block SIGINT and SIGTERM raise `Stopped`.
@@ -32,12 +49,23 @@ def stopping() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
+    def stop_later(lost: sys.UnraisableHookArgs) -> None:
+        if isinstance(lost.exc_value, Stopped):  # raised where Python drops exceptions, in a __del__ for example
+            here, number = threading.main_thread().ident, lost.exc_value.exit_code - 128
+            threading.Timer(MOMENT, signal.pthread_kill, [here, number]).start()
+        else:
+            hook(lost)
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    before, hook = {number: signal.getsignal(number) for number in SIGNALS}, sys.unraisablehook
     try:
+        sys.unraisablehook = stop_later
+        for number in SIGNALS:
+            signal.signal(number, stop)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook

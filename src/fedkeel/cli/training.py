@@ -16,12 +16,13 @@ from fedkeel.engines.choose import check_name
 from fedkeel.environment import edited, leaks
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
 from fedkeel.experiment import Experiment
-from fedkeel.folder import EXPERIMENT, folder_name, read_experiment
+from fedkeel.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
 from fedkeel.loop import Progress
 from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.run import run
 from fedkeel.runs import Run, load_run
 from fedkeel.shared_engine import Asked, choose_for_all
+from fedkeel.sums import read_sums
 from fedkeel.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
@@ -127,7 +128,13 @@ def titles(plans: Sequence[Plan]) -> list[str]:
 
 def finished(plan: Plan) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
-    if not (plan.folder / "result.json").exists() or read_experiment(plan.folder) != plan.experiment.save():
+    if not (plan.folder / RESULT).exists() or read_experiment(plan.folder) != plan.experiment.save():
+        return None
+    read_sums(plan.folder)
+    try:
+        read_json(plan.folder / RESULT)
+    except FolderError as error:
+        log.warning("%s; it is made again", error.message.rstrip("."))
         return None
     if leaks(plan.folder, plan.experiment):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -31,15 +32,20 @@ class Worker:
     """One child process and its two pipes."""
 
     def __init__(self, number: int):
-        # Ctrl-C reaches the whole group, also while a worker is still importing: the parent decides
-        deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-        command = [sys.executable, "-c", f"{deaf}; from fedkeel.engines.worker import main; main()"]
+        # signals reach the whole group, also while a worker is still starting: the parent decides
+        deaf = "import signal as s; stops = s.SIGINT, s.SIGTERM; [s.signal(stop, s.SIG_IGN) for stop in stops]"
+        heard = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"
+        command = [sys.executable, "-c", f"{deaf}; {heard}; from fedkeel.engines.worker import main; main()"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         paths = [package_root, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         self.number = number
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # the child inherits it
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.requests = cast(BinaryIO, self.process.stdin)
         self.replies = cast(BinaryIO, self.process.stdout)
 

@@ -40,7 +40,7 @@ def write_report(
 def page(made: Content, title: str | None = None) -> str:
     """The page as text, below six megabytes: curves are thinned until they fit, then tables by layer left out."""
     for points, layers in ((300, True), (150, True), (150, False), (75, False), (40, False)):
-        text = filled(made, title, points, layers)
+        text = filled(made, title, points, layers).encode(errors="replace").decode()  # paths need not be UTF-8
         if len(text.encode()) < MOST_BYTES:
             return text
     raise RequestError(

@@ -43,7 +43,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
     entries = read(ledger, needed=True)
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
     return spent(entries)[0]
 
 

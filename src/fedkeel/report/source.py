@@ -13,10 +13,11 @@ from typing import Any
 from fedkeel.analysis.diagnose import read_diagnostics
 from fedkeel.evaluation import Evaluation
 from fedkeel.experiment import from_python
-from fedkeel.folder import EXPERIMENT, read_experiment, read_rounds
+from fedkeel.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
 from fedkeel.places import describe_place, keep_one_place
 from fedkeel.record import RoundRecord, judged_on
 from fedkeel.report.shape import check_shape
+from fedkeel.sums import read_text
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -42,12 +43,12 @@ class Source:
         return Source(
             path,
             experiment,
-            (path / EXPERIMENT).read_text(),
+            read_text(path / EXPERIMENT),
             read_rounds(path),
             read_json(path / "environment.json"),
             read_diagnostics(path),
-            read_json(path / "result.json"),
-            read_json(path / "timing.json"),
+            read_json(path / RESULT),
+            read_json(path / TIMING),
         )
 
     @property
@@ -95,14 +96,6 @@ class Source:
         if not words or Path(words[0]).name not in ("fedkeel", "__main__.py"):
             return None
         return shlex.join(["fedkeel", *words[1:]])
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return data if isinstance(data, Mapping) else {}
 
 
 @dataclass(frozen=True, eq=False)

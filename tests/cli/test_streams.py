@@ -1,0 +1,225 @@
+"""Streams that are closed or full, signals at any moment: the run is made, or it can be gone on with."""
+
+import ast
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import SMALL
+
+import fedkeel as fk
+from fedkeel import ledger
+from fedkeel.cli.main import call
+from fedkeel.cli.stopping import Stopped, stopping
+from fedkeel.streams import Lasting
+
+ROUNDS = ["--rounds", "2", "--method", "fedavg"]
+
+
+class Full:
+    """A stream whose every flush fails, as on a full disk."""
+
+    encoding, errors = "utf-8", "strict"
+
+    def write(self, text):
+        return len(text)
+
+    def flush(self):
+        raise OSError(28, "No space left on device")
+
+    def isatty(self):
+        return False
+
+    def fileno(self):
+        raise OSError(9, "no number")
+
+
+@pytest.mark.parametrize(("name", "code"), [("stdout", 1), ("stderr", 0)])
+def test_a_full_stream_ends_no_run(tmp_path, monkeypatch, capsys, name, code):
+    monkeypatch.setattr(sys, name, Full())
+    assert call(["run", *SMALL, *ROUNDS, "--out", str(tmp_path / "run")]) == code
+    assert (tmp_path / "run" / "result.json").exists()
+    told = capsys.readouterr()
+    if name == "stdout":
+        assert "error: cannot write to stdout: No space left on device" in told.err
+    else:
+        assert "fedavg" in told.out
+
+
+def test_a_stream_that_failed_once_goes_on():
+    stream = Lasting(Full())
+    for _ in range(3):
+        stream.write("x")
+        stream.flush()
+    assert stream.problem.strerror == "No space left on device"
+
+
+def with_package():
+    """The environment of a process that finds this package."""
+    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def started(*words, shell='exec "$@"', **how):
+    """`python -m fedkeel` in a process of its own."""
+    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "fedkeel", *map(str, words)]
+    return subprocess.Popen(command, env=with_package() | how.pop("env", {}), **how)
+
+
+def test_a_process_without_streams_makes_its_run(tmp_path):
+    words = ["run", *SMALL, *ROUNDS, "--engine", "serial", "--out", tmp_path / "r"]
+    assert started(*words, shell='exec "$@" <&- >&- 2>&-').wait() == 0
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["rounds"] == 2
+    assert (tmp_path / "r" / "run.lock").read_bytes() == b""  # no stream took its number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_command_is_still_starting(number):
+    with started("methods", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONVERBOSE": "1"}) as process:
+        for line in process.stderr:  # what is imported is told: typer comes after the handlers
+            if b"import 'typer" in line:
+                process.send_signal(number)
+                break
+        process.communicate()
+    assert process.returncode == 128 + number
+
+
+def test_a_signal_while_python_takes_itself_apart():
+    """Modules are cleared last, and what they held with them."""
+    late = "import os, signal\nclass Late:\n  def __del__(self, kill=os.kill, me=os.getpid(), stop=15): kill(me, stop)"
+    asked = "import sys; sys.late = Late(); sys.argv[1:] = ['--version']"
+    code = f"{late}\n{asked}\nfrom fedkeel.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=with_package(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_signal_that_python_would_drop_comes_again():
+    class Collected:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    def drop():
+        Collected()
+        time.sleep(20)
+
+    with pytest.raises(Stopped), stopping():
+        drop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_terminated_at_any_moment(tmp_path, engine):
+    """The whole group gets the signal, as a batch system sends it; every end is 143, and the run can go on."""
+    words = ["run", *SMALL, "--rounds", "20", "--method", "scaffold", "--engine", engine, "--out"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    began = time.monotonic()
+    assert started(*words, tmp_path / "whole", **quiet).wait() == 0
+    whole, draw = time.monotonic() - began, random.Random(0)
+    for trial in range(15):
+        out = tmp_path / str(trial)
+        process = started(*words, out, start_new_session=True, **quiet)
+        time.sleep(draw.uniform(0.2, 0.9 * whole))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        told = process.communicate()[1].decode()
+        assert process.returncode in (0, 143), told
+        assert "Traceback" not in told
+        if trial % 5 == 0:
+            assert started(*words, out, **quiet).wait() == 0
+            assert (out / "result.json").read_bytes() == (tmp_path / "whole" / "result.json").read_bytes()
+
+
+# ---- paths and files -----------------------------------------------------------------------------------------------
+def test_a_folder_whose_name_is_not_utf8(tmp_path, fedkeel):
+    out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    assert fedkeel("run", *SMALL, *ROUNDS, "--out", out).code == 0
+    for words in (["compare", out], ["report", out], ["resume", out], ["export", "model", out, f"{out}.safetensors"]):
+        done = fedkeel(*words)
+        assert done.code == 0, done.err
+
+
+def test_no_file_depends_on_the_locale():
+    """Each text file is opened with its encoding."""
+    root, missing = Path(fk.__file__).parent, []
+    for path in root.rglob("*.py"):
+        for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
+            method = made.func.attr if isinstance(made.func, ast.Attribute) else None
+            values = [arg.value for arg in made.args if isinstance(arg, ast.Constant)]
+            modes = [value for value in values if isinstance(value, str) and re.fullmatch("[rwaxb+]+", value)]
+            opens = getattr(made.func, "id", None) == "open" or (method == "open" and modes)
+            text = method in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes))
+            if text and "utf-8" not in [*values, *(getattr(word.value, "value", None) for word in made.keywords)]:
+                missing.append(f"{path.relative_to(root)}:{made.lineno}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("how", ["a folder", "junk", "empty"])
+def test_damage_to_any_file_is_one_line(tmp_path, fedkeel, how):
+    out = tmp_path / "run"
+    assert fedkeel("run", *SMALL, "--rounds", "2", "--method", "scaffold", "--out", out).code == 0
+    whole = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for name in whole:
+        if name.name in ("run.lock", "sums.txt" if how == "empty" else ""):
+            continue
+        (out / name).unlink()
+        if how == "a folder":
+            (out / name).mkdir()
+        else:
+            (out / name).write_bytes(b"\xff\x00junk\n" if how == "junk" else b"")
+        failed = []
+        for words in (["compare", out], ["report", out], ["export", "model", out, tmp_path / "m.safetensors"]):
+            done = fedkeel(*words)
+            assert done.code in (0, 2)
+            if done.code:
+                assert done.err.startswith("error: ")
+                assert "unexpected" not in done.err
+                assert len(done.err.splitlines()) == 3
+                failed.append(words[0])
+        assert "compare" in failed, name
+        if how == "a folder":
+            (out / name).rmdir()
+        (out / name).write_bytes(whole[name])
+    assert fedkeel("compare", out).code == 0
+
+
+# ---- the ledger ----------------------------------------------------------------------------------------------------
+def entry(seed):
+    return ledger.Entry(
+        "fedfft", "1", "FedAvg", "iid", seed, "best", "best", 50.0, None, 51.0, 51.0, 50.0, 50.0, 3, 3, 1.0, "f", "m"
+    )
+
+
+def test_half_a_line_at_the_end_of_a_ledger_is_put_aside_and_told(tmp_path, caplog):
+    path = tmp_path / "ledger.jsonl"
+    for seed in (0, 1):
+        ledger.append(entry(seed), path)
+    half = entry(2).dumps().encode()[:200]
+    with path.open("ab") as lines:
+        lines.write(half)
+    before = path.read_bytes()
+    assert [one.seed for one in ledger.read(path)] == [0, 1]
+    assert "the last line of" in caplog.text
+    assert path.read_bytes() == before  # reading changes nothing
+    ledger.append(entry(3), path)
+    assert (tmp_path / "ledger.jsonl.torn").read_bytes() == half + b"\n"
+    caplog.clear()
+    assert [one.seed for one in ledger.read(path)] == [0, 1, 3]
+    assert not caplog.text
+    path.write_bytes(path.read_bytes().replace(b'"seed": 1', b'"seed": x'))
+    with pytest.raises(fk.RequestError, match="damaged in line 2"):  # not the last: not torn, but damaged
+        ledger.read(path)
+
+
+def test_a_whole_last_line_without_its_end_is_kept(tmp_path, caplog):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(entry(0).dumps(), encoding="utf-8")
+    ledger.append(entry(1), path)
+    assert [one.seed for one in ledger.read(path)] == [0, 1]
+    assert not caplog.text
