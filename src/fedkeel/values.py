@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -57,7 +57,8 @@ def hold_fields(made: Any, error: type[RequestError], what: str) -> None:
     known = [field for field in fields(made) if field.init]
     defaults = {field.name: field.default for field in known if field.default is not MISSING}
     given = {field.name: getattr(made, field.name) for field in known}
-    for word, value in typed(given, _types_of(cast(Any, type(made))), error, f"{{}} of {what}", defaults).items():
+    kind: Any = type(made)
+    for word, value in typed(given, _types_of(kind), error, f"{{}} of {what}", defaults).items():
         whole = tuple(value) if isinstance(value, list) else value
         if whole is not given[word]:
             object.__setattr__(made, word, whole)
