@@ -94,8 +94,8 @@ def test_a_signal_while_the_command_is_still_starting(number):
 def test_a_signal_while_python_takes_itself_apart():
     """Modules are cleared last, and what they held with them."""
     late = "import os, signal\nclass Late:\n  def __del__(self, kill=os.kill, me=os.getpid(), stop=15): kill(me, stop)"
-    asked = "import sys; sys.late = Late(); sys.argv[1:] = ['--version']"
-    code = f"{late}\n{asked}\nfrom fedkeel.__main__ import main; main()"
+    code = f"{late}\nimport sys; sys.late = Late(); sys.argv[1:] = ['--version']"
+    code += "\nfrom fedkeel.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=with_package(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
