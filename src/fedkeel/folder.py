@@ -17,7 +17,6 @@ from fedkeel.checkpoint import prune
 from fedkeel.errors import FolderError, RunError
 from fedkeel.record import RoundRecord
 from fedkeel.states import write_whole
-from fedkeel.toml_text import read_toml
 
 EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
@@ -132,7 +131,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
     """The experiment of a run folder as plain data."""
     file = path / EXPERIMENT
     try:
-        return read_toml(file.read_text())
+        return tomllib.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{path} is not a run: it has no {EXPERIMENT}.", "give the folder that `fedkeel run` printed"

@@ -57,14 +57,15 @@ def hold_fields(made: Any, error: type[RequestError], what: str) -> None:
     known = [field for field in fields(made) if field.init]
     defaults = {field.name: field.default for field in known if field.default is not MISSING}
     given = {field.name: getattr(made, field.name) for field in known}
-    for word, value in typed(given, _types_of(type(made)), error, f"{{}} of {what}", defaults).items():
+    kind: Any = type(made)
+    for word, value in typed(given, _types_of(kind), error, f"{{}} of {what}", defaults).items():
         whole = tuple(value) if isinstance(value, list) else value
         if whole is not given[word]:
             object.__setattr__(made, word, whole)
 
 
 @cache
-def _types_of(made: type) -> dict[str, Any]:
+def _types_of(made: Any) -> dict[str, Any]:
     return types_of(made)
 
 

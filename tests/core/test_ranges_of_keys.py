@@ -55,7 +55,8 @@ def test_numbers_out_of_range_are_refused(kind, name):
     [
         {"lr": -1}, {"lr": 0}, {"lr_decay": 0}, {"lr_decay": 2**64}, {"lr_decay": 1.5, "rounds": 10_000}, {"clip": -1},
         {"weight_decay": -0.1}, {"rounds": 0}, {"rounds": 10**12}, {"epochs": 0}, {"epochs": (2, 1)},
-        {"epochs": (0, 1)},         {"batch_size": 0}, {"validation": 1}, {"unavailable": 1.0}, {"participation": 0}, {"participation": 1.01},
+        {"epochs": (0, 1)},
+        {"batch_size": 0}, {"validation": 1}, {"unavailable": 1.0}, {"participation": 0}, {"participation": 1.01},
         {"participation": "bernoulli:nan"}, {"participants": [[-1]]}, {"evaluate_every": 0}, {"seed": 2**63},
         {"partition_seed": -(2**63)}, {"buffers": "x"}, {"on_nonfinite": 3}, {"evaluation": {"share": 1}},
         {"evaluation": {"batch": 0}}, {"evaluation": {"last": 0}}, {"evaluation": {"model": "x"}},
