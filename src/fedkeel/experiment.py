@@ -44,6 +44,10 @@ Seed = Annotated[int, Range(-(2**63), 2**63, above=True, below=True)]
 """Randomness would take larger ones for smaller ones."""
 
 
+class OfSeed(int):
+    """A partition_seed that was never given, so that it follows the seed also where `replace` hands all fields on."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
@@ -205,6 +209,8 @@ def lost(word: str) -> ExperimentError:
 def _plain(value: Any) -> Any:
     if isinstance(value, NamedModel):
         return str(value)
+    if isinstance(value, OfSeed):
+        return int(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -244,8 +250,8 @@ def resolve(experiment: Experiment) -> dict[str, Any]:
         found["epochs"] = tuple(experiment.epochs)  # a list, from a file
     if experiment.evaluation is not None:
         found["evaluation"] = _evaluation(experiment.evaluation)
-    if experiment.partition_seed is None:
-        found["partition_seed"] = experiment.seed
+    if experiment.partition_seed is None or isinstance(experiment.partition_seed, OfSeed):
+        found["partition_seed"] = OfSeed(experiment.seed)
     return found
 
 

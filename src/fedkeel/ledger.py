@@ -121,7 +121,7 @@ class Entry:
             step=None,
             seconds=self.seconds_per_round * round,
             bests=[pair for pair in self.bests if pair[0] <= round],
-            curve={at: value for at, value in self.curve.items() if int(at) <= round},
+            curve={at: value for at, value in self.curve.items() if at.isdecimal() and float(at) <= round},
         )
 
     def rounds_to(self, accuracy: float) -> int | None:

@@ -14,8 +14,10 @@ import torch
 
 import fedkeel as fk
 from fedkeel import composition
+from fedkeel.folder import RunFolder
 from fedkeel.methods import METHODS, build
 from fedkeel.objectives import OBJECTIVES, CodeBottleneck, Given, Objective
+from fedkeel.run import claim
 from problems import small_problem
 
 RECORDED = json.loads(Path(__file__).with_name("compositions.json").read_text(encoding="utf-8"))
@@ -166,4 +168,6 @@ def test_a_folder_with_an_objective_in_another_spelling_goes_on(tmp_path):
     text = file.read_text(encoding="utf-8")
     assert "calibrated:1" in text
     file.write_text(text.replace("calibrated:1", "calibrated"), encoding="utf-8")
-    assert len(fk.run(experiment.with_(rounds=2), out=tmp_path / "a").records) == 2
+    claim(RunFolder(tmp_path / "a"), experiment.with_(rounds=2))
+    with pytest.raises(fk.FolderError, match="differs in: method"):
+        claim(RunFolder(tmp_path / "a"), experiment.with_(method={"name": "mine", "phases": [{"objective": "loss"}]}))

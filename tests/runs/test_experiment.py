@@ -1,6 +1,7 @@
 """What the fields of an experiment mean."""
 
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,3 +191,23 @@ def test_a_data_set_of_ours_trains_by_name():
     assert run.best > 0.5
     assert run.rounds_to(0.5) is not None
     assert run.rounds_to(1.1) is None
+
+
+# ---- other experiments from one ----
+@pytest.mark.parametrize("changes", [{"seed": 3}, {"seed": 3, "lr": 0.5}, {"partition_seed": 7}, {"rounds": 2}])
+@pytest.mark.parametrize("given", [{}, {"partition_seed": 0}, {"partition_seed": 5}])
+def test_replace_and_with_agree(given, changes):
+    base = fk.Experiment(dataset="digits", model="logistic", method="fedavg", **given)
+    one, other = replace(base, **changes), base.with_(**changes)
+    assert one == other
+    assert one.save() == other.save()
+    assert one.fingerprint() == other.fingerprint() == replace(replace(one)).fingerprint()
+    assert type(one.save()["partition_seed"]) is int
+
+
+def test_another_seed_has_another_split_unless_the_split_was_given():
+    base = fk.Experiment(dataset="digits", model="logistic")
+    assert replace(base, seed=3).partition_seed == 3
+    assert replace(replace(base, seed=3), seed=4).with_(seed=5).partition_seed == 5
+    assert replace(base.with_(partition_seed=0), seed=3).partition_seed == 0
+    assert fk.Experiment.load(base.save() | {"seed": 3}).partition_seed == 0  # a file says which split it was

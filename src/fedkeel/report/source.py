@@ -92,7 +92,8 @@ class Source:
     @property
     def typed(self) -> str | None:
         """What was typed when it was made, where that was the command line."""
-        words = [str(word) for word in self.environment.get("command", ())]
+        given = self.environment.get("command")
+        words = [str(word) for word in given] if isinstance(given, list) else []
         if not words or Path(words[0]).name not in ("fedkeel", "__main__.py"):
             return None
         return shlex.join(["fedkeel", *words[1:]])
