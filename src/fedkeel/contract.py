@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedkeel.errors import MethodError
+from fedkeel.objectives import Objective
 from fedkeel.rule import STAGES, Rule, State, Weighting
 from fedkeel.trees import Tree
 
@@ -107,6 +108,11 @@ def _check_phase(method: Method, phase: Phase) -> None:
     if phase.trains and not phase.objective.differentiable:
         raise MethodError(f"a phase of {method.name!r} trains on {phase.objective!r}, of which no gradient is taken.",
                           "trains=False, or objective=fk.Loss()")  # fmt: skip
+    if not isinstance(phase.ascends, Objective | None):
+        raise MethodError(
+            f"what {name_of(phase.perturb[0])} of {method.name!r} climbs on must be an Objective, not {phase.ascends!r}.",
+            "for example needs_gradient = fk.Loss()",
+        )
     for rule in (*phase.perturb[1:], *phase.gradient):
         if rule.needs_gradient is not None:
             raise MethodError(

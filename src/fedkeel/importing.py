@@ -59,6 +59,10 @@ class Kind:
     hint: str = ""
     error: type[RequestError] = RequestError
 
+    @property
+    def article(self) -> str:
+        return "an" if self.word[0] in "aeiou" else "a"
+
 
 def untrusted(name: str, word: str) -> UntrustedError:
     return UntrustedError(
@@ -72,7 +76,7 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
     if trust < Trust.FILE and not (trust is Trust.INSTALLED and is_installed(name)):
         raise untrusted(name, kind.word)
     if of_python(name.partition(":")[0]):
-        raise kind.error(f"{shown(name)} is part of Python, not a {kind.word}", kind.hint)
+        raise kind.error(f"{shown(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
     found = import_name(name, kind.word, trust)
     takes = (
         (kind.objects and isinstance(found, kind.of))
@@ -80,7 +84,7 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
         or (kind.makers and makes(found, kind.of, trust))
     )
     if not takes:
-        raise kind.error(f"{shown(name)} is {described(found)}, not a {kind.word}", kind.hint)
+        raise kind.error(f"{shown(name)} is {described(found)}, not {kind.article} {kind.word}", kind.hint)
     return found
 
 

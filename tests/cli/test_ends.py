@@ -30,7 +30,7 @@ from fedkeel.errors import RunError
         (["run", "--set", "epoch=1"], "an experiment has no key: epoch", "did you mean 'epochs'?"),
         (["run", "--engine", "serail"], "unknown engine: serail", "did you mean 'serial'?"),
         (["run", "--device", "tpu"], "unknown device: tpu", "use auto, cpu, cuda or mps"),
-        (["run", "--workers", "0"], "workers must be at least 1: 0", "leave it out"),
+        (["run", "--workers", "0"], "workers must be at least 1 and at most 1024: 0", "leave it out"),
         (["run", "--partition", "dirichlet:alpha=0.1,clients=5000"], "5000 clients", "at most"),
         (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
         (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),

@@ -194,10 +194,10 @@ def test_what_is_tried_is_named_but_not_filed(fedkeel):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--radius", "nan"], "above 0: nan"),
+        (["--radius", "nan"], "radius of an analysis must be finite: nan"),
         (["--radius", "0"], "above 0: 0"),
-        (["--rho", "nan"], "at least 0: nan"),
-        (["--points", "0"], "at least 3: 0"),
+        (["--rho", "nan"], "rho of an analysis must be finite: nan"),
+        (["--points", "0"], "at least 1: 0"),
         (["--points", "4"], "at least 3: 4"),
     ],
 )

@@ -167,7 +167,8 @@ def test_it_learns_on_digits():
     small = build("mlp-cr", shape=(1, 8, 8), classes=10, seed=0, width=32, code=16, samples=4)
     exp = fk.Experiment(
         dataset="digits", model=small, method="fedcr", rounds=6, participation=0.5, epochs=2, batch_size=16, lr=0.1,
-        partition={"kind": "dirichlet", "clients": 10, "alpha": 0.5}, evaluation={"share": 0.3},
+        partition={"kind": "dirichlet", "clients": 10, "alpha": 0.5, "form": "client-prior-refill"},
+        evaluation={"share": 0.3},
     )  # fmt: skip
     accuracy = [record.accuracy for record in fk.run(exp, engine="serial").records]
     assert accuracy[-1] > 0.7

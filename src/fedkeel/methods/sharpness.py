@@ -103,7 +103,7 @@ def fedsmoo(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     return method("fedsmoo", perturb=perturb, gradient=gradient, weights=Uniform(), papers=["fedsmoo"])
 
 
-def fedsmoo_released(rho: float = 0.1, lam: float = 0.1) -> Method:
+def fedsmoo_released(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:
     """FedSMOO with half of the proximal term behind the clip.
 
     Paper: see fedsmoo. Released code (FL-Simulator): λ (h_i − w_t) is clipped with the gradient, λ w is weight decay;
