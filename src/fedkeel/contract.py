@@ -110,7 +110,7 @@ def _check_phase(method: Method, phase: Phase) -> None:
                           "trains=False, or objective=fk.Loss()")  # fmt: skip
     if not isinstance(phase.ascends, Objective | None):
         raise MethodError(
-            f"what {name_of(phase.perturb[0])} of {method.name!r} climbs on must be an Objective, not {phase.ascends!r}.",
+            f"what {name_of(phase.perturb[0])} climbs on must be an Objective, not {phase.ascends!r}.",
             "for example needs_gradient = fk.Loss()",
         )
     for rule in (*phase.perturb[1:], *phase.gradient):

@@ -188,7 +188,8 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
     """
     data = {name: value for name, value in saved.items() if name != "rounds"}
     if isinstance(data.get("method"), Mapping):
-        data["method"] = {k: v for k, v in data["method"].items() if k not in ("name", "papers")}
+        method = composition.rewrite(data["method"])
+        data["method"] = {name: value for name, value in method.items() if name not in ("name", "papers")}
     if by_sample:
         data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -26,7 +26,7 @@ def fitting(kind: type, data: object) -> dict[str, Any]:
 
 
 def whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
 
 
 def number(value: object) -> bool:

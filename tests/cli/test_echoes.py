@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 import tomli_w
-from small_runs import SMALL
+from small_runs import SMALL, forge
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -24,7 +24,7 @@ def nasty(fedkeel, trained, tmp_path):
     data = tomllib.loads(file.read_text())
     rule = {"rule": f"evil:{NASTY}", NASTY: NASTY}
     data["method"] |= {"name": NASTY, "papers": [NASTY], "server": [rule]}
-    file.write_text(tomli_w.dumps(data | {"model": f"evil:{NASTY}"}))
+    forge(tmp_path / "run", data | {"model": f"evil:{NASTY}"})
     place = tmp_path / "run" / "environment.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"device": NASTY, "command": ["fedkeel", NASTY]}))
     return fedkeel

@@ -120,7 +120,13 @@ def test_terminated_at_any_moment(tmp_path, engine):
     words = ["run", *SMALL, "--rounds", "20", "--method", "scaffold", "--engine", engine, "--out"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     began = time.monotonic()
-    assert started(*words, tmp_path / "whole", **quiet).wait() == 0
+
+    def finish(out):
+        process = started(*words, out, **quiet)
+        process.communicate()
+        return process.returncode
+
+    assert finish(tmp_path / "whole") == 0
     whole, draw = time.monotonic() - began, random.Random(0)
     for trial in range(15):
         out = tmp_path / str(trial)
@@ -132,7 +138,7 @@ def test_terminated_at_any_moment(tmp_path, engine):
         assert process.returncode in (0, 143), told
         assert "Traceback" not in told
         if trial % 5 == 0:
-            assert started(*words, out, **quiet).wait() == 0
+            assert finish(out) == 0
             assert (out / "result.json").read_bytes() == (tmp_path / "whole" / "result.json").read_bytes()
 
 

@@ -8,16 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import tomli_w
-from small_runs import SMALL
+from small_runs import SMALL, forge
 
 import fedkeel as fk
 from fedkeel import composition
 from fedkeel.cli.main import call
 from fedkeel.errors import FedkeelError, UntrustedError
-from fedkeel.experiment import fingerprint_of
 from fedkeel.importing import Trust
 from fedkeel.methods import build
-from fedkeel.states import read, write
 
 EVIL = """
 import pathlib
@@ -103,12 +101,7 @@ def hostile(made, tmp_path, monkeypatch, capsys):
     plain = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
 
     def with_(changes):
-        data = plain | changes
-        (tmp_path / "run" / "experiment.toml").write_text(tomli_w.dumps(data))
-        for path in (tmp_path / "run" / "checkpoint").glob("[0-9]*.safetensors"):
-            arrays, facts = read(path)  # whoever forges an experiment forges its checkpoints too
-            facts.pop("check")
-            write(path, arrays, facts | {"fingerprint": fingerprint_of(data)})
+        forge(tmp_path / "run", plain | changes)
 
     def fedkeel(command, *more):
         capsys.readouterr()

@@ -166,8 +166,8 @@ def test_heads_can_be_tuned_at_the_end():
 def test_it_learns_on_digits():
     small = build("mlp-cr", shape=(1, 8, 8), classes=10, seed=0, width=32, code=16, samples=4)
     exp = fk.Experiment(
-        dataset="digits", model=small, method="fedcr", rounds=6, participation=0.5, epochs=2, batch_size=16, lr=0.1,
-        partition={"kind": "dirichlet", "clients": 10, "alpha": 0.5, "form": "client-prior-refill"},
+        dataset="digits", model=small, method="fedcr", rounds=10, participation=0.5, epochs=2, batch_size=16, lr=0.1,
+        partition={"kind": "dirichlet", "clients": 10, "alpha": 0.5},
         evaluation={"share": 0.3},
     )  # fmt: skip
     accuracy = [record.accuracy for record in fk.run(exp, engine="serial").records]

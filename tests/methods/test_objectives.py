@@ -134,6 +134,9 @@ def test_texts_are_refused_in_python():
     class Old(fk.Rule):
         needs_gradient = "loss"  # type: ignore[assignment]
 
+        def step(self, tree, client, at):
+            return tree, client
+
     with pytest.raises(fk.MethodError, match="must be an Objective"):
         fk.method("mine", weights=fk.Uniform(), perturb=[Old()])
 
