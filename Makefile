@@ -18,11 +18,11 @@ test-fast: .venv/developing
 
 # Flower pins its dependencies, so it is tested in an environment of its own
 test-flower: test-flower-fast
-	.venv-flower/bin/python -m pytest -n 0 -m slow tests/flower tests/cluster
+	.venv-flower/bin/python -m pytest -n 0 -m slow tests/engines/flower tests/federation tests/studies/test_ray_cluster.py
 
 # in one process each: no federation is started
 test-flower-fast: .venv-flower/installed
-	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/flower
+	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/engines/flower tests/federation
 
 check: .venv/developing
 	$(BIN)/ruff check .

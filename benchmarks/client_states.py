@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 import fedkeel as fk
-from fedkeel.machine import free_memory
+from fedkeel.core.trees import Tree
+from fedkeel.engines.machine import free_memory
 from fedkeel.models import build
-from fedkeel.record import RoundRecord
-from fedkeel.setup import cross_entropy
-from fedkeel.store import ClientStore
-from fedkeel.trees import Tree
+from fedkeel.runs.prepare import cross_entropy
+from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.store import ClientStore
 
 SHAPE = (3, 8, 8)
 PARAMETERS = 11_181_642

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import Method
+from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.trees import stack
 from fedkeel.engines.engine import Training
+from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.machine import steady
-from fedkeel.method import Method
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
-from fedkeel.participation import Participation
-from fedkeel.problem import Problem
-from fedkeel.round import broadcast, init_server, server_round
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Task
-from fedkeel.trees import stack
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.runs.participation import Participation
+from fedkeel.runs.prepare import cross_entropy
 
 SHAPE, SAMPLES, BATCH = (1, 28, 28), 100, 20
 

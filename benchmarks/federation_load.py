@@ -19,8 +19,8 @@ import statistics
 from pathlib import Path
 
 import fedkeel as fk
-from fedkeel.record import RoundRecord
-from fedkeel.runs import Run
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import RoundRecord
 
 
 def resident() -> int:

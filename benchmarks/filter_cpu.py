@@ -11,15 +11,15 @@ from collections.abc import Callable
 
 import torch
 
-from fedkeel.gradients import Workspace
-from fedkeel.machine import keep_large_buffers, steady
+from fedkeel.core.rule import Local
+from fedkeel.core.trees import Tree
+from fedkeel.engines.machine import keep_large_buffers, steady
 from fedkeel.models import build
-from fedkeel.problem import Problem
-from fedkeel.rule import Local
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Batch, Task
 from fedkeel.rules import HighPass, Sam
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Batch, Task
-from fedkeel.trees import Tree
+from fedkeel.runs.prepare import cross_entropy
 
 BATCH = 50
 

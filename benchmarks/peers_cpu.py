@@ -26,18 +26,18 @@ from peers.loop import HandWritten
 from peers.ours import Ours
 from peers.workload import WORK, Work
 
+from fedkeel.core.method import Method
 from fedkeel.engines.choose import choose
 from fedkeel.engines.engine import Engine, Training
+from fedkeel.engines.machine import steady
 from fedkeel.engines.measure import Job, Left
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked import StackedEngine
-from fedkeel.machine import steady
-from fedkeel.method import Method
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.methods import build
-from fedkeel.problem import Problem
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Task
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.runs.prepare import cross_entropy
 
 ROUNDS = {"logistic": 10, "small-cnn": 3, "resnet20-gn": 2}  # of each variant in its turn
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from peers.loop import HandWritten
 from peers.ours import Ours
 from peers.workload import WORK, Work
 
-from fedkeel.engines.stacked import StackedEngine
+from fedkeel.engines.stacked.engine import StackedEngine
 
 
 def variants(work: Work, device: str, precisions: list[str]) -> dict[str, Any]:

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor, nn
 
 import fedkeel as fk
+from fedkeel.core.method import Method
+from fedkeel.core.round import broadcast, init_server
+from fedkeel.core.trees import stack, tensors
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Request, Training
-from fedkeel.engines.joint import JointEngine
-from fedkeel.engines.lifts import broadcasting, fused
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked import StackedEngine
-from fedkeel.method import Method
+from fedkeel.engines.stacked.client_mapping import broadcasting, fused
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.joint import JointEngine
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
-from fedkeel.round import broadcast, init_server
+from fedkeel.problems.task import Task
 from fedkeel.rules import ClipNorm, WeightDecay
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Task
-from fedkeel.trees import stack, tensors
+from fedkeel.runs.prepare import cross_entropy
 
 CLIENTS, SELECTED, SAMPLES, BATCH, EPOCHS = 100, 10, 500, 50, 5
 STEPS = EPOCHS * SAMPLES // BATCH

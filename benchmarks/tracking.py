@@ -17,11 +17,11 @@ import torch
 
 import fedkeel as fk
 from fedkeel.engines.engine import Training
+from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.loop import Loop
-from fedkeel.machine import steady
-from fedkeel.setup import method_of, problem_of, task_maker
-from fedkeel.tracking import observers
+from fedkeel.runs.loop import Loop
+from fedkeel.runs.observers import observers
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 TRACKED = ("drift", "spectrum")
 

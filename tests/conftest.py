@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import machine
+from fedkeel.engines import machine
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

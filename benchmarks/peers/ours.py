@@ -8,15 +8,15 @@ import torch
 from peers.workload import Work
 from torch import nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.trees import stack
 from fedkeel.engines.engine import Engine, Training
-from fedkeel.method import Method
 from fedkeel.methods import build
-from fedkeel.participation import Participation
-from fedkeel.problem import Problem
-from fedkeel.round import broadcast, init_server, server_round
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Task
-from fedkeel.trees import stack
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.runs.participation import Participation
+from fedkeel.runs.prepare import cross_entropy
 
 Make = Callable[[Task, Method, Training], Engine]
 

@@ -14,15 +14,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
+    from fedkeel.core.layout import Layout as Layout
+    from fedkeel.core.method import Method as Method
+    from fedkeel.core.method import Phase as Phase
+    from fedkeel.core.method import method as method
+    from fedkeel.core.objectives import Calibrated as Calibrated
+    from fedkeel.core.objectives import Distilled as Distilled
+    from fedkeel.core.objectives import Given as Given
+    from fedkeel.core.objectives import Loss as Loss
+    from fedkeel.core.objectives import Objective as Objective
+    from fedkeel.core.objectives import Value as Value
+    from fedkeel.core.rule import Local as Local
+    from fedkeel.core.rule import Rule as Rule
+    from fedkeel.core.rule import State as State
+    from fedkeel.core.rule import Weighting as Weighting
+    from fedkeel.core.trees import Tree as Tree
     from fedkeel.data import DATASETS as DATASETS
-    from fedkeel.data.partitions import PARTITIONS as PARTITIONS
-    from fedkeel.data.partitions import Dirichlet as Dirichlet
-    from fedkeel.data.partitions import FeatureShift as FeatureShift
-    from fedkeel.data.partitions import Iid as Iid
-    from fedkeel.data.partitions import LongTail as LongTail
-    from fedkeel.data.partitions import Natural as Natural
-    from fedkeel.data.partitions import Pathological as Pathological
-    from fedkeel.data.partitions import QuantitySkew as QuantitySkew
+    from fedkeel.data.partition.registry import PARTITIONS as PARTITIONS
+    from fedkeel.data.partition.registry import Dirichlet as Dirichlet
+    from fedkeel.data.partition.registry import FeatureShift as FeatureShift
+    from fedkeel.data.partition.registry import Iid as Iid
+    from fedkeel.data.partition.registry import LongTail as LongTail
+    from fedkeel.data.partition.registry import Natural as Natural
+    from fedkeel.data.partition.registry import Pathological as Pathological
+    from fedkeel.data.partition.registry import QuantitySkew as QuantitySkew
     from fedkeel.errors import DataError as DataError
     from fedkeel.errors import ExperimentError as ExperimentError
     from fedkeel.errors import FedkeelError as FedkeelError
@@ -32,25 +47,10 @@ if TYPE_CHECKING:
     from fedkeel.errors import RequestError as RequestError
     from fedkeel.errors import RunError as RunError
     from fedkeel.errors import UntrustedError as UntrustedError
-    from fedkeel.evaluation import Evaluation as Evaluation
-    from fedkeel.experiment import Experiment as Experiment
-    from fedkeel.layout import Layout as Layout
-    from fedkeel.method import Method as Method
-    from fedkeel.method import Phase as Phase
-    from fedkeel.method import method as method
     from fedkeel.methods import METHODS as METHODS
     from fedkeel.models import MODELS as MODELS
-    from fedkeel.objectives import Calibrated as Calibrated
-    from fedkeel.objectives import Distilled as Distilled
-    from fedkeel.objectives import Given as Given
-    from fedkeel.objectives import Loss as Loss
-    from fedkeel.objectives import Objective as Objective
-    from fedkeel.objectives import Value as Value
-    from fedkeel.problem import Problem as Problem
-    from fedkeel.rule import Local as Local
-    from fedkeel.rule import Rule as Rule
-    from fedkeel.rule import State as State
-    from fedkeel.rule import Weighting as Weighting
+    from fedkeel.problems.policy import Evaluation as Evaluation
+    from fedkeel.problems.problem import Problem as Problem
     from fedkeel.rules import RULES as RULES
     from fedkeel.rules.agreement import ByAgreement as ByAgreement
     from fedkeel.rules.controls import MeasureStep as MeasureStep
@@ -125,27 +125,29 @@ if TYPE_CHECKING:
     from fedkeel.rules.weights import Fair as Fair
     from fedkeel.rules.weights import FairShares as FairShares
     from fedkeel.rules.weights import Uniform as Uniform
-    from fedkeel.run import run as run
-    from fedkeel.runs import Run as Run
-    from fedkeel.runs import load_run as load_run
-    from fedkeel.together import run_together as run_together
-    from fedkeel.trees import Tree as Tree
+    from fedkeel.runs.experiment import Experiment as Experiment
+    from fedkeel.runs.finished_run import Run as Run
+    from fedkeel.runs.finished_run import load_run as load_run
+    from fedkeel.runs.start import run as run
+    from fedkeel.runs.together import run_together as run_together
 
 PUBLIC: dict[str, str] = {
     "fedkeel.data": "DATASETS",
-    "fedkeel.data.partitions": "PARTITIONS Dirichlet FeatureShift Iid LongTail Natural Pathological QuantitySkew",
+    "fedkeel.data.partition.registry": (
+        "PARTITIONS Dirichlet FeatureShift Iid LongTail Natural Pathological QuantitySkew"
+    ),
     "fedkeel.errors": (
         "DataError ExperimentError FedkeelError FolderError MethodError ModelError RequestError RunError UntrustedError"
     ),
-    "fedkeel.evaluation": "Evaluation",
-    "fedkeel.experiment": "Experiment",
-    "fedkeel.layout": "Layout",
-    "fedkeel.method": "Method Phase method",
+    "fedkeel.problems.policy": "Evaluation",
+    "fedkeel.runs.experiment": "Experiment",
+    "fedkeel.core.layout": "Layout",
+    "fedkeel.core.method": "Method Phase method",
     "fedkeel.methods": "METHODS",
     "fedkeel.models": "MODELS",
-    "fedkeel.objectives": "Calibrated Distilled Given Loss Objective Value",
-    "fedkeel.problem": "Problem",
-    "fedkeel.rule": "Local Rule State Weighting",
+    "fedkeel.core.objectives": "Calibrated Distilled Given Loss Objective Value",
+    "fedkeel.problems.problem": "Problem",
+    "fedkeel.core.rule": "Local Rule State Weighting",
     "fedkeel.rules": "RULES",
     "fedkeel.rules.agreement": "ByAgreement",
     "fedkeel.rules.controls": "MeasureStep RandomEnergy Rescale",
@@ -167,10 +169,10 @@ PUBLIC: dict[str, str] = {
     "fedkeel.rules.probes": "AdaptiveRadius MeasureAlignment MeasureLoss MeasureNorm PilotRadius",
     "fedkeel.rules.server_rules": "GlobalSharpness ServerAdam ServerMomentum Shrink WarmUp",
     "fedkeel.rules.weights": "ByDiscrepancy ByLoss ByOthersLoss BySize Fair FairShares Uniform",
-    "fedkeel.run": "run",
-    "fedkeel.runs": "Run load_run",
-    "fedkeel.together": "run_together",
-    "fedkeel.trees": "Tree",
+    "fedkeel.runs.start": "run",
+    "fedkeel.runs.finished_run": "Run load_run",
+    "fedkeel.runs.together": "run_together",
+    "fedkeel.core.trees": "Tree",
 }
 """Where the public names live. They are imported when they are first used: `fedkeel --help` needs no PyTorch."""
 
@@ -194,7 +196,7 @@ class Package(ModuleType):
             return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # importing fedkeel.run would bind that module to the name
+        # importing fedkeel.runs.start would bind that module to the name
         if name not in HOME or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

@@ -23,7 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedkeel.errors import RequestError, UntrustedError, nearest
-from fedkeel.values import shown
+from fedkeel.typed_values import shown
 
 log = logging.getLogger("fedkeel.importing")
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-from fedkeel.rule import Local, Rule
 from fedkeel.rules import Sam
-from fedkeel.trees import Tree
 
 
 def gradients(params: Iterable[Tensor]) -> tuple[list[Tensor], Tree, Tree]:

@@ -7,7 +7,7 @@ import torch
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
 from fedkeel.analysis.landscape import filter_normalised, line, plane, random_direction
-from fedkeel.trees import Tree, layout
+from fedkeel.core.trees import Tree, layout
 
 
 def flat(values):

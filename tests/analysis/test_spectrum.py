@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.analysis.diagnose import by
 from fedkeel.analysis.spectrum import (
     band_distances,
     band_drift,
@@ -16,7 +15,8 @@ from fedkeel.analysis.spectrum import (
     heterogeneity,
     layer_divergence,
 )
-from fedkeel.trees import Tree, stack
+from fedkeel.core.trees import Tree, stack
+from fedkeel.studies.diagnose import by
 
 CLIENTS, BANDS = 4, 5
 

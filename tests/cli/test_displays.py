@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from fedkeel.cli.progress import Bars, Lines, Silence, display, gpu_memory, told
-from fedkeel.experiment import Experiment
-from fedkeel.record import RoundRecord
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.record import RoundRecord
 
 EXPERIMENT = Experiment(dataset="digits", rounds=3)
 

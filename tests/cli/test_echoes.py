@@ -10,7 +10,7 @@ from small_runs import SMALL, forge
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.errors import MESSAGE, MethodError, nearest
-from fedkeel.folder import folder_name
+from fedkeel.runs.folder import folder_name
 from fedkeel.text import printable
 
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>"
@@ -82,8 +82,8 @@ def test_two_runs_of_methods_named_upwards_stand_below_out(fedkeel, tmp_path):
 
 def test_a_checkpoint_names_no_file_elsewhere(trained, tmp_path):
     """Files of clients' states are removed once nothing needs them: they must be the run's own."""
-    from fedkeel.checkpoint import newest
-    from fedkeel.states import read, write
+    from fedkeel.core.states import read, write
+    from fedkeel.runs.checkpoint import newest
 
     trained("--method", "scaffold", "--out", "run")
     folder = tmp_path / "run" / "checkpoint"

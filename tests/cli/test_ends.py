@@ -59,13 +59,13 @@ def test_a_run_that_cannot_go_on_ends_with_1(fedkeel, monkeypatch):
         raise RunError("cannot write x: No space left on device", "free some space")
 
     monkeypatch.setattr(methods, "show_table", fails)
-    monkeypatch.setattr("fedkeel.cards.cards", fails)
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", fails)
     done = fedkeel("methods")
     assert (done.code, done.err) == (1, "error: cannot write x: No space left on device\n\nhint: free some space\n")
 
 
 def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
-    monkeypatch.setattr("fedkeel.cards.cards", lambda: 1 / 0)
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", lambda: 1 / 0)
     done = fedkeel("methods")
     line = "error: unexpected error: ZeroDivisionError: division by zero (set FEDKEEL_TRACEBACK=1 to see it)\n"
     assert (done.code, done.out, done.err) == (1, "", line)
@@ -78,7 +78,7 @@ def test_a_signal_while_nothing_trains(fedkeel, monkeypatch, number, code, word)
     def stop():
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("fedkeel.cards.cards", stop)
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", stop)
     done = fedkeel("methods")
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith(f"{word}: ")

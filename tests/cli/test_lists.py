@@ -12,7 +12,7 @@ import fedkeel as fk
 from fedkeel.cli.doctor import extras
 from fedkeel.cli.estimate import estimate
 from fedkeel.data import import_from
-from fedkeel.experiment import Experiment
+from fedkeel.runs.experiment import Experiment
 
 
 def rows(text):
@@ -89,7 +89,7 @@ def test_importing_passes_the_path_on(fedkeel, monkeypatch, words, check):
         progress("train_images", 1, 2)
         progress("train_images", 2, 2)
 
-    assert import_from.__module__ == "fedkeel.data.loading"
+    assert import_from.__module__ == "fedkeel.data.storage.loading"
     monkeypatch.setattr("fedkeel.data.import_from", note)
     done = fedkeel("datasets", "mnist", "--from", "files", *words)
     assert seen == {"name": "mnist", "path": Path("files"), "check": check}

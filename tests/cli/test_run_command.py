@@ -14,7 +14,7 @@ import pytest
 from small_runs import SMALL
 
 import fedkeel as fk
-from fedkeel.loop import Loop
+from fedkeel.runs.loop import Loop
 
 
 def test_a_table_and_the_folders(fedkeel):

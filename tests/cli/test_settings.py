@@ -3,7 +3,7 @@
 import pytest
 
 from fedkeel.cli.settings import Request, assignment, experiments, numbers, quick_start, value_of, words
-from fedkeel.data.dirichlet import Dirichlet
+from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
 from fedkeel.rules import HighPass, Sam
 

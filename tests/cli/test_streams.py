@@ -15,9 +15,9 @@ import pytest
 from small_runs import SMALL
 
 import fedkeel as fk
-from fedkeel import ledger
 from fedkeel.cli.main import call
 from fedkeel.cli.stopping import Stopped, stopping
+from fedkeel.papers import ledger
 from fedkeel.streams import Lasting
 
 ROUNDS = ["--rounds", "2", "--method", "fedavg"]

@@ -11,11 +11,10 @@ import tomli_w
 from small_runs import SMALL, forge
 
 import fedkeel as fk
-from fedkeel import composition
 from fedkeel.cli.main import call
 from fedkeel.errors import FedkeelError, UntrustedError
 from fedkeel.importing import Trust
-from fedkeel.methods import build
+from fedkeel.methods import build, composition
 
 EVIL = """
 import pathlib

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedkeel.trees import Stacking, Tree, stack
+from fedkeel.core.trees import Stacking, Tree, stack
 
 
 def states(count):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from fedkeel.layout import Layout, layout
-from fedkeel.trees import Tree, cosine, stack, unstack, where
+from fedkeel.core.layout import Layout, layout
+from fedkeel.core.trees import Tree, cosine, stack, unstack, where
 
 SHAPES = {"conv": (3, 2, 2), "bias": (3,), "fc": (4, 3), "scale": (), "fc2": (3, 4)}
 

@@ -11,8 +11,8 @@ import scipy.ndimage
 import scipy.stats
 import torch
 
-from fedkeel.data.corruptions import CORRUPTIONS, corrupt, corrupt_array
-from fedkeel.data.corruptions_noise import clouds, gaussian_noise, impulse_noise, shot_noise
+from fedkeel.data.corruptions.noise import clouds, gaussian_noise, impulse_noise, shot_noise
+from fedkeel.data.corruptions.registry import CORRUPTIONS, corrupt, corrupt_array
 from fedkeel.data.datasets.cifar_c import CORRUPTIONS as PUBLISHED
 from fedkeel.errors import DataError
 from fedkeel.randomness import bits, uniforms

@@ -12,10 +12,10 @@ import published
 import pytest
 
 from fedkeel.data import DATASETS, import_from
-from fedkeel.data.archives import Room, check_bytes, entries
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.loading import import_into
-from fedkeel.data.pickles import plain_pickle
+from fedkeel.data.storage.archives import Room, check_bytes, entries
+from fedkeel.data.storage.loading import import_into
+from fedkeel.data.storage.pickles import plain_pickle
 from fedkeel.errors import DataError
 
 TRAIN = (published.colour_images(20), published.class_labels(20, 10))

@@ -9,7 +9,7 @@ import published
 import pytest
 
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.loading import load_from
+from fedkeel.data.storage.loading import load_from
 from fedkeel.errors import DataError
 
 datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")

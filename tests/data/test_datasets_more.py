@@ -18,7 +18,7 @@ from fedkeel.data import DATASETS, Url, load
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.datasets.cifar_c import CORRUPTIONS, EXTRA, corrupted_images
 from fedkeel.data.datasets.yahoo_answers import LENGTH, encode, vocabulary_of
-from fedkeel.data.loading import import_into, load_from
+from fedkeel.data.storage.loading import import_into, load_from
 from fedkeel.errors import DataError
 
 

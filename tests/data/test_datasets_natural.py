@@ -14,7 +14,7 @@ import pytest
 from fedkeel.data import load
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.datasets.shakespeare import FILE, LETTERS, plain_text
-from fedkeel.data.loading import import_into, load_from
+from fedkeel.data.storage.loading import import_into, load_from
 from fedkeel.errors import DataError
 
 FEMNIST, SHAKESPEARE = SOURCES["femnist"], SOURCES["shakespeare"]

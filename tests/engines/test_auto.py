@@ -18,9 +18,9 @@ from fedkeel.engines.engine import Training
 from fedkeel.engines.measure import Abridged, Job, Left
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked import StackedEngine
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.methods import build
-from fedkeel.task import Task
+from fedkeel.problems.task import Task
 from problems import small_problem
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fedkeel as fk
-from fedkeel.machine import steady, uses_onednn
+from fedkeel.engines.machine import steady, uses_onednn
 
 pytestmark = pytest.mark.usefixtures("onednn")
 

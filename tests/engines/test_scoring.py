@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedkeel as fk
-from fedkeel.engines import scoring_stacked
+from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import Model, Training
 from fedkeel.engines.scoring import Scorer
-from fedkeel.engines.scoring_stacked import alike, means
-from fedkeel.engines.stacked import StackedEngine
-from fedkeel.gradients import Workspace
+from fedkeel.engines.stacked import scoring as scoring_stacked
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.scoring import alike, means
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
-from fedkeel.setup import cross_entropy
-from fedkeel.task import Part, Scores, Task
-from fedkeel.trees import Tree
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Part, Scores, Task
+from fedkeel.runs.prepare import cross_entropy
 
 SIZES = (7, 1, 19, 8, 5, 12)
 CHUNK = 8
@@ -212,7 +212,7 @@ class Small(Workspace):
 
 
 def test_fewer_rows_are_scored_at_once_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("fedkeel.task", "fedkeel.engines.scoring"):
+    for module in ("fedkeel.problems.task", "fedkeel.engines.scoring"):
         monkeypatch.setattr(f"{module}.CHUNK", 4)
     task = task_of()
     wanted = Scorer(Workspace(task_of()))(task.initial, task.buffers, "test")

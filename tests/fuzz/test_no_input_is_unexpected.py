@@ -16,25 +16,24 @@ import pytest
 import typer
 
 import fedkeel as fk
-from fedkeel import ledger
 from fedkeel.cli import run as run_command
 from fedkeel.cli.main import app, call
 from fedkeel.cli.settings import Request, experiments
-from fedkeel.comparison import common_target, document, grouped, machines, unfair, unfinished
-from fedkeel.contradictions import contradictions
 from fedkeel.data import DATASETS, load
-from fedkeel.data.partitions import PARTITIONS
+from fedkeel.data.partition.registry import PARTITIONS
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment import Experiment
 from fedkeel.methods import METHODS
 from fedkeel.models import MODELS
-from fedkeel.papers import find
+from fedkeel.papers import find, ledger
+from fedkeel.papers.discrepancies import contradictions
+from fedkeel.papers.verdicts import judge
 from fedkeel.report.content import content
 from fedkeel.report.page import page
 from fedkeel.report.source import Source
 from fedkeel.rules import RULES
-from fedkeel.setup import divide
-from fedkeel.verdicts import judge
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.prepare import divide
+from fedkeel.studies.compare import common_target, document, grouped, machines, unfair, unfinished
 
 SLICE, ALL, STRETCH = 200, 10_000, 500
 CASES = [
@@ -167,8 +166,8 @@ def without_training(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("fedkeel.cli.reproduce.show_verdicts", lambda *args, **more: None)
     monkeypatch.setattr("fedkeel.cli.reproduce.show_costs", lambda *args, **more: None)
     monkeypatch.setattr("fedkeel.cli.models.parameters", str)
-    monkeypatch.setattr("fedkeel.cards.cards", list)
-    monkeypatch.setattr("fedkeel.analysis.diagnose.analyse", lambda *args, **more: {})
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", list)
+    monkeypatch.setattr("fedkeel.studies.diagnose.analyse", lambda *args, **more: {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDKEEL_TRACEBACK", raising=False)
     return capsys

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import torch
 
+from fedkeel.core.trees import Tree
 from fedkeel.kernels.band import Onto, basis, high_pass, high_pass_onto, without_low_band
 from fedkeel.methods import build
 from fedkeel.rules.filters import HighPass, low_bins
-from fedkeel.trees import Tree
 
 
 @pytest.mark.parametrize(("n", "ratio"), [(36864, 0.01), (147456, 0.01), (32768, 0.005), (36864, 0.013)])

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
+from fedkeel.core.round import broadcast, init_server
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked import StackedEngine
-from fedkeel.gradients_stacked import KernelWorkspace
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.gradients_stacked import KernelWorkspace
 from fedkeel.methods import build
 from fedkeel.models.resnet import Block
-from fedkeel.round import broadcast, init_server
-from fedkeel.task import Task
+from fedkeel.problems.task import Task
 
 ReLU = nn.ReLU()
 

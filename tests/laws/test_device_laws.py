@@ -18,18 +18,18 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
+from fedkeel.core.method import Method
+from fedkeel.core.objectives import Objective
+from fedkeel.core.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
+from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.trees import Tree, tensors
 from fedkeel.engines.engine import Training
-from fedkeel.engines.lifts import HOT, broadcasting, vmapped
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.experiment import Experiment
-from fedkeel.method import Method
+from fedkeel.engines.stacked.client_mapping import HOT, broadcasting, vmapped
 from fedkeel.methods import METHODS, build
-from fedkeel.objectives import Objective
 from fedkeel.papers import PAPERS, find
-from fedkeel.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
-from fedkeel.rule import Local, Rule, Setting, State
-from fedkeel.task import Task
-from fedkeel.trees import Tree, tensors
+from fedkeel.problems.task import Task
+from fedkeel.runs.experiment import Experiment
 from problems import ABLATIONS, small_problem
 
 CLIENTS = 3

@@ -11,11 +11,10 @@ import tomli_w
 import torch
 
 import fedkeel as fk
-from fedkeel import composition
-from fedkeel.cards import card
+from fedkeel.catalogue.cards import card
+from fedkeel.core.trees import tensors
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
-from fedkeel.trees import tensors
+from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
 from problems import model_for, small_problem
 
 SIZES = (7, 4, 5, 1, 6)

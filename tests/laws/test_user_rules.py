@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engines.lifts import broadcasting, lift_for, vmapped
-from fedkeel.rule import LOCAL_STAGES, Rule, is_stackable, says_stackable
+from fedkeel.core.rule import LOCAL_STAGES, Rule, is_stackable, says_stackable
+from fedkeel.engines.stacked.client_mapping import broadcasting, lift_for, vmapped
 from fedkeel.rules import RULES
 from fedkeel.rules.sharing import Confined
 from problems import small_problem

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.core.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
+from fedkeel.core.round import broadcast, init_server
+from fedkeel.core.trees import Tree, stack
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.models import build
-from fedkeel.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
 from fedkeel.randomness import key
-from fedkeel.round import broadcast, init_server
 from fedkeel.rules.experts import CommonPrior
-from fedkeel.setup import method_of, problem_of, task_maker
-from fedkeel.trees import Tree, stack
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from problems import model_for, small_problem
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import build
 from fedkeel.methods.lookback import fedwmsam
 

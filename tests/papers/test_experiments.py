@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedkeel.data import DATASETS
-from fedkeel.experiment import Experiment
 from fedkeel.models import MODELS
 from fedkeel.papers import PAPERS, Cell, find, tables
+from fedkeel.runs.experiment import Experiment
 
 TABLES = [(paper, table.name) for paper in PAPERS for table in tables(paper)]
 IN_FULL = {

@@ -10,7 +10,7 @@ import fedkeel as fk
 @pytest.fixture(scope="session")
 def real_runs(tmp_path_factory):
     """Two methods with two seeds each on the digits, tracked; one of them analysed."""
-    from fedkeel.analysis.diagnose import Extent, analyse
+    from fedkeel.studies.diagnose import Extent, analyse
 
     root = tmp_path_factory.mktemp("real")
     for method in ("fedavg", "fedfft"):

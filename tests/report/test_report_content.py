@@ -10,13 +10,13 @@ import pytest
 from invented import made_up
 
 import fedkeel as fk
-from fedkeel.analysis.diagnose import write_diagnostic
 from fedkeel.report.content import content, look
 from fedkeel.report.figures import write_figures
 from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
 from fedkeel.report.series import Spread, common_target, critical, curve, measures, spent_by, thinned
 from fedkeel.report.source import Source, groups_of
+from fedkeel.studies.diagnose import write_diagnostic
 
 
 def read(*folders):

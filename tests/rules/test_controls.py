@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fedkeel as fk
 from fedkeel.papers import find
-from fedkeel.reproduce import experiment_of
+from fedkeel.papers.reproduce import experiment_of
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedkeel as fk
-from fedkeel.composition import load_rule, save_rule
+from fedkeel.methods.composition import load_rule, save_rule
 from fedkeel.rules import RULES
 from fedkeel.rules.filters import ORDERS
 

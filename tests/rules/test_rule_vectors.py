@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.objectives import Calibrated, Distilled, Given
+from fedkeel.core.objectives import Calibrated, Distilled, Given
+from fedkeel.core.trees import cosine, stack
 from fedkeel.rules.critical import scores
 from fedkeel.rules.learned import Attraction, adam
 from fedkeel.rules.perturbations import by_tensor_number
 from fedkeel.rules.probes import cosine_of, sketch
-from fedkeel.trees import cosine, stack
 
 ZERO = torch.tensor(0.0, dtype=torch.float64)
 

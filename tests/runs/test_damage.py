@@ -10,12 +10,13 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedkeel as fk
-from fedkeel import checkpoint, states
-from fedkeel.checkpoint import Checkpoint
+from fedkeel.core import states
+from fedkeel.core.states import Damaged
+from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError
-from fedkeel.states import Damaged
-from fedkeel.store import ClientStore
-from fedkeel.trees import Tree
+from fedkeel.runs import checkpoint
+from fedkeel.runs.checkpoint import Checkpoint
+from fedkeel.runs.store import ClientStore
 from problems import small_problem
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import fedkeel as fk
 from fedkeel.data.clients import HeldOut, TensorClients
 from fedkeel.engines.engine import Training
-from fedkeel.participation import Participation
+from fedkeel.runs.participation import Participation
 from problems import small_problem
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import checkpoint
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
-from fedkeel.folder import RunFolder
+from fedkeel.runs import checkpoint
+from fedkeel.runs.folder import RunFolder
 from problems import small_problem
 
 

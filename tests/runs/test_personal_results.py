@@ -12,11 +12,11 @@ import torch
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.data.clients import HeldOut
-from fedkeel.record import judged_on
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
-from fedkeel.runs import validation_score
+from fedkeel.runs.finished_run import validation_score
+from fedkeel.runs.record import judged_on
 from problems import small_problem
 
 SIZES = (7, 12, 5, 1, 9, 16)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 import fedkeel as fk
-from fedkeel import checkpoint, store
 from fedkeel.errors import FolderError
+from fedkeel.runs import checkpoint, store
 from problems import small_problem
 
 ROUNDS = 40
@@ -42,7 +42,7 @@ def rounds_without_clock(path):
 @pytest.mark.parametrize(("seed", "spilled"), [(0, False), (1, True)])
 def test_killed_at_random_moments(tmp_path, monkeypatch, seed, spilled):
     if spilled:  # no state stays in memory, each has a file of its own
-        monkeypatch.setattr(sys.modules["fedkeel.loop"], "state_budget", lambda device: 0)
+        monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
         monkeypatch.setattr(store, "SHARED", 1)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     began = time.perf_counter()

@@ -8,7 +8,7 @@ import torch
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.engines.choose import Choice, Contest
-from fedkeel.shared_engine import Asked, choose_for_all
+from fedkeel.runs.shared_engine import Asked, choose_for_all
 
 SMALL = ["--model", "logistic", "--rounds", "1", "--no-progress", "--set", "participation=0.02", "--set", "epochs=1"]
 

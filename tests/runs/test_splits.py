@@ -12,9 +12,9 @@ import torch
 import fedkeel as fk
 from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import describe_clients
-from fedkeel.data.partitions import load_partition, repeats
+from fedkeel.data.partition.registry import load_partition, repeats
 from fedkeel.papers.cells import PAPERS, tables
-from fedkeel.setup import describe_task, problem_of, task_maker
+from fedkeel.runs.prepare import describe_task, problem_of, task_maker
 
 REFILL = {"kind": "dirichlet", "form": "client-prior-refill", "alpha": 0.1, "clients": 20}
 FORMS = [

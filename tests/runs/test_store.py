@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel import store as stores
-from fedkeel.checkpoint import Checkpoint, names
+from fedkeel.core.trees import Tree
 from fedkeel.errors import RunError
-from fedkeel.store import ClientStore
-from fedkeel.trees import Tree
+from fedkeel.runs import store as stores
+from fedkeel.runs.checkpoint import Checkpoint, names
+from fedkeel.runs.store import ClientStore
 from problems import small_problem
 
 SIZE = 4008  # bytes of a state
@@ -140,7 +140,7 @@ def test_a_run_with_a_tiny_budget_gives_the_same_result(tmp_path, monkeypatch, o
         problem=small_problem(), method="scaffold", rounds=6, participation=0.5, epochs=1, batch_size=4, lr=0.05
     )
     expected = fk.run(exp, engine="serial")
-    monkeypatch.setattr(sys.modules["fedkeel.loop"], "state_budget", lambda device: 0)
+    monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
     spilled = fk.run(exp, out=tmp_path if out else None, engine="serial", checkpoint_seconds=0)
     assert spilled.result == expected.result
     if out:

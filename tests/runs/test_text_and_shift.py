@@ -5,8 +5,8 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.data import data_root
-from fedkeel.data.feature_shift import FeatureShift
-from fedkeel.setup import problem_of
+from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.runs.prepare import problem_of
 
 
 @pytest.mark.skipif(

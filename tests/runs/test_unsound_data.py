@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.sound_data import labels_in
+from fedkeel.problems.sound_data import labels_in
 from problems import small_problem
 
 

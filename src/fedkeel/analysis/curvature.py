@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, RunError
 from fedkeel.randomness import bits, generator, key
-from fedkeel.trees import Tree
 
 Loss = Sequence[Callable[[Tree], Tensor]]
 Product = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.trees import Tree
+from fedkeel.core.trees import Tree
 
 
 @dataclass(frozen=True)

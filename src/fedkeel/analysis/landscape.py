@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.analysis.curvature import Loss, loss_value, normal
+from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError
-from fedkeel.trees import Tree
 
 BANDS = 10
 
@@ -148,6 +148,6 @@ def several(tree: Tree) -> int:
     if tree.buffer.dim() != 2 or len(tree.buffer) < 2:
         raise RequestError(
             f"a comparison of clients needs at least two, stacked; the shape is {tuple(tree.buffer.shape)}.",
-            "fedkeel.trees.stack([tree_0, tree_1, …])",
+            "fedkeel.core.trees.stack([tree_0, tree_1, …])",
         )
     return len(tree.buffer)

@@ -46,11 +46,11 @@ def analyse(
 
     Without a choice: all of them.
     """
-    from fedkeel.analysis.diagnose import Extent, plain
-    from fedkeel.analysis.diagnose import analyse as diagnose
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
-    from fedkeel.runs import load_run
+    from fedkeel.runs.finished_run import load_run
+    from fedkeel.studies.diagnose import Extent, plain
+    from fedkeel.studies.diagnose import analyse as diagnose
 
     chosen = {
         "spectrum": spectrum, "drift": drift, "cka": cka, "embedding": embedding, "hessian": hessian,

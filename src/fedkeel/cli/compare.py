@@ -17,7 +17,7 @@ from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedkeel.comparison import Group
+    from fedkeel.studies.compare import Group
 
 
 def share(given: float | None) -> float | None:
@@ -59,8 +59,8 @@ def compare(
     Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.comparison import grouped, measure_of
-    from fedkeel.runs import load_run
+    from fedkeel.runs.finished_run import load_run
+    from fedkeel.studies.compare import grouped, measure_of
 
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
     groups = grouped([load_run(path) for path in paths])
@@ -82,9 +82,9 @@ def show(
 
     What was `tuned` for each method does not.
     """
-    from fedkeel.comparison import common_target, document, machines, unfair, unfinished
     from fedkeel.errors import nearest
-    from fedkeel.places import NOT_AVERAGED
+    from fedkeel.runs.places import NOT_AVERAGED
+    from fedkeel.studies.compare import common_target, document, machines, unfair, unfinished
 
     for key in unfair(groups, tuned):
         say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
@@ -109,7 +109,7 @@ def show(
 
 def show_accuracy(groups: list[Group], base: Group) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.comparison import compared_by, judged_as, mean_and_std, measure_of, paired
+    from fedkeel.studies.compare import compared_by, judged_as, mean_and_std, measure_of, paired
 
     name = compared_by(groups)
     scale, unit, digits = (100, " %", 2) if measure_of(groups) == "accuracy" else (1, "", 4)
@@ -136,7 +136,7 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
 
 
 def show_cost(groups: list[Group], target: float) -> None:
-    from fedkeel.comparison import cost_to, measure_of
+    from fedkeel.studies.compare import cost_to, measure_of
 
     measure = measure_of(groups)
     if measure is None:

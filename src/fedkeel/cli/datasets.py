@@ -16,7 +16,7 @@ from fedkeel.cli.pages import argument, option
 
 if TYPE_CHECKING:
     from fedkeel.data import Dataset, DatasetCard
-    from fedkeel.data.partition import Partition
+    from fedkeel.data.partition.partition import Partition
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def datasets(
     Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
     its home when it is first used.
     """
-    from fedkeel.data.loading import source_of
+    from fedkeel.data.storage.loading import source_of
     from fedkeel.errors import RequestError
 
     if name is None:
@@ -87,7 +87,7 @@ def show_card(card: DatasetCard, console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import data_root, load
     from fedkeel.data.dataset import Hub
-    from fedkeel.data.loading import source_of
+    from fedkeel.data.storage.loading import source_of
 
     console.print(Text(card.name, "bold") + Text(f"  {card.title}", "dim"))
     here = f"yes, in {data_root() / card.name}" if present(card.name) else "no"
@@ -123,7 +123,7 @@ def numbers(values: Sequence[float]) -> str:
 
 def str_of(value: Any) -> str:
     """A preset's value as the command line takes it."""
-    from fedkeel.data.partitions import as_text
+    from fedkeel.data.partition.registry import as_text
 
     return as_text(value) if hasattr(value, "items") else str(value)
 
@@ -137,10 +137,10 @@ def bring_in(name: str, source: Path, check: bool) -> None:
 
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:
-    from fedkeel.data.feature_shift import FeatureShift
-    from fedkeel.data.heatmap import draw_heatmap, text_heatmap
-    from fedkeel.data.heterogeneity import summary
-    from fedkeel.data.partitions import load_partition
+    from fedkeel.data.partition.feature_shift import FeatureShift
+    from fedkeel.data.partition.heatmap import draw_heatmap, text_heatmap
+    from fedkeel.data.partition.heterogeneity import summary
+    from fedkeel.data.partition.registry import load_partition
 
     partition, data, labels = divided(card, text, seed)
     found = summary(partition, labels, card.classes)
@@ -172,10 +172,10 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset
 
     from fedkeel.cli.fetching import present
     from fedkeel.data import data_root, load
-    from fedkeel.data.loading import source_of
+    from fedkeel.data.storage.loading import source_of
     from fedkeel.errors import DataError
-    from fedkeel.experiment import Experiment
-    from fedkeel.setup import divide
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.prepare import divide
 
     if not present(card.name):
         how = f"; `fedkeel run --dataset {card.name}` fetches it" if source_of(card.name).fetch else ""

@@ -60,7 +60,7 @@ def section(console: Console, heading: str, rows: Rows) -> None:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    from fedkeel.environment import installed
+    from fedkeel.runs.environment import installed
 
     yield "python", sys.version.split()[0]
     for name in PACKAGES:
@@ -70,7 +70,7 @@ def versions() -> Iterator[tuple[str, str]]:
 def devices() -> Iterator[tuple[str, str]]:
     import torch
 
-    from fedkeel.machine import cores
+    from fedkeel.engines.machine import cores
 
     yield "cpu", f"{cores()} core{'s' if cores() != 1 else ''} for this process"
     if torch.cuda.is_available():
@@ -87,7 +87,7 @@ def engines() -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.engines.choose import ENGINES
-    from fedkeel.machine import cores
+    from fedkeel.engines.machine import cores
 
     gpu = torch.cuda.is_available()
     flower = [name for name in ("flwr", "ray") if find_spec(name) is None]
@@ -149,7 +149,7 @@ def memory(experiment: object) -> Iterator[tuple[str, str]]:
 
     from fedkeel.cli.estimate import estimate
     from fedkeel.engines.memory import free_bytes
-    from fedkeel.experiment import Experiment
+    from fedkeel.runs.experiment import Experiment
 
     assert isinstance(experiment, Experiment)
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedkeel.core.round import init_client, init_server
+from fedkeel.core.rule import State
+from fedkeel.core.trees import tensors
 from fedkeel.data import DATASETS, load
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.folder import needed_bytes
-from fedkeel.data.partitions import load_partition
+from fedkeel.data.partition.registry import load_partition
+from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.engines.engine import Training
-from fedkeel.engines.flower.expected import expected
+from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.machine import state_budget, uses_onednn
 from fedkeel.engines.memory import activation_bytes
 from fedkeel.errors import ExperimentError
-from fedkeel.experiment import Experiment
-from fedkeel.machine import state_budget, uses_onednn
 from fedkeel.models import build
-from fedkeel.participation import share_of
-from fedkeel.problem import Problem
-from fedkeel.round import init_client, init_server
-from fedkeel.rule import State
-from fedkeel.setup import cross_entropy, method_of
-from fedkeel.task import Task
-from fedkeel.trees import tensors
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.participation import share_of
+from fedkeel.runs.prepare import cross_entropy, method_of
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
 CLIMB = 2  # the gradient at w and the point it leads to

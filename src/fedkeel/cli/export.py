@@ -37,9 +37,9 @@ def model(
 
     from fedkeel.cli.console import byte_size, count, stderr
     from fedkeel.cli.writing import refuse_folder
+    from fedkeel.core.states import write_whole
     from fedkeel.errors import RequestError
-    from fedkeel.runs import load_run
-    from fedkeel.states import write_whole
+    from fedkeel.runs.finished_run import load_run
 
     refuse_folder(file, "model.safetensors")
     if file.suffix != ".safetensors":
@@ -60,11 +60,11 @@ def cite(
 
     Give a method's name, or a run's folder; for a run its data set is cited too.
     """
-    from fedkeel.citations import CITATIONS
     from fedkeel.data import DATASETS
-    from fedkeel.experiment import Experiment
-    from fedkeel.folder import read_experiment
     from fedkeel.methods import build
+    from fedkeel.papers.citations import CITATIONS
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.folder import read_experiment
 
     entries: dict[str, None] = {}
     if Path(what).is_dir():

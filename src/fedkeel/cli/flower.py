@@ -48,7 +48,7 @@ def flower(
     from fedkeel.cli.console import stderr
     from fedkeel.cli.settings import Request, experiments
     from fedkeel.errors import RequestError
-    from fedkeel.export_flower import export
+    from fedkeel.federation.export import export
 
     if clients and data == "partition":
         raise RequestError(

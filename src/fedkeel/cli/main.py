@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeel import __version__
-from fedkeel.__main__ import main as main  # scripts that were installed earlier ask for it here
 from fedkeel.cli import (
     analyse,
     compare,

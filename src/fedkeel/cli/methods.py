@@ -19,8 +19,8 @@ from fedkeel.cli.console import facts, stdout, table
 from fedkeel.cli.pages import argument, option
 
 if TYPE_CHECKING:
-    from fedkeel.cards import MethodCard
-    from fedkeel.rule import Rule
+    from fedkeel.catalogue.cards import MethodCard
+    from fedkeel.core.rule import Rule
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def methods(
     Passes are backward passes per local step. Bytes are those of one round, relative to FedAvg, sent to the clients
     and back, counted by running the method on a small model.
     """
-    from fedkeel.cards import card, cards
+    from fedkeel.catalogue.cards import card, cards
 
     if pages_in is not None:
         write_pages(pages_in, name)
@@ -50,9 +50,9 @@ def methods(
 
 def write_pages(folder: Path, name: str | None) -> None:
     """Every method's page and the index, or one method's page alone."""
-    from fedkeel.cards import card
+    from fedkeel.catalogue.cards import card
+    from fedkeel.catalogue.pages import write_pages as write
     from fedkeel.cli.writing import writing
-    from fedkeel.method_pages import write_pages as write
 
     only = None if name is None else card(name)
     with writing(folder):
@@ -116,7 +116,7 @@ def order(family: str) -> int:
 
 
 def reference(key: str | None) -> str:
-    from fedkeel.citations import CITATIONS, authors
+    from fedkeel.papers.citations import CITATIONS, authors
 
     return authors(key) if key in CITATIONS else key or ""
 
@@ -127,8 +127,8 @@ def times(ratio: float) -> str:
 
 
 def show_card(card: MethodCard, console: Console) -> None:
-    from fedkeel.cards import objectives
-    from fedkeel.citations import CITATIONS, authors, title
+    from fedkeel.catalogue.cards import objectives
+    from fedkeel.papers.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
     console.print(filled(card.about))
@@ -159,7 +159,7 @@ def show_card(card: MethodCard, console: Console) -> None:
 
 def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     """The parts of a method in the order in which a round meets them."""
-    from fedkeel.objectives import Loss
+    from fedkeel.core.objectives import Loss
 
     method = card.method
     yield from chain("Each client, before it trains", method.personal)

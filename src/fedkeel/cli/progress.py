@@ -15,10 +15,10 @@ from fedkeel.cli.console import byte_size, duration, measured, stderr
 from fedkeel.cli.telling import LOG, Logged
 
 if TYPE_CHECKING:
-    from fedkeel.experiment import Experiment
-    from fedkeel.loop import Progress as Watcher
-    from fedkeel.record import RoundRecord
-    from fedkeel.runs import Run
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.finished_run import Run
+    from fedkeel.runs.loop import Progress as Watcher
+    from fedkeel.runs.record import RoundRecord
 
 
 Memory = Callable[[], tuple[int, int] | None]

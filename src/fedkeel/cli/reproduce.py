@@ -17,9 +17,9 @@ from fedkeel.cli.writing import writing
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
     from fedkeel.cli.training import Machine, Outcome, Plan
-    from fedkeel.ledger import Entry
     from fedkeel.papers import Cell
-    from fedkeel.runs import Run
+    from fedkeel.papers.ledger import Entry
+    from fedkeel.runs.finished_run import Run
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,11 +82,11 @@ def reproduce(
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
+    from fedkeel.engines.machine import device_of
     from fedkeel.errors import RequestError
-    from fedkeel.ledger import check_writable, read
-    from fedkeel.machine import device_of
-    from fedkeel.matching import matched
-    from fedkeel.reproduce import chosen, obstacle, varied
+    from fedkeel.papers.ledger import check_writable, read
+    from fedkeel.papers.matched_rates import matched
+    from fedkeel.papers.reproduce import chosen, obstacle, varied
 
     if page is not None:
         write_page(page, ledger)
@@ -131,8 +131,8 @@ def show_tables(spec: str | None) -> None:
 
 
 def write_page(path: Path, ledger: Path) -> None:
-    from fedkeel.ledger import read
-    from fedkeel.results_page import page
+    from fedkeel.papers.ledger import read
+    from fedkeel.papers.results_page import page
 
     text = page(read(ledger, needed=True))
     with writing(path):
@@ -144,7 +144,7 @@ def show_costs(
     cells: list[Cell], seeds: list[int], rounds: int | None, known: list[Entry], skipped: list[Entry]
 ) -> None:
     """Gradient evaluations of each cell, and seconds where the ledger knows a like run."""
-    from fedkeel.reproduce import done, gradient_evaluations, length_of, obstacle, seconds_like, settings_of
+    from fedkeel.papers.reproduce import done, gradient_evaluations, length_of, obstacle, seconds_like, settings_of
 
     made = table(["cell", "method!", "model!", "rounds>", "seeds>", "gradients>", "time>", "state!"])
     total, runs, unknown = 0.0, 0, 0
@@ -181,7 +181,7 @@ def carry_out(
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Plan, settle_engine, stacks, titles
-    from fedkeel.reproduce import done, experiment_of, folder_of, obstacle
+    from fedkeel.papers.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Plan]] = {}
     failed = 0
@@ -234,8 +234,8 @@ def trained(group: list[Plan], machine: Machine, shown: Display, alone: bool) ->
 
 def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     """A line of the ledger for a run; `again` also where it has one."""
-    from fedkeel.ledger import append, read
-    from fedkeel.reproduce import entry_of
+    from fedkeel.papers.ledger import append, read
+    from fedkeel.papers.reproduce import entry_of
 
     assert run.path is not None
     entry = entry_of(cell, run, environment_of(run.path))
@@ -246,7 +246,7 @@ def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
 def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
     """What an interrupted run has reached is a shortened run, if it is a tenth of what was asked for at least."""
     from fedkeel.errors import FolderError
-    from fedkeel.runs import load_run
+    from fedkeel.runs.finished_run import load_run
 
     try:
         run = load_run(plan.folder)
@@ -258,7 +258,7 @@ def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
 
 def environment_of(folder: Path) -> dict[str, object]:
     """What of a run's environment the ledger keeps."""
-    from fedkeel.folder import RunFolder
+    from fedkeel.runs.folder import RunFolder
 
     data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
     kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
@@ -268,9 +268,9 @@ def environment_of(folder: Path) -> dict[str, object]:
 
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     """The cells, each judged among all other rows of its table, as on the results page."""
-    from fedkeel.ledger import read
     from fedkeel.papers import find
-    from fedkeel.verdicts import judge
+    from fedkeel.papers.ledger import read
+    from fedkeel.papers.verdicts import judge
 
     entries: list[Entry] = read(ledger)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedkeel.cli.console import count, in_json, measured, megabytes, table
 from fedkeel.cli.training import Outcome
-from fedkeel.runs import Run
+from fedkeel.runs.finished_run import Run
 
 NUMBERS = ("best", "last", "mean_last")
 

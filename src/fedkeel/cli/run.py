@@ -140,9 +140,9 @@ def resume(
     was tracked is tracked on.
     """
     from fedkeel.cli.training import Machine, Plan, runs_in
-    from fedkeel.environment import tracked_before
-    from fedkeel.experiment import Experiment
-    from fedkeel.folder import read_experiment
+    from fedkeel.runs.environment import tracked_before
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.folder import read_experiment
 
     plans, folders = [], runs_in(folder)
     arithmetic = precision or precision_of(folders)
@@ -161,8 +161,8 @@ def resume(
 
 def precision_of(folders: list[Path]) -> str:
     """What the runs were made in."""
-    from fedkeel.environment import precision_before
     from fedkeel.errors import RequestError
+    from fedkeel.runs.environment import precision_before
 
     found = sorted({precision_before(path) or "float32" for path in folders})
     if len(found) > 1:
@@ -204,8 +204,8 @@ def report_on(folders: list[Path], page: Path) -> None:
 
 def how_to_go_on(plans: list[Plan]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
-    from fedkeel.checkpoint import names
-    from fedkeel.named import own_names
+    from fedkeel.methods.named import own_names
+    from fedkeel.runs.checkpoint import names
 
     plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
     saved = names(plan.folder / "checkpoint")

@@ -12,12 +12,12 @@ from typing import Any
 
 from fedkeel.cli.console import say, stderr
 from fedkeel.data import DATASETS
-from fedkeel.data.partitions import PARTITIONS, other_default, parse
+from fedkeel.data.partition.registry import PARTITIONS, other_default, parse
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
-from fedkeel.experiment import Experiment
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
-from fedkeel.toml_text import read_toml
+from fedkeel.runs.experiment import Experiment
+from fedkeel.typed_values import read_toml
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""

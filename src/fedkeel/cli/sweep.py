@@ -16,9 +16,9 @@ from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trustin
 from fedkeel.errors import RequestError, RunError, nearest
 
 if TYPE_CHECKING:
-    from fedkeel.experiment import Experiment
-    from fedkeel.runs import Run
-    from fedkeel.sweep import Sweep, Tuned
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.finished_run import Run
+    from fedkeel.studies.sweep import Sweep, Tuned
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,9 +52,9 @@ def sweep(
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import note_other_default, read
     from fedkeel.cli.training import Machine, Plan, settle_engine, train
-    from fedkeel.reproduce import place_of
-    from fedkeel.sampling import propose, tuner
-    from fedkeel.sweep import Sweep, finals, tune, tune_all
+    from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.samplers import propose, tuner
+    from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
     data = read(file, "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
@@ -70,7 +70,7 @@ def sweep(
         nonlocal machine
         with display(not no_progress, [label for label, _ in requests]) as shown:
             if on == "ray":
-                from fedkeel.sweeps_ray import runs_on_ray
+                from fedkeel.studies.ray_cluster import runs_on_ray
 
                 return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
             plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
@@ -96,7 +96,7 @@ def sweep(
 
 def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
-    from fedkeel.sweep import settings_of
+    from fedkeel.studies.sweep import settings_of
 
     names = [asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).composed.name for m, grid in asked.grids.items()]
     if baseline is not None and baseline not in names:
@@ -105,7 +105,7 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
 
 def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
     """What was left unequal or open, on stderr."""
-    from fedkeel.sweep import unequal
+    from fedkeel.studies.sweep import unequal
 
     for told in unequal(tuned):
         say(stderr(), "note", "bold yellow", f"{told}: nothing is left between its values, so give its grid more")
@@ -127,7 +127,7 @@ def show_ends(
     as_json: bool,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
-    from fedkeel.comparison import grouped
+    from fedkeel.studies.compare import grouped
 
     tuning, groups = {"tuning": [one.save() for one in tuned]}, grouped(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
@@ -141,8 +141,8 @@ def show_ends(
 
 def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
     """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
-    from fedkeel.runs import NO_SAMPLE
-    from fedkeel.sweep import label_of
+    from fedkeel.runs.finished_run import NO_SAMPLE
+    from fedkeel.studies.sweep import label_of
 
     setting, reason = next(iter(tuned.reasons.items()))
     if (error := broken.get(label_of(tuned.method, setting))) is not None:
@@ -154,13 +154,13 @@ def cluster(on: str) -> contextlib.AbstractContextManager[object]:
     """Ray, started once for all that is asked of it; or nothing."""
     if on == "here":
         return contextlib.nullcontext()
-    from fedkeel.sweeps_ray import connected
+    from fedkeel.studies.ray_cluster import connected
 
     return connected()
 
 
 def show_tuning(tuned: Sequence[Tuned]) -> None:
-    from fedkeel.sweep import describe
+    from fedkeel.studies.sweep import describe
 
     made = table(["method!", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
     for one in tuned:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from fedkeel.cli.pages import option
 
 if TYPE_CHECKING:
-    from fedkeel.loop import Progress
-    from fedkeel.trackers import Several
+    from fedkeel.runs.loop import Progress
+    from fedkeel.runs.trackers import Several
 
 Track = Annotated[
     str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, alpha, radius, critical, state.")
@@ -32,8 +32,8 @@ class Tracking:
     @staticmethod
     def of(track: str = "", tensorboard: bool = False, mlflow: bool = False, wandb: bool = False) -> Tracking:
         """As the command line asks for it; unknown names and missing libraries are refused at once."""
-        from fedkeel.trackers import library
-        from fedkeel.tracking import observers
+        from fedkeel.runs.observers import observers
+        from fedkeel.runs.trackers import library
 
         names = tuple(word for word in (word.strip() for word in track.split(",")) if word)
         observers(names)
@@ -44,7 +44,7 @@ class Tracking:
 
     def followers(self, display: Progress | None, title: str, folder: Path) -> Several:
         """The display and the trackers as one; a context that closes them however the run ends."""
-        from fedkeel.trackers import MLflow, Several, TensorBoard, Wandb
+        from fedkeel.runs.trackers import MLflow, Several, TensorBoard, Wandb
 
         return Several(
             [

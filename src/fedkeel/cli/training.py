@@ -13,17 +13,17 @@ from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
-from fedkeel.environment import edited, leaks
+from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.errors import FolderError, RequestError, RunError, nearest
-from fedkeel.experiment import Experiment
-from fedkeel.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
-from fedkeel.loop import Progress
-from fedkeel.machine import PRECISIONS, check_device, check_workers, device_of
-from fedkeel.run import run
-from fedkeel.runs import Run, load_run
-from fedkeel.shared_engine import Asked, choose_for_all
-from fedkeel.sums import read_sums
-from fedkeel.together import alike, run_together
+from fedkeel.runs.checksums import read_sums
+from fedkeel.runs.environment import edited, leaks
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run, load_run
+from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
+from fedkeel.runs.loop import Progress
+from fedkeel.runs.shared_engine import Asked, choose_for_all
+from fedkeel.runs.start import run
+from fedkeel.runs.together import alike, run_together
 
 log = logging.getLogger("fedkeel")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from fedkeel.cli.settings import assignment
 from fedkeel.errors import RequestError
 from fedkeel.papers import Cell
-from fedkeel.reproduce import varied
+from fedkeel.papers.reproduce import varied
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.partition import Partition
+from fedkeel.data.partition.partition import Partition
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
 

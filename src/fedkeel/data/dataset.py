@@ -139,6 +139,6 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a pickled memory map would carry the whole array to every worker process; the folder's path is enough
-        from fedkeel.data.loading import reopen
+        from fedkeel.data.storage.loading import reopen
 
         return reopen, (self.card, self.root)

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
+from fedkeel.engines.machine import cores
 from fedkeel.engines.measure import TIMES, Job, seconds_for, seconds_of, unnoticed
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked import StackedEngine
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, nearest
-from fedkeel.machine import cores
 
 ENGINES = ("serial", "processes", "stacked", "flower")
 BITWISE = ("serial", "processes")  # these give the same bits as each other

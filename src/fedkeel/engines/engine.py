@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.round import init_client
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree
 from fedkeel.data.batches import plan
 from fedkeel.data.clients import Rows
-from fedkeel.method import Method, Phase
+from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import key, uniforms
-from fedkeel.round import init_client
-from fedkeel.rule import State
-from fedkeel.task import Scores, Task
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

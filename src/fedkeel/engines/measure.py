@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from fedkeel.accounting import passes
+from fedkeel.core.method import Method
+from fedkeel.core.round import broadcast, init_server
 from fedkeel.data.clients import ClientData, Rows, Sample
+from fedkeel.engines.cost import passes
 from fedkeel.engines.engine import Engine, Training
-from fedkeel.method import Method
-from fedkeel.problem import Problem
-from fedkeel.round import broadcast, init_server
-from fedkeel.task import Task
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
 
 LR = 1e-3  # of steps whose result is thrown away
 TIMES = 3  # that a round is trained to measure it

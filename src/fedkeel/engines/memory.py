@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
+from fedkeel.core.method import Method
+from fedkeel.core.round import init_client
+from fedkeel.core.trees import tensors
 from fedkeel.engines.engine import Training, planned
 from fedkeel.errors import RunError
-from fedkeel.method import Method
-from fedkeel.round import init_client
-from fedkeel.task import Task
-from fedkeel.trees import tensors
+from fedkeel.problems.task import Task
 
 SPARE = 0.8  # of what is free
 TREES = 12  # parameters, gradients and the values between them that live at once during a step

@@ -16,16 +16,16 @@ from typing import Any, BinaryIO, cast
 import cloudpickle
 import torch
 
-from fedkeel.clock import Clock
+from fedkeel.core.method import Method
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Stacking, Tree
+from fedkeel.engines.clock import Clock
 from fedkeel.engines.engine import Model, Outcome, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.worker import pack, receive, send, unpack
 from fedkeel.errors import RunError
-from fedkeel.method import Method
-from fedkeel.problem import Problem
-from fedkeel.rule import State
-from fedkeel.task import Scores, Task
-from fedkeel.trees import Stacking, Tree
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Scores, Task
 
 
 class Worker:

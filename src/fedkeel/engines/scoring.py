@@ -8,12 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import Model
-from fedkeel.engines.scoring_stacked import Means, Prepared, Stacks, apart, frame_of, largest_layer
-from fedkeel.gradients import Workspace
+from fedkeel.engines.stacked.scoring import Means, Prepared, Stacks, apart, frame_of, largest_layer
 from fedkeel.kernels.network import forward
-from fedkeel.task import CHUNK, CLIENT, Part, Scores
-from fedkeel.trees import Tree
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import CHUNK, CLIENT, Part, Scores
 
 ROWS = 2500  # scored at once
 OFFSETS = 2**31  # kernels count the numbers of a layer in 32 bits

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedkeel.clock import Clock
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.objectives import Objective
+from fedkeel.core.round import Gradient, Moment, Stretch, local_round
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
+from fedkeel.engines.clock import Clock
 from fedkeel.engines.engine import Outcome, Training, facts_of, planned, state_of, step_keys, uploaded_steps
-from fedkeel.gradients import Workspace
-from fedkeel.machine import keep_large_buffers
-from fedkeel.method import Method, Phase
-from fedkeel.objectives import Objective
+from fedkeel.engines.machine import keep_large_buffers
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Batch, Scores, Task
 from fedkeel.randomness import key
-from fedkeel.round import Gradient, Moment, Stretch, local_round
-from fedkeel.rule import State
-from fedkeel.task import Batch, Scores, Task
-from fedkeel.trees import Stacking, Tree
 
 
 class SerialEngine:

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fedkeel.machine import steady
+from fedkeel.core.trees import Tree
+from fedkeel.engines.machine import steady
 from fedkeel.streams import open_missing
-from fedkeel.trees import Tree
 
 LENGTH = struct.Struct("<Q")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.opaque import like_first, opaque
+from fedkeel.kernels.custom_op import like_first, opaque
 
 THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedkeel.core.trees import Tree
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.plain import Memory, Moments
-from fedkeel.trees import Tree
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 

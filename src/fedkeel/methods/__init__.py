@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.method import Method
 from fedkeel.methods.adaptive import fedfsa, fedfsa_released, fedscam, fedscam_sam, fedscam_wa, with_fsa
 from fedkeel.methods.averaging import fedadam, fedavg, fedavg_ft, fedavgm, uniform
 from fedkeel.methods.correction import fedcm, feddc, feddyn, feddyn_released, fedlc, fedprox, scaffold
@@ -62,7 +62,7 @@ from fedkeel.methods.weighting import (
     fednolowe,
     qfedavg,
 )
-from fedkeel.values import typed, types_of
+from fedkeel.typed_values import typed, types_of
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedkeel.core.method import Method, Phase, method
+from fedkeel.core.objectives import Value
+from fedkeel.core.rule import Rule, Weighting
 from fedkeel.errors import MethodError, nearest
-from fedkeel.method import Method, Phase, method
-from fedkeel.objectives import Value
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
-from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
     AdaptiveRadius,
     ByAgreement,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedkeel.method import Method, Phase, method
+from fedkeel.core.method import Method, Phase, method
 from fedkeel.ranges import NonNegative, Passes, Positive, ShareBelowOne
 from fedkeel.rules import BySize, ClipHere, DecayHere, OnlyLayers, ServerAdam, ServerMomentum, Uniform
 from fedkeel.rules.layers import HEAD

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedkeel.method import Method, method
-from fedkeel.objectives import Calibrated
+from fedkeel.core.method import Method, method
+from fedkeel.core.objectives import Calibrated
+from fedkeel.core.rule import Rule
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
-from fedkeel.rule import Rule
 from fedkeel.rules import (
     BySize,
     ClientMomentum,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.method import Method, method
+from fedkeel.core.method import Method, method
 from fedkeel.methods.correction import half_clipped
 from fedkeel.ranges import NonNegative, OpenShare, Positive
 from fedkeel.rules import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedkeel.method import Method, Phase, method
-from fedkeel.objectives import CodeBottleneck, Evidence, UsualBottleneck
+from fedkeel.core.method import Method, Phase, method
+from fedkeel.core.objectives import CodeBottleneck, Evidence, UsualBottleneck
 from fedkeel.ranges import Count, NonNegative, Passes, Share
 from fedkeel.rules import (
     BeginMerged,

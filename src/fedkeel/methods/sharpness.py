@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedkeel.method import Method, method
+from fedkeel.core.method import Method, method
+from fedkeel.core.rule import Rule, Weighting
 from fedkeel.methods.correction import half_clipped
 from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share, Whole
-from fedkeel.rule import Rule, Weighting
 from fedkeel.rules import (
     ActiveDual,
     AdaptiveSam,

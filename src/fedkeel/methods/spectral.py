@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedkeel.core.method import Method, Phase, method
+from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError, nearest
-from fedkeel.method import Method, Phase, method
 from fedkeel.ranges import Count, NonNegative, Positive, Share
-from fedkeel.rule import Rule
 from fedkeel.rules import (
     BySize,
     ClipMedian,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedkeel.core.method import Method, Phase, method
+from fedkeel.core.objectives import Value
 from fedkeel.errors import MethodError
-from fedkeel.method import Method, Phase, method
-from fedkeel.objectives import Value
 from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, Whole
 from fedkeel.rules import (
     AtMixture,

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedkeel.data import data_root, load
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.heterogeneity import score
+from fedkeel.data.partition.heterogeneity import score
 from fedkeel.errors import FedkeelError
-from fedkeel.experiment import Experiment
 from fedkeel.report.source import Source, setting_of
-from fedkeel.setup import divide
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.prepare import divide
 
 MOST = 6  # partitions of one setting
 COLUMNS = 200  # more clients than this are added up in neighbouring groups

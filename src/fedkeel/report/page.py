@@ -11,12 +11,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedkeel.core.states import write_whole
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.report.content import Content, content
 from fedkeel.report.numbers import numbers
 from fedkeel.report.source import Source
 from fedkeel.report.tables import cards, commands, summary
-from fedkeel.states import write_whole
 
 MOST_BYTES = 6_000_000
 

@@ -8,12 +8,11 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from fedkeel.contradictions import ABOUT, contradictions
-from fedkeel.ledger import Entry, read, spent, standing
+from fedkeel.core.states import write_whole
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
-from fedkeel.report.content import look
-from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.results_page import (
+from fedkeel.papers.discrepancies import ABOUT, contradictions
+from fedkeel.papers.ledger import Entry, read, spent, standing
+from fedkeel.papers.results_page import (
     SUPERSEDED,
     cells_of,
     distinct_leads,
@@ -24,8 +23,9 @@ from fedkeel.results_page import (
     unmeasured,
     worth,
 )
-from fedkeel.states import write_whole
-from fedkeel.verdicts import Judgement, judge
+from fedkeel.papers.verdicts import Judgement, judge
+from fedkeel.report.content import look
+from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
 
 STYLE = """
 main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.analysis.cost import Cost, cost_to, spent
-from fedkeel.record import LAST
 from fedkeel.report.source import Group, Source
+from fedkeel.runs.record import LAST
+from fedkeel.studies.cost_to_target import Cost, cost_to, spent
 
 POINTS = 300  # of a curve in the page: more than its pixels show
 SPECTRA = 40  # rounds of a spectrum over time

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import FolderError
-from fedkeel.experiment import Seed
 from fedkeel.ranges import Count
-from fedkeel.values import typed
+from fedkeel.runs.experiment import Seed
+from fedkeel.typed_values import typed
 
 Tables = list[Mapping[str, Any]]
 EXPERIMENT = {

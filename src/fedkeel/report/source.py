@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeel.analysis.diagnose import read_diagnostics
-from fedkeel.evaluation import Evaluation
-from fedkeel.experiment import from_python
-from fedkeel.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
-from fedkeel.places import describe_place, keep_one_place
-from fedkeel.record import RoundRecord, judged_on
+from fedkeel.problems.policy import Evaluation
 from fedkeel.report.shape import check_shape
-from fedkeel.sums import read_text
+from fedkeel.runs.checksums import read_text
+from fedkeel.runs.experiment import from_python
+from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
+from fedkeel.runs.places import describe_place, keep_one_place
+from fedkeel.runs.record import RoundRecord, judged_on
+from fedkeel.studies.diagnose import read_diagnostics
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from fedkeel.analysis.cost import Cost
-from fedkeel.places import NOT_AVERAGED, keep_one_place
 from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
+from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
+from fedkeel.studies.cost_to_target import Cost
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 RESULTS = ("best", "last", "mean_last", "reported")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.rule import Rule
+from fedkeel.core.rule import Rule
 from fedkeel.rules.agreement import ByAgreement
 from fedkeel.rules.controls import MeasureStep, RandomEnergy, Rescale
 from fedkeel.rules.corrections import (

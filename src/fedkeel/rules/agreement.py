@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import State, Weighting, later
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
-from fedkeel.rule import State, Weighting, later
 from fedkeel.rules.probes import sketch
 from fedkeel.rules.weights import by_size, shares
 

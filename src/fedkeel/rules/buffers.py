@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedkeel.rule import Local, Rule, State
-from fedkeel.trees import Tree
+from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rule import Local, Rule, State
 from fedkeel.rules.filters import BandFilter, HighPass, MinDims, bin_draws, low_band, low_bins
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

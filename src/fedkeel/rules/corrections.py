@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
-from fedkeel.rule import Local, Rule, Setting, State
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedkeel.layout import Layout
-from fedkeel.objectives import Loss, Objective
+from fedkeel.core.layout import Layout
+from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.trees import Tree
 from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import Count, NonNegative, Whole
-from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import layers
-from fedkeel.trees import Tree
 
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedkeel.core.rule import Local, Rule, State, require
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, Range
-from fedkeel.rule import Local, Rule, State, require
 from fedkeel.rules.filters import MinDims
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

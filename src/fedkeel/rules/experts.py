@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from fedkeel.layout import Layout
-from fedkeel.objectives import Objective, Precision
+from fedkeel.core.layout import Layout
+from fedkeel.core.objectives import Objective, Precision
+from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
-from fedkeel.trees import Tree
 
 
 def matrices(layout: Layout, patterns: Patterns) -> Layout:

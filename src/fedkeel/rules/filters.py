@@ -11,13 +11,13 @@ from typing import ClassVar, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from fedkeel.core.layout import Group, Shape
+from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.trees import Tree
 from fedkeel.kernels.band import high_pass
-from fedkeel.kernels.opaque import like_first, opaque
-from fedkeel.layout import Group, Shape
+from fedkeel.kernels.custom_op import like_first, opaque
 from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.ranges import Share
-from fedkeel.rule import Local, Rule, State
-from fedkeel.trees import Tree
 
 PRUNED_FROM = 2048  # below this length the plain transform is faster
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from fedkeel.core.layout import Layout
+from fedkeel.core.rule import Local, Rule, Setting, State, require
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest
-from fedkeel.layout import Layout
-from fedkeel.rule import Local, Rule, Setting, State, require
-from fedkeel.trees import Tree
 
 HEAD = "@head"
 """Stands for the parameters of the model's classifier."""

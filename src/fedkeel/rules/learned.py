@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule, Setting, State, Weighting
+from fedkeel.core.trees import Tree, cosine
 from fedkeel.ranges import NonNegative, Positive, Whole
-from fedkeel.rule import Local, Rule, Setting, State, Weighting
 from fedkeel.rules.weights import by_size
-from fedkeel.trees import Tree, cosine
 
 ADAM = (0.5, 0.999)
 

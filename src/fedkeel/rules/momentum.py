@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.trees import Tree, cosine
 from fedkeel.ranges import NonNegative, OpenShare, Share
-from fedkeel.rule import Local, Rule, Setting, State
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
-from fedkeel.trees import Tree, cosine
 
 
 @dataclass(frozen=True)

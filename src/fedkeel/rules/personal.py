@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from fedkeel.core.rule import Local, Rule, Setting, State, later
+from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rule import Local, Rule, Setting, State, later
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
-from fedkeel.trees import Tree, where
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.objectives import Distilled, Loss, Objective
+from fedkeel.core.objectives import Distilled, Loss, Objective
+from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive
-from fedkeel.rule import Local, Rule, State
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.opaque import opaque
-from fedkeel.objectives import Loss, Objective
+from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.trees import Tree
+from fedkeel.kernels.custom_op import opaque
 from fedkeel.randomness import bits, key
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rule import Local, Rule, State
-from fedkeel.trees import Tree
 
 
 @dataclass(frozen=True)

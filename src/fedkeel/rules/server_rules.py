@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import Local, Rule, State, require
+from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
-from fedkeel.rule import Local, Rule, State, require
-from fedkeel.trees import Tree
 
 Form = Literal["heavy-ball", "ema", "nesterov"]
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedkeel.core.method import Method
+from fedkeel.core.rule import Local, Rule, State, Weighting
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-from fedkeel.method import Method
-from fedkeel.rule import Local, Rule, State, Weighting
 from fedkeel.rules.corrections import DynamicDual
 from fedkeel.rules.layers import Patterns, matching
 from fedkeel.rules.personal import OwnModel, PrivateLayers
-from fedkeel.trees import Tree
 
 HINT = "drop PrivateLayers, or choose another method for the shared layers"
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedkeel.core.rule import State, Weighting
 from fedkeel.ranges import AnyFinite, NonNegative
-from fedkeel.rule import State, Weighting
 
 SMALL = 1e-10
 

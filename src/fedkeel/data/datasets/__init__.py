@@ -15,7 +15,7 @@ from fedkeel.data.datasets import (
     tiny_imagenet,
     yahoo_answers,
 )
-from fedkeel.data.source import Source
+from fedkeel.data.storage.source import Source
 
 SOURCES: dict[str, Source] = {
     "digits": digits.DIGITS,

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import array_in, reading
 from fedkeel.data.dataset import DatasetCard, Url
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.source import Source
-from fedkeel.data.web import from_url
+from fedkeel.data.storage.archives import array_in, reading
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.source import Source
+from fedkeel.data.storage.web import from_url
 from fedkeel.errors import DataError
 
 

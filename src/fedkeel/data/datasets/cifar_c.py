@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import BLOCK, Room, basename, check_file, streams
 from fedkeel.data.dataset import Dataset, DatasetCard, Url
 from fedkeel.data.datasets.cifar import CIFAR10, CIFAR100
-from fedkeel.data.folder import Draft, damaged, open_array, open_folder
-from fedkeel.data.source import Source
-from fedkeel.data.web import from_url
+from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, streams
+from fedkeel.data.storage.folder import Draft, damaged, open_array, open_folder
+from fedkeel.data.storage.source import Source
+from fedkeel.data.storage.web import from_url
 from fedkeel.errors import DataError, nearest
 
 CORRUPTIONS = (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard
-from fedkeel.data.source import Source
+from fedkeel.data.storage.source import Source
 from fedkeel.randomness import key, permutation
 
 CARD = DatasetCard(

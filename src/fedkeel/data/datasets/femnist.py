@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
 from fedkeel.data.datasets.leaf import CITATION, users
-from fedkeel.data.download import BATCH, explained, hub_of, open_split, stacked
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.source import Source
+from fedkeel.data.storage.download import BATCH, explained, hub_of, open_split, stacked
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.data.archives import Room, entries
+from fedkeel.data.storage.archives import Room, entries
 from fedkeel.errors import DataError
 
 CITATION = """@article{caldas2018leaf,

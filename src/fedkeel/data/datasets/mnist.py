@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import Room, basename, check_bytes, entries, unzipped
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.download import from_hub
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.source import Source
+from fedkeel.data.storage.archives import Room, basename, check_bytes, entries, unzipped
+from fedkeel.data.storage.download import from_hub
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
 PREFIXES = {"train": "train", "test": "t10k"}

@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import Room, entries
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.download import BATCH, explained, hub_of, open_split
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.pictures import decode
-from fedkeel.data.source import Source
+from fedkeel.data.storage.archives import Room, entries
+from fedkeel.data.storage.download import BATCH, explained, hub_of, open_split
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.pictures import decode
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import Room, basename, entries
 from fedkeel.data.dataset import Dataset, DatasetCard, Hub
 from fedkeel.data.datasets.leaf import CITATION, users
-from fedkeel.data.download import BATCH, explained, open_split
-from fedkeel.data.folder import Draft, damaged, untested
-from fedkeel.data.source import Source
+from fedkeel.data.storage.archives import Room, basename, entries
+from fedkeel.data.storage.download import BATCH, explained, open_split
+from fedkeel.data.storage.folder import Draft, damaged, untested
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
 LENGTH = 80

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.archives import Room, entries
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.download import from_hub
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.pictures import decode
-from fedkeel.data.source import Source
+from fedkeel.data.storage.archives import Room, entries
+from fedkeel.data.storage.download import from_hub
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.pictures import decode
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
 CITATION = """@misc{le2015tiny,

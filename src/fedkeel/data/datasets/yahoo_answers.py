@@ -19,13 +19,13 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.archives import Room, basename, streams
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.download import BATCH, check_count, explained, open_split
-from fedkeel.data.folder import Draft, is_complete, open_folder
-from fedkeel.data.source import Source
+from fedkeel.data.storage.archives import Room, basename, streams
+from fedkeel.data.storage.download import BATCH, check_count, explained, open_split
+from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
-from fedkeel.values import shown
+from fedkeel.typed_values import shown
 
 WORD = re.compile(r"[a-z0-9']+")
 LENGTH = 200

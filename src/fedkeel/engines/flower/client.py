@@ -10,15 +10,15 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkeel.accounting import whole
-from fedkeel.engines.flower.expected import expected
+from fedkeel.core.round import init_client
+from fedkeel.core.rule import State
+from fedkeel.core.trees import tensors
+from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.memory import Memory
+from fedkeel.engines.flower.message_schema import expected
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
+from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.machine import steady
-from fedkeel.round import init_client
-from fedkeel.rule import State
-from fedkeel.trees import tensors
 
 TRAINED, LOST = "trained", "lost"
 

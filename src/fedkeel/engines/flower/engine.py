@@ -13,20 +13,20 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.accounting import all_finite, sent
+from fedkeel.core.method import Method
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree, tensors
+from fedkeel.engines.cost import all_finite, sent
 from fedkeel.engines.engine import Outcome
 from fedkeel.engines.flower.checks import Terms, said_by, too_long
 from fedkeel.engines.flower.client import LOST, TRAINED
-from fedkeel.engines.flower.expected import expected
-from fedkeel.engines.flower.post import exchanged
+from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.node_registry import Roster
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
-from fedkeel.engines.flower.roster import Roster
+from fedkeel.engines.flower.reply_transport import exchanged
 from fedkeel.errors import RunError
-from fedkeel.gradients import Workspace
-from fedkeel.method import Method
-from fedkeel.rule import State
-from fedkeel.task import Scores, Task
-from fedkeel.trees import Tree, tensors
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Scores, Task
 
 log = logging.getLogger("fedkeel")
 

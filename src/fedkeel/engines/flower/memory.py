@@ -11,9 +11,9 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from fedkeel.core.rule import State
+from fedkeel.core.states import Arrays, Damaged, join, read, split, write
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
-from fedkeel.rule import State
-from fedkeel.states import Arrays, Damaged, join, read, split, write
 
 log = logging.getLogger("fedkeel")
 

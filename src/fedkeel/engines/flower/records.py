@@ -16,8 +16,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fedkeel.rule import State
-from fedkeel.trees import Tree
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree
 
 HEADER = 1024  # bytes: more than numpy ever writes before the numbers of a plain array
 NEVER = 0

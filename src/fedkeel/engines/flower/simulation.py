@@ -16,14 +16,14 @@ from typing import Any
 
 import cloudpickle
 
+from fedkeel.core.method import Method
 from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.machine import cores
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RunError
-from fedkeel.machine import cores
-from fedkeel.method import Method
-from fedkeel.problem import Problem
-from fedkeel.task import Task
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns; nodes say whether they take a GPU
@@ -34,7 +34,7 @@ from flwr.simulation import run_simulation
 
 from fedkeel.engines.flower.client import Node, app_of, partition_of
 from fedkeel.engines.flower.engine import FlowerEngine
-from fedkeel.engines.flower.roster import Roster
+from fedkeel.engines.flower.node_registry import Roster
 
 THREAD = "flower simulation"
 START = 180.0  # seconds the simulation may take to come up

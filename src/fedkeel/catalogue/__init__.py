@@ -1,0 +1,1 @@
+"""What is known of each method, read from its rules: cards and pages."""

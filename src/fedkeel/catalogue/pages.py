@@ -1,0 +1,87 @@
+"""A page for each method, made from its card: composition, formulas, hyper-parameters, costs, papers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, one_line, settings
+from fedkeel.core.method import Phase
+from fedkeel.core.rule import Rule
+from fedkeel.papers.citations import CITATIONS, authors, title
+
+HEAD = "<!-- made by `fedkeel methods --pages docs/methods`; do not edit -->\n"
+
+
+def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
+    """One file for each method, and an index; or one method's file alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = cards() if only is None else [only]
+    files = {f"{card.name}.md": page(card) for card in made}
+    if only is None:
+        files["README.md"] = index(made)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def index(made: Iterable[MethodCard]) -> str:
+    columns = ("method", "family", "passes", "down", "up", "what it is")
+    lines = [HEAD, "# Methods\n", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    for card in made:
+        down, up = ("", "") if card.costs is None else (f"{card.costs.down:.2g}×", f"{card.costs.up:.2g}×")
+        link = f"[{card.name}]({card.name}.md)"
+        lines.append(f"| {link} | {card.family} | {card.passes_in_short} | {down} | {up} | {card.summary} |")
+    return "\n".join(lines) + "\n"
+
+
+def page(card: MethodCard) -> str:
+    """One method in Markdown."""
+    parts = [HEAD, f"# {card.name}\n"]
+    parts += [one_line(paragraph) + "\n" for paragraph in card.about.split("\n\n")]
+    parts.append("## Composition\n")
+    for number, phase in enumerate(card.method.phases, 1):
+        parts += phase_lines(phase, f" (phase {number})" if len(card.method.phases) > 1 else "")
+    parts += rule_lines("How clients are weighted", [card.method.weights])
+    for heading, own in (("On the server, with data of its own", card.method.server_phase),
+                         ("After the last round", card.method.final)):  # fmt: skip
+        parts += rule_lines(heading, own.rules if own else ())
+    parts += rule_lines("On the server", card.method.server)
+    parts += rule_lines("Kept by the client", card.method.personal)
+    parts += [f"**The objective `{name}`**: {what}\n" for name, what in objectives(card.method).items()]
+    if card.hyperparameters:
+        parts += ["## Hyper-parameters\n", "| name | default | meaning |", "| --- | --- | --- |"]
+        parts += [f"| `{h.name}` | `{h.default}` | {h.meaning} |" for h in card.hyperparameters]
+        parts.append("")
+    parts += ["## Cost\n", f"- backward passes: {card.passes}"]
+    parts += [] if card.costs is None else cost_lines(card.costs)
+    parts += ["", "## Papers\n"]
+    parts += [f"- {authors(key)}: {title(key)}" for key in card.method.papers if key in CITATIONS]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def phase_lines(phase: Phase, which: str) -> list[str]:
+    return [
+        *rule_lines(f"Where the gradient is taken{which}", phase.perturb),
+        *rule_lines(f"What becomes of the gradient{which}", phase.gradient),
+    ]
+
+
+def rule_lines(heading: str, rules: Iterable[Rule]) -> list[str]:
+    found = list(rules)
+    if not found:
+        return []
+    lines = [f"**{heading}**\n"]
+    for rule in found:
+        fields = ", ".join(f"{name}={value!r}" for name, value in settings(rule).items())
+        lines.append(f"- `{type(rule).__name__}({fields})`: {one_line(inspect.getdoc(type(rule)) or '')}")
+    return [*lines, ""]
+
+
+def cost_lines(costs: Costs) -> list[str]:
+    lines = [f"- bytes per round: {costs.down:.3g}× down, {costs.up:.3g}× up (FedAvg: 1× and 1×)"]
+    for who, slots in (("client", costs.client), ("server", costs.server)):
+        kept = ", ".join(f"`{name}` ({share:.3g}×)" for name, share in slots.items())
+        lines.append(f"- the {who} keeps: {kept or 'nothing'}")
+    return lines

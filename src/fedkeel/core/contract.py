@@ -1,0 +1,184 @@
+"""What rules of a method must be to each other and to the place where they stand: checked when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedkeel.core.objectives import Objective
+from fedkeel.core.rule import STAGES, Rule, State, Weighting
+from fedkeel.core.trees import Tree
+from fedkeel.errors import MethodError
+
+if TYPE_CHECKING:
+    from fedkeel.core.method import Method, Phase
+
+CLIENT_FACTS = ("size", "steps", "lr", "client", "histogram")
+"""What is known of a client; a client's slot of such a name holds it in every round."""
+
+FACTS = (*CLIENT_FACTS, "population", "loss", "learned", "weights", "update", "delta")
+"""What reports hold besides the slots of rules."""
+
+RESERVED = ("params", "buffers")
+"""Slots of the model itself."""
+
+GRADIENT = "gradient"
+"""What a rule `reads` that uses `at.gradient`."""
+
+NEVER_CALLED = {
+    "personal": {"step"},
+    "server": {"start", "step"},
+    "weights": {"start", "step"},
+    "server_phase": {"server_slots", "client_slots", "broadcast", "server_step"},
+    "final": {"server_step"},
+}
+"""By place: the stages that are not called of a rule that stands there. In the phases of clients, all are."""
+
+
+def check(method: Method) -> None:
+    """Refuse rules that do not fit together, before anything runs."""
+    if not method.name.strip():
+        raise MethodError(f"a method needs a name, not {method.name!r}.", 'for example name = "mine"')
+    if not any(phase.uploads for phase in method.phases):
+        raise MethodError(
+            f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
+        )
+    for place, rules in _chains(method):
+        _check_chain(method, place, rules)
+    for phase in method.all_phases:
+        _check_phase(method, phase)
+    _check_slots(method)
+
+
+def name_of(rule: Rule) -> str:
+    """The name of its class, or of that which a wrapper stands for."""
+    inner = getattr(rule, "stands_for", None)
+    return type(rule).__name__ if inner is None else name_of(inner)
+
+
+# ---- places --------------------------------------------------------------------------------------------------------
+def _chains(method: Method) -> Iterator[tuple[str, tuple[Rule, ...]]]:
+    """Every chain of rules, by the name of its part."""
+    for phase in method.phases:
+        yield from phase.chains
+    for place, other in (("server_phase", method.server_phase), ("final", method.final)):
+        if other is not None:
+            yield from ((place, rules) for _, rules in other.chains)
+    yield "server", method.server
+    yield "personal", method.personal
+    yield "weights", (method.weights,)
+
+
+def _check_chain(method: Method, place: str, rules: tuple[Rule, ...]) -> None:
+    """Refuse a rule that keeps its state twice, or of which a part would never be called where it stands."""
+    trained = {rule for phase in method.phases for rule in phase.rules}
+    for i, rule in enumerate(rules):
+        if rule in rules[:i] and _slots_of(rule):
+            raise MethodError(
+                f"{name_of(rule)} stands twice in {place} of {method.name!r}, and would keep its state twice.",
+                "use it once",
+            )
+        if isinstance(rule, Weighting) and place != "weights":
+            raise MethodError(
+                f"{name_of(rule)} weighs clients, and does nothing in {place} of {method.name!r}.",
+                f"weights={name_of(rule)}(…)",
+            )
+        lost = rule.stages & NEVER_CALLED.get(place, set())
+        if place == "final" and rule in trained:
+            continue
+        if lost:
+            stage = min(lost, key=STAGES.index)
+            raise MethodError(
+                f"{name_of(rule)} stands in {place} of {method.name!r}, where its {stage} is never called.",
+                "put it into the perturb or gradient chain of a phase"
+                if place != "final"
+                else "put it into a phase of the rounds, too",
+            )
+        if not rule.stages and place in ("perturb", "personal", "server"):
+            raise MethodError(
+                f"{name_of(rule)} does nothing in {place} of {method.name!r}.",
+                "put it into the gradient chain of a phase that trains",
+            )
+
+
+def _check_phase(method: Method, phase: Phase) -> None:
+    """Refuse rules that need what their phase does not have."""
+    if phase.trains and not phase.objective.differentiable:
+        raise MethodError(f"a phase of {method.name!r} trains on {phase.objective!r}, of which no gradient is taken.",
+                          "trains=False, or objective=fk.Loss()")  # fmt: skip
+    if not isinstance(phase.ascends, Objective | None):
+        raise MethodError(
+            f"what {name_of(phase.perturb[0])} climbs on must be an Objective, not {phase.ascends!r}.",
+            "for example needs_gradient = fk.Loss()",
+        )
+    for rule in (*phase.perturb[1:], *phase.gradient):
+        if rule.needs_gradient is not None:
+            raise MethodError(
+                f"{name_of(rule)} climbs along a gradient, but is not first in the perturb chain of {method.name!r}.",
+                "put it first; filters follow it",
+            )
+    for rule in phase.gradient:
+        if GRADIENT in rule.reads and not phase.ascends:
+            raise MethodError(
+                f"{name_of(rule)} reads the gradient before the climb, but its phase of {method.name!r} takes none.",
+                "put a rule that climbs along one first into perturb: Sam(0.1)",
+            )
+        if not rule.stages and not phase.trains:
+            raise MethodError(
+                f"{name_of(rule)} does nothing in a phase of {method.name!r} that does not train.",
+                "put it into the gradient chain of a phase that trains",
+            )
+    for rule in phase.perturb:
+        if "loss" in rule.reads:
+            raise MethodError(
+                f"{name_of(rule)} reads the loss, which a perturb chain of {method.name!r} comes before.",
+                "put it into the gradient chain",
+            )
+
+
+# ---- slots ---------------------------------------------------------------------------------------------------------
+def _sample() -> Tree:
+    return Tree.of({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
+
+
+def _slots_of(rule: Rule) -> State:
+    return {**rule.server_slots(_sample()), **rule.client_slots(_sample())}
+
+
+def _check_slots(method: Method) -> None:
+    owners: dict[str, Rule] = {}
+    for rule in method.rules:
+        _check_names(rule)
+        for slot, value in _slots_of(rule).items():
+            if not isinstance(value, Tree | torch.Tensor):
+                raise MethodError(
+                    f"slot {slot!r} of {name_of(rule)} must be a tree or a tensor, not {type(value).__name__}.",
+                    "params.zeros(), or params.scalar(0.0) for a number",
+                )
+            if slot in owners:
+                raise MethodError(
+                    f"{name_of(owners[slot])} and {name_of(rule)} of {method.name!r} both keep {slot!r}.",
+                    "use one of them, or give one slot another name",
+                )
+            owners[slot] = rule
+    for rule in method.rules:
+        for slot in rule.reads:
+            if slot not in (*owners, *FACTS, *RESERVED, GRADIENT):
+                raise MethodError(
+                    f"{name_of(rule)} reads slot {slot!r}, which no rule of {method.name!r} keeps.",
+                    f"add the rule that keeps {slot!r}",
+                )
+
+
+def _check_names(rule: Rule) -> None:
+    """Refuse slots called like something that is there already."""
+    kept = {"server_slots": set(FACTS), "client_slots": set(FACTS) - set(CLIENT_FACTS)}
+    for stage, taken in kept.items():
+        for slot in getattr(rule, stage)(_sample()):
+            if slot in taken or slot in RESERVED or not isinstance(slot, str):
+                raise MethodError(
+                    f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",
+                    f'call it otherwise: "own_{slot}"',
+                )

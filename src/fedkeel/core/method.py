@@ -1,0 +1,181 @@
+"""What a federated method is: rules, arranged in chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from fedkeel.core.contract import check
+from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.rule import Rule, Weighting
+from fedkeel.errors import MethodError
+from fedkeel.ranges import Count, NonNegative, Passes
+from fedkeel.typed_values import hold_fields
+
+LOSS = Loss()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local work: perturb, take the gradient there, pass it through a chain, step.
+
+    `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
+    experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model
+    stays. `uploads`: the model at the end of this phase is what the client sends (the last such phase wins).
+    `objective`: what the gradient is of, the problem's own loss or one of objectives.py.
+    """
+
+    perturb: tuple[Rule, ...] = ()
+    gradient: tuple[Rule, ...] = ()
+    batches: Count | None = None
+    trains: bool = True
+    uploads: bool = True
+    objective: Objective = LOSS
+    epochs: Passes | None = None
+    same_batch: bool = False
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, "a phase")
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return (*self.perturb, *self.gradient)
+
+    @property
+    def chains(self) -> Iterator[tuple[str, tuple[Rule, ...]]]:
+        yield "perturb", self.perturb
+        yield "gradient", self.gradient
+
+    @property
+    def ascends(self) -> Objective | None:
+        """The objective whose gradient the perturb chain starts from; None when it needs none."""
+        return self.perturb[0].needs_gradient if self.perturb else None
+
+    @property
+    def backward_passes(self) -> int:
+        """Per step: known before anything runs."""
+        return (self.ascends is not None) + self.objective.differentiable
+
+    @property
+    def passes(self) -> int:
+        """How many times over it is done."""
+        return max((rule.passes_needed() for rule in self.rules), default=1)
+
+    def batches_of(self, size: int, batch_size: int) -> int | None:
+        """The steps of a client of that size; None: as the experiment's local epochs say."""
+        if self.epochs is None or size == 0:
+            return self.batches
+        return max(1, ceil(self.epochs * -(-size // batch_size) - 1e-9))
+
+
+@dataclass(frozen=True)
+class Method:
+    """Phases of local work, a weighting of the results, and rules of the server and of personal models.
+
+    `server_phase`: work of the server itself on proxy data, between the clients' reports and their combination.
+    `final`: work of every client after the last round, of which nothing is sent.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    weights: Weighting
+    server: tuple[Rule, ...] = ()
+    personal: tuple[Rule, ...] = ()
+    server_lr: NonNegative = 1.0
+    papers: tuple[str, ...] = ()
+    server_phase: Phase | None = None
+    final: Phase | None = None
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, "a method")
+        check(self)
+
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """Every rule once, in the order in which the server asks them."""
+        local = (rule for phase in (*self.phases, *filter(None, [self.final])) for rule in phase.rules)
+        return tuple(dict.fromkeys((*self.personal, *local, *self.server, self.weights)))
+
+    @property
+    def all_phases(self) -> tuple[Phase, ...]:
+        """Those of the clients, of the server itself, and of the end."""
+        return (*self.phases, *filter(None, (self.server_phase, self.final)))
+
+    @property
+    def local_rules(self) -> tuple[Rule, ...]:
+        """The rules that clients call in a round: those of the server and the weighting at its end."""
+        return (*self.personal, *(rule for phase in self.phases for rule in phase.rules), *self.server, self.weights)
+
+    @cached_property
+    def asks(self) -> frozenset[str]:
+        """Facts of clients that only some methods need."""
+        wanted = {fact for objective in self.objectives for fact in objective.asks}
+        return frozenset(wanted | {fact for rule in self.rules for fact in rule.asks})
+
+    @cached_property
+    def objectives(self) -> frozenset[Objective]:
+        """Every objective of which a loss or a gradient is taken."""
+        taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
+        return frozenset(one for one in taken if one is not None)
+
+    @property
+    def tuning(self) -> Method:
+        """The final phase as a method: what every client does after the last round, from what it remembers."""
+        assert self.final is not None
+        made = copy(self)
+        vars(made).update(phases=(replace(self.final, uploads=True),), final=None)
+        for found in ("rules", "asks", "objectives"):
+            vars(made).pop(found, None)
+        return made
+
+    def each_phase(self, change: Callable[[Phase], Phase]) -> Method:
+        """This method with every phase of its clients changed."""
+        made: dict[Phase, Phase] = {}  # one that is repeated stays one object: its steps are captured once
+        phases = tuple(made.setdefault(phase, change(phase)) for phase in self.phases)
+        return replace(self, phases=phases, final=None if self.final is None else change(self.final))
+
+    def each_rule(self, change: Callable[[Rule], Rule]) -> Method:
+        """This method with every rule changed."""
+
+        def changed(phase: Phase) -> Phase:
+            return replace(
+                phase, perturb=tuple(map(change, phase.perturb)), gradient=tuple(map(change, phase.gradient))
+            )
+
+        weights = change(self.weights)
+        assert isinstance(weights, Weighting)
+        return replace(
+            self.each_phase(changed),
+            weights=weights,
+            server=tuple(map(change, self.server)),
+            personal=tuple(map(change, self.personal)),
+        )
+
+    def then(self, *rules: Rule) -> Method:
+        """This method with more rules at the end of every training phase's gradient chain."""
+        return self.each_phase(lambda p: replace(p, gradient=(*p.gradient, *rules)) if p.trains else p)
+
+
+def method(
+    name: str,
+    *,
+    perturb: Rule | Sequence[Rule] = (),
+    gradient: Rule | Sequence[Rule] = (),
+    weights: Weighting,
+    server: Rule | Sequence[Rule] = (),
+    personal: Rule | Sequence[Rule] = (),
+    server_lr: float = 1.0,
+    papers: str | Sequence[str] = (),
+    objective: Objective = LOSS,
+) -> Method:
+    """The common case: one phase of local work. A rule alone is a chain of one."""
+    phase = Phase(_several(perturb), _several(gradient), objective=objective)
+    return Method(name, (phase,), weights, _several(server), _several(personal), server_lr, _several(papers))
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)

@@ -1,0 +1,160 @@
+"""What a gradient may be the gradient of: the problem's own loss, or an objective that a method brings along.
+
+An objective is a frozen value, `Calibrated(tau=0.5)`. It judges the model's output against the targets and gives one
+number per sample, so any engine can offer it. A user's own is a subclass of Objective under @dataclass(frozen=True).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedkeel.errors import MethodError
+from fedkeel.ranges import NonNegative, Positive
+from fedkeel.typed_values import hold_fields
+
+
+class Given(NamedTuple):
+    """What an objective may read besides outputs and targets."""
+
+    reference: Tensor | None = None  # the output of the model that the server sent, on the same samples
+    histogram: Tensor | None = None  # how many samples of each class the client has
+    message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
+    key: Tensor | None = None  # 0-d int64: randomness for this (seed, round, client, step)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a gradient is of. A subclass says `losses`, and below what it needs for them."""
+
+    of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
+    differentiable: ClassVar[bool] = True  # False: only the value is measured
+    reference: ClassVar[bool] = False  # reads the output of the model that the server sent
+    asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
+    of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
+    total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"objective {type(self).__name__}")
+
+    def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
+        """One value per sample."""
+        raise MethodError(f"{type(self).__name__} does not say its losses.", "def losses(self, output, target, given)")
+
+
+@dataclass(frozen=True)
+class Loss(Objective):
+    """The problem's own loss."""
+
+    of_problem: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Value(Objective):
+    """The value of the problem's own loss: a phase that only measures takes no gradient."""
+
+    of_problem: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Distilled(Objective):
+    """How far the outputs are from those of the model the server sent: KL(softmax(z_t / T) ‖ softmax(z / T))."""
+
+    temperature: Positive = 3.0
+    reference: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        assert given.reference is not None
+        mine = functional.log_softmax(output / self.temperature, -1)
+        theirs = functional.log_softmax(given.reference / self.temperature, -1)
+        return (theirs.exp() * (theirs - mine)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Calibrated(Objective):
+    """Cross-entropy of outputs lowered by τ n_c^(−1/4); classes the client has no sample of do not compete."""
+
+    tau: NonNegative = 1.0
+    asks: ClassVar[tuple[str, ...]] = ("histogram",)
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        assert given.histogram is not None
+        margin = self.tau * given.histogram.clamp(min=1.0) ** -0.25
+        shifted = (output - margin).masked_fill(given.histogram == 0, -torch.inf)
+        return functional.cross_entropy(shifted, target, reduction="none")
+
+
+@dataclass(frozen=True)
+class CodeBottleneck(Objective):
+    """Cross-entropy averaged over samples of the code, + β KL(r_y ‖ q(z|x)); r_y: the common prior of the label."""
+
+    beta: NonNegative = 1e-3
+    asks: ClassVar[tuple[str, ...]] = ("key",)
+    of: ClassVar[str] = "sampled"
+
+    def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
+        code, prior = output[:2], prior_of(target, given)
+        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*prior, *code)
+
+
+@dataclass(frozen=True)
+class UsualBottleneck(CodeBottleneck):
+    """The same with the usual direction of the divergence, β KL(q(z|x) ‖ r_y)."""
+
+    def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
+        code, prior = output[:2], prior_of(target, given)
+        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*code, *prior)
+
+
+def prior_of(target: Tensor, given: Given) -> tuple[Tensor, Tensor]:
+    """μ and σ of each label, as the server sent them."""
+    ((_, mean),), ((_, spread),) = given.message["prior_mean"].items(), given.message["prior_spread"].items()
+    return mean[target], spread[target]
+
+
+def sampled_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean over draws of `[batch, draws, classes]`."""
+    each = target.unsqueeze(1).expand(logits.shape[:2])
+    return -functional.log_softmax(logits, -1).gather(-1, each.unsqueeze(-1)).squeeze(-1).mean(1)
+
+
+def divergence(mean: Tensor, spread: Tensor, other_mean: Tensor, other_spread: Tensor) -> Tensor:
+    """KL(N(μ, σ) ‖ N(μ', σ')) = Σ log(σ'/σ) + (σ² + (μ − μ')²) / 2σ'² − ½, over the last axis."""
+    ratio = (spread / other_spread).square()
+    return 0.5 * (ratio - 1 - ratio.log() + ((mean - other_mean) / other_spread).square()).sum(-1)
+
+
+@dataclass(frozen=True)
+class Precision(Objective):
+    """1/σ² of each sample's own class: its slope in a linear head collects what went into that head by class."""
+
+    of: ClassVar[str] = "precision"
+    total: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        return output.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Evidence(Precision):
+    """μ/σ² of each sample's own class: its slope in a linear head collects what went into that head by class."""
+
+    of: ClassVar[str] = "evidence"
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "loss": Loss,
+    "value": Value,
+    "distil": Distilled,
+    "calibrated": Calibrated,
+    "bottleneck": CodeBottleneck,
+    "bottleneck-usual": UsualBottleneck,
+    "precision": Precision,
+    "evidence": Evidence,
+}
+"""By the names that files know them by."""

@@ -1,0 +1,174 @@
+"""The contract of a rule: one idea of a federated method, both halves of it, written for one client."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import field
+from functools import cached_property, wraps
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedkeel.core.layout import Layout
+from fedkeel.core.objectives import Objective
+from fedkeel.core.trees import Tree
+from fedkeel.errors import MethodError
+from fedkeel.typed_values import hold_fields
+
+State = dict[str, Any]
+"""Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
+
+
+class Local(NamedTuple):
+    """What a rule may read during a local step, of one client."""
+
+    params: Tree  # w: where the client stands
+    start: Tree  # where this phase began
+    message: State  # what the server sent; "params" is w_t, unless a rule sends another model
+    gradient: Tree | None  # the gradient at w, before the perturbation; None unless the phase ascends
+    lr: Tensor  # 0-d: a captured graph or compiled step must not bake it in
+    step: Tensor  # 0-d: 0, 1, … within the phase
+    steps: Tensor  # 0-d: the local steps K_i of this client in this round
+    key: Tensor  # 0-d int64: randomness for this (seed, round, client, step)
+    loss: Tensor | None = None  # 0-d: in a gradient chain, of the pass just made; in `finish`, the mean of the phase
+
+
+class Setting(NamedTuple):
+    """What is known once a method meets its problem: see `Rule.settled`."""
+
+    layout: Layout  # of the model
+    head: tuple[str, ...]  # names of the classifier's parameters
+    epochs: int  # local epochs; the most, where they are drawn
+    mean_size: float = 0.0  # samples of a client, on average; known to the server
+    lr: float = 0.0  # the learning rate of the first round
+    lr_decay: float = 1.0  # by which it is multiplied after each round
+
+
+STAGES = ("server_slots", "client_slots", "broadcast", "start", "step", "finish", "server_step")
+LOCAL_STAGES = frozenset({"start", "step", "finish"})
+"""Those of a client, which an engine may call for many clients at once."""
+
+
+class Rule:
+    """One idea of a method. Pure functions, all neutral by default; override only those the idea needs.
+
+    A subclass is a frozen dataclass whose fields are the paper's hyper-parameters. It never sees a client axis, a
+    device, a file or a generator, never branches on a tensor, and never writes into what it was given.
+    """
+
+    needs_gradient: ClassVar[Objective | None] = None  # first in a perturb chain: whose gradient at w it starts from
+    reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
+    random: ClassVar[bool] = False  # reads `at.key`
+    asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+    # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;
+    # counts for the class that says it: a subclass with a function of its own says it anew
+    stackable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A subclass with a `__post_init__` of its own also holds its fields against their annotations, before that."""
+        super().__init_subclass__(**options)
+        own = vars(cls).get("__post_init__")
+        if own is not None:
+            setattr(cls, "__post_init__", held_before(own))  # noqa: B010 - not every subclass has one
+
+    def __post_init__(self) -> None:
+        hold_fields(self, MethodError, f"rule {type(self).__name__}")
+
+    @cached_property
+    def stages(self) -> frozenset[str]:
+        """The stages that this rule takes part in: those that it overrides."""
+        return frozenset(name for name in STAGES if getattr(type(self), name) is not getattr(Rule, name))
+
+    def settled(self, setting: Setting) -> Rule:
+        """This rule, fitted to the model: which layers are the head, how many epochs there are."""
+        return self
+
+    def steps_needed(self, layout: Layout) -> int | None:
+        """How many steps a measuring phase with this rule takes; None: as many as the phase says."""
+        return None
+
+    def passes_needed(self) -> int:
+        """How many times over a phase with this rule is done."""
+        return 1
+
+    def server_slots(self, params: Tree) -> State:
+        """What the server remembers between rounds, at the start."""
+        return {}
+
+    def client_slots(self, params: Tree) -> State:
+        """What each client remembers between rounds, before it first takes part.
+
+        A slot called like a fact of the client, such as "size", holds that fact in every round.
+        """
+        return {}
+
+    def broadcast(self, message: State, server: State) -> State:
+        """What the server sends at the start of a round."""
+        return message
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        """Where a client begins a phase."""
+        return params, client
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        """One link of a chain: a perturbation in a perturb chain, a direction in a gradient chain."""
+        return tree, client
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        """What a client sends and remembers at the end of a phase."""
+        return report, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        """The server's half: `reports` are stacked in client order, with the facts of each client."""
+        return update, server
+
+
+class Weighting(Rule, ABC):
+    """How much each client's update counts: one weight per client, usually summing to 1."""
+
+    def begin(self, reports: State, server: State) -> State:
+        """What the server's own phase starts from, where the method has one; its end is `reports["learned"]`."""
+        return {}
+
+    @abstractmethod
+    def __call__(self, reports: State, server: State) -> Tensor:
+        """The weights of the clients that reported."""
+
+
+def is_stackable(rule: Rule) -> bool:
+    """Whether a rule, and every rule that it holds, says that it works along the last axis and draws nothing."""
+    parts = [one for value in vars(rule).values() for one in (value if isinstance(value, tuple) else (value,))]
+    return says_stackable(type(rule)) and not rule.random and all(is_stackable(p) for p in parts if isinstance(p, Rule))
+
+
+def says_stackable(kind: type[Rule]) -> bool:
+    """Whether the class that defines a rule's functions says so; what its base says of others does not count."""
+    for one in kind.__mro__:
+        if "stackable" in vars(one):
+            return bool(vars(one)["stackable"])
+        if any(hasattr(own, "__get__") for name, own in vars(one).items() if not name.startswith("__")):
+            return False  # it defines a function or a property
+    return False
+
+
+def held_before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `__post_init__` that can rely on what the fields' annotations say."""
+
+    @wraps(post_init)
+    def held(self: Any) -> None:
+        Rule.__post_init__(self)
+        post_init(self)
+
+    return held
+
+
+def later(default: Any) -> Any:
+    """A field that a rule has not always had: saved only where it is not its default, so fingerprints stay."""
+    return field(default=default, metadata={"later": True})
+
+
+def require(holds: bool, rule: Rule, what: str) -> None:
+    """Refuse a hyper-parameter out of range when the rule is built."""
+    if not holds:
+        raise MethodError(f"{what}: {rule!r}", "see `fedkeel methods NAME` for the defaults")

@@ -1,0 +1,1 @@
+"""Corruptions of images, as CIFAR-10-C and feature shifts use them."""

@@ -1,0 +1,1 @@
+"""How the samples of a data set are divided among clients."""

@@ -1,0 +1,93 @@
+"""Label skew by a Dirichlet distribution, in the forms the papers use. Their alphas are not comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedkeel import randomness
+from fedkeel.data.partition.class_pools import Pools
+from fedkeel.data.partition.classwise import divide_class_wise
+from fedkeel.data.partition.log_dirichlet import Floats, log_dirichlet
+from fedkeel.data.partition.partition import Integers, Partition, check_count, check_fields, check_positive
+from fedkeel.data.partition.sequential_assignment import divide_exactly, divide_refilling
+from fedkeel.errors import ExperimentError, nearest
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Client priors p_i ~ Dir(α), or class shares q_c ~ Dir(α). Large alpha is iid, small alpha one class per client.
+
+    client-prior-exact    equal sizes; each sample once: the prior is restricted to the classes that are left
+    client-prior-refill   equal sizes; an exhausted class is refilled, so samples are duplicated and others unused
+                          (FL-Simulator and the tables made with it)
+    hsu                   client-prior-exact with α / C, C the number of classes, the clients served one after another
+                          (Hsu et al. 2019; FedSAM, FedGloSS)
+    class-wise            unequal sizes: each class is cut by q_c among the clients below |D| / N, until each client has
+                          `min_size` samples (NIID-Bench; FedSCAM, FedDisco, FedNoLoWe)
+    fedfsa-released       client-prior-exact as FedFSA's code draws it: the class of the lowest label is handed out only
+                          when all others are exhausted
+    """
+
+    alpha: float
+    clients: int
+    form: str = "client-prior-exact"
+    min_size: int = 10
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive("alpha", self.alpha)
+        check_count("clients", self.clients)
+        check_count("min_size", self.min_size, least=0)
+        if self.form not in FORMS:
+            raise ExperimentError(
+                f"unknown form of a Dirichlet partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")
+            )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample may come twice."""
+        return self.form == "client-prior-refill"
+
+    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
+        pools = Pools.of(labels, key, by_label=self.form == "fedfsa-released")
+        return FORMS[self.form](self, pools, key)
+
+
+def _priors(self: Dirichlet, pools: Pools, key: int) -> Floats:
+    return log_dirichlet(randomness.key(key, "priors"), self.alpha, rows=self.clients, columns=pools.classes)
+
+
+def _refill(self: Dirichlet, pools: Pools, key: int) -> Partition:
+    return divide_refilling(pools, _priors(self, pools, key), key)
+
+
+def _exact(self: Dirichlet, pools: Pools, key: int) -> Partition:
+    return divide_exactly(pools, _priors(self, pools, key), key)
+
+
+def _hsu(self: Dirichlet, pools: Pools, key: int) -> Partition:
+    priors = log_dirichlet(randomness.key(key, "priors"), self.alpha / pools.classes, self.clients, pools.classes)
+    return divide_exactly(pools, priors, key, one_by_one=True)
+
+
+def _class_wise(self: Dirichlet, pools: Pools, key: int) -> Partition:
+    return divide_class_wise(pools, self.alpha, self.clients, self.min_size, key)
+
+
+def _fedfsa_released(self: Dirichlet, pools: Pools, key: int) -> Partition:
+    priors = _priors(self, pools, key)
+    if pools.classes > 1:
+        priors[:, 0] = -np.inf  # its draw is uniform on [p_0, 1] instead of [0, 1]
+    return divide_exactly(pools, priors, key)
+
+
+FORMS: dict[str, Callable[[Dirichlet, Pools, int], Partition]] = {
+    "client-prior-exact": _exact,
+    "client-prior-refill": _refill,
+    "hsu": _hsu,
+    "class-wise": _class_wise,
+    "fedfsa-released": _fedfsa_released,
+}

@@ -1,0 +1,121 @@
+"""Feature shift: the clients see the same kinds of things through different lenses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel import randomness
+from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt_array
+from fedkeel.data.dataset import Samples
+from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_fields
+from fedkeel.data.storage.folder import Progress
+from fedkeel.errors import DataError, ExperimentError
+from fedkeel.ranges import Range
+
+KINDS = tuple(CORRUPTIONS)
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class FeatureShift:
+    """Divide by `base`, then give each client `fewest` to `most` of the twelve computed corruptions at `severity`, and
+    each of its images one of them, for good (SpecGradFilter: 2–3 corruptions at severity 3).
+
+    Corruptions are dealt like cards, deck after shuffled deck, so that all are used about equally often; within a
+    client they go round its images. fewest = most = 0 is `base` alone.
+    """
+
+    base: Partitioner
+    severity: Annotated[int, Range(1, SEVERITIES)] = 3
+    fewest: Annotated[int, Range(0, len(KINDS))] = 2
+    most: Annotated[int, Range(0, len(KINDS))] = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.fewest <= self.most <= len(KINDS):
+            raise ExperimentError(
+                f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}"
+            )
+
+    @property
+    def clients(self) -> int | None:
+        return self.base.clients
+
+    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
+        return self.base.divide(labels, key, groups=groups)
+
+    def hands(self, clients: int, key: int) -> list[tuple[str, ...]]:
+        """The corruptions of each client."""
+        sizes = self.fewest + np.floor(
+            randomness.uniforms(randomness.key(key, "hands"), clients) * (self.most - self.fewest + 1)
+        ).astype(np.int64)
+        hands: list[tuple[str, ...]] = []
+        deck: list[int] = []
+        decks = 0
+        for size in sizes.tolist():
+            hand: list[int] = []
+            while len(hand) < size:
+                if not (playable := [card for card in deck if card not in hand]):
+                    deck += randomness.permutation(randomness.key(key, "deck", decks), len(KINDS)).tolist()
+                    decks += 1
+                    continue
+                hand.append(playable[0])
+                deck.remove(playable[0])
+            hands.append(tuple(KINDS[card] for card in hand))
+        return hands
+
+    def kinds(self, partition: Partition, key: int) -> Integers:
+        """The corruption of each sample, as a number into `KINDS`; -1 for a sample that no client holds.
+
+        A sample held twice has the corruption of its first holder.
+        """
+        kinds = np.full(partition.samples, -1, np.int64)
+        hands = self.hands(partition.clients, key)
+        for client in reversed(range(partition.clients)):
+            rows = partition[client]
+            if hands[client] and len(rows):
+                order = randomness.permutation(randomness.key(key, "round", client), len(rows))
+                hand = np.array([KINDS.index(name) for name in hands[client]])
+                kinds[rows[order]] = hand[np.arange(len(rows)) % len(hand)]
+        return kinds
+
+    def corrupt(
+        self, images: Samples, partition: Partition, key: int, progress: Progress | None = None
+    ) -> NDArray[np.uint8]:
+        """All images, each under its corruption: a copy in memory, computed once. The same key as for `divide`."""
+        return corrupted(images, self.kinds(partition, key), self.severity, key, progress)
+
+
+def corrupted(
+    images: Samples, kinds: Integers, severity: int, key: int, progress: Progress | None = None
+) -> NDArray[np.uint8]:
+    """Image i under corruption ``kinds[i]`` (-1: as it is), by a key of its own."""
+    if images.dtype != np.uint8 or len(images.shape) < 3:
+        raise DataError(f"corruptions are for images of bytes, not {images.dtype} of shape {images.shape}")
+    result = np.array(images[:])
+    keys = randomness.bits(randomness.key(key, "corruption"), len(result))
+    done = int((kinds < 0).sum())
+    for kind, name in enumerate(KINDS):
+        rows = np.flatnonzero(kinds == kind)
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            result[batch] = corrupt_array(result[batch], name, severity, keys[batch])
+            done += len(batch)
+            if progress is not None:
+                progress(f"corrupting: {name}", done, len(result))
+    return result
+
+
+def shifted_test(
+    images: Samples, labels: Integers, severity: int, key: int, progress: Progress | None = None
+) -> tuple[NDArray[np.uint8], Integers, Integers]:
+    """Test images under each of the twelve computed corruptions: images, labels, and the corruption of each image."""
+    parts = [
+        corrupted(images, np.full(len(images), kind), severity, randomness.key(key, "test", kind), progress)
+        for kind in range(len(KINDS))
+    ]
+    return np.concatenate(parts), np.tile(labels, len(KINDS)), np.arange(len(KINDS)).repeat(len(labels))

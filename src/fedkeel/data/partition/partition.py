@@ -1,0 +1,167 @@
+"""Which client holds which samples: the result of every way to divide a data set, and what those ways share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel import randomness
+from fedkeel.errors import DataError, ExperimentError
+from fedkeel.typed_values import hold_fields, shown
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Client i holds ``indices[offsets[i] : offsets[i + 1]]``, in ascending order, of a set of `samples` samples.
+
+    A sample may be unused (no client holds it) or duplicated (held more than once): some published splits do both.
+    `notes` says what had to be repaired.
+    """
+
+    indices: Integers
+    offsets: Integers
+    samples: int
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.indices.flags.writeable = False
+        self.offsets.flags.writeable = False
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(self.offsets)
+
+    @property
+    def unused(self) -> int:
+        """How many samples no client holds."""
+        return self.samples - self._distinct
+
+    @property
+    def duplicated(self) -> int:
+        """How many of the held samples are further copies of one already counted."""
+        return len(self.indices) - self._distinct
+
+    @property
+    def _distinct(self) -> int:
+        return int(np.count_nonzero(np.bincount(self.indices, minlength=self.samples)))
+
+    def __len__(self) -> int:
+        return self.clients
+
+    def __getitem__(self, client: int) -> Integers:
+        if not 0 <= client < self.clients:
+            raise IndexError(f"client {client} of {self.clients}")
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def holders(self) -> Integers:
+        """The client of each entry of `indices`."""
+        return np.repeat(np.arange(self.clients), self.sizes)
+
+    def histogram(self, labels: Integers, classes: int) -> Integers:
+        """How many samples of each class each client holds: [clients, classes]."""
+        cells = self.holders * classes + labels[self.indices]
+        return np.bincount(cells, minlength=self.clients * classes).reshape(self.clients, classes)
+
+    def split(self, share: float, key: int) -> tuple[Partition, Partition]:
+        """Set ⌊share · n⌋ of each client's n different samples aside: (what is kept, what was set aside).
+
+        All copies of a sample stay on one side. One that several clients hold is drawn by the first of them, among the
+        n; the others follow. Every client with data keeps at least one sample, so a client of one sample sets none
+        aside. What a client draws depends on the key, its number and its own samples only. share = 0 keeps all.
+        """
+        if not 0 <= share < 1:
+            raise ExperimentError(f"the share to set aside must be in [0, 1): {share}")
+        samples, first = np.unique(self.indices, return_index=True)  # holders ascend: the first is the owner
+        clients = self.holders[first]
+        lots = randomness.bits(randomness.bits(key, self.clients)[clients] + samples.astype(np.uint64), 1)[:, 0]
+        order = np.lexsort((lots, clients))
+        owned = np.bincount(clients, minlength=self.clients)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order)) - (np.cumsum(owned) - owned)[clients[order]]
+        # 0.29 * 100 is 28.999…: the nudge makes the floor the one of the written number
+        drawn = np.zeros(self.samples, dtype=bool)
+        drawn[samples] = rank < np.floor(share * owned + 1e-9)[clients]
+        left = np.bincount(self.holders[~drawn[self.indices]], minlength=self.clients)
+        for client in np.flatnonzero(left == 0).tolist():
+            drawn[self[client][:1]] = False  # all it holds was drawn by others
+        aside = drawn[self.indices]
+        return self._where(~aside), self._where(aside)
+
+    def _where(self, mask: NDArray[np.bool_]) -> Partition:
+        return collect(self.holders[mask], self.indices[mask], self.clients, self.samples, self.notes)
+
+
+class Partitioner(Protocol):
+    """A way to divide a data set. The result is a function of the labels, the groups and the key alone."""
+
+    @property
+    def clients(self) -> int | None:
+        """None where the data decide it."""
+        ...
+
+    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition: ...
+
+
+def collect(holders: Integers, indices: Integers, clients: int, samples: int, notes: tuple[str, ...] = ()) -> Partition:
+    """The partition in which client ``holders[k]`` holds sample ``indices[k]``, for each k."""
+    order = np.lexsort((indices, holders))
+    offsets = np.zeros(clients + 1, dtype=np.int64)
+    np.cumsum(np.bincount(holders, minlength=clients), out=offsets[1:])
+    return Partition(indices[order], offsets, samples, notes)
+
+
+def everything(samples: int) -> Partition:
+    """One client that holds all samples."""
+    return Partition(np.arange(samples), np.array([0, samples]), samples)
+
+
+def equal_sizes(samples: int, clients: int) -> Integers:
+    """⌊samples / clients⌋ each, and the remainder to client 0, as FL-Simulator does."""
+    check_enough(samples, clients, each=1)
+    sizes = np.full(clients, samples // clients, dtype=np.int64)
+    sizes[0] += samples % clients
+    return sizes
+
+
+def check_fields(partitioner: Any) -> None:
+    """Hold a partitioner's fields against their annotations."""
+    kind = type(partitioner)
+    if not hasattr(getattr(partitioner, "base", kind), "divide"):
+        raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
+    hold_fields(partitioner, ExperimentError, kind.__name__)
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ExperimentError(f"{name} must be a whole number of at least {least}: {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-300 <= value < math.inf:
+        raise ExperimentError(f"{name} must be a positive number: {value!r}")
+
+
+def check_enough(samples: int, clients: int, each: int) -> None:
+    if clients * each > samples:
+        raise DataError(
+            f"{clients} clients cannot have {each} of {samples} samples each",
+            hint=f"use at most {samples // max(each, 1)} clients or a larger data set",
+        )
+
+
+def check_labels(labels: Integers) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(f"labels to divide by must be a row of integers, not {labels.dtype} of shape {labels.shape}")
+    if len(labels) == 0:
+        raise DataError("a data set without samples cannot be divided", hint="check the data set's files")

@@ -1,0 +1,128 @@
+"""Partitions by name, as plain data: `{kind = "dirichlet", alpha = 0.1, clients = 100}` or "dirichlet:alpha=0.1".
+
+In text the base of a partition comes last: "long-tail:imbalance=100,base=dirichlet:alpha=0.1,clients=100".
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from fedkeel.data.partition.dirichlet import Dirichlet
+from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.data.partition.partition import Partitioner
+from fedkeel.data.partition.pathological import Pathological
+from fedkeel.data.partition.plain import Iid, LongTail, Natural, QuantitySkew
+from fedkeel.errors import ExperimentError, nearest
+from fedkeel.typed_values import read_toml
+
+PARTITIONS: dict[str, type[Any]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "pathological": Pathological,
+    "quantity-skew": QuantitySkew,
+    "natural": Natural,
+    "long-tail": LongTail,
+    "feature-shift": FeatureShift,
+}
+
+
+WERE = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
+"""Forms that were the defaults up to version 0.1.0; both repeat some samples and leave others out."""
+
+
+def load_partition(given: Any) -> Partitioner:
+    """A partition from itself, from plain data, or from `kind:field=value,field=value`."""
+    if isinstance(given, str):
+        given = parse(given)
+    if not isinstance(given, Mapping):
+        if type(given) in PARTITIONS.values() or hasattr(given, "divide"):
+            return given
+        raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
+    settings = dict(given)
+    kind = str(settings.pop("kind", "dirichlet"))
+    if kind not in PARTITIONS:
+        raise ExperimentError(f"unknown partition: {kind}", nearest(kind, PARTITIONS, "partitions"))
+    known = {field.name: field for field in fields(PARTITIONS[kind])}
+    for word in settings:
+        if word not in known:
+            raise ExperimentError(f"partition {kind} has no field: {word}", nearest(word, known, "fields"))
+    missing = [name for name, field in known.items() if name not in settings and field.default is MISSING]
+    if missing:
+        example = f"; for example {kind}:…,base=iid:clients=100" if "base" in missing else ""
+        raise ExperimentError(
+            f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}{example}"
+        )
+    if "base" in settings:
+        settings["base"] = load_partition(settings["base"])
+    return PARTITIONS[kind](**settings)
+
+
+def repeats(partition: Partitioner) -> bool:
+    """Whether a sample may be held twice; one of the user's own may do so unless it says otherwise."""
+    if type(partition) not in PARTITIONS.values():
+        return bool(getattr(partition, "repeats", True))
+    base = getattr(partition, "base", None)
+    return bool(getattr(partition, "repeats", False)) if base is None else repeats(base)
+
+
+def other_default(given: Any) -> str | None:
+    """What has changed for a partition that names no form; None where nothing has."""
+    settings = parse(given) if isinstance(given, str) else given
+    if not isinstance(settings, Mapping):
+        return None
+    if "base" in settings:
+        return other_default(settings["base"])
+    kind = str(settings.get("kind", "dirichlet"))
+    if kind not in WERE or "form" in settings:
+        return None
+    now = next(field.default for field in fields(PARTITIONS[kind]) if field.name == "form")
+    return (
+        f'no form is given for the {kind} partition: it is "{now}", each sample once; up to version 0.1.0 it was '
+        f'"{WERE[kind]}", which repeats samples and leaves others out (form = "{WERE[kind]}" brings it back)'
+    )
+
+
+def parse(text: str) -> dict[str, Any]:
+    """`dirichlet:alpha=0.1,clients=100` as plain data."""
+    kind, _, rest = text.partition(":")
+    settings: dict[str, Any] = {"kind": kind.strip()}
+    rest, _, base = f",{rest}".partition(",base=")  # all that follows is the base's
+    if base:
+        settings["base"] = parse(base)
+    for piece in filter(None, (piece.strip() for piece in rest.split(","))):
+        name, equals, value = piece.partition("=")
+        if not equals:
+            raise ExperimentError(
+                f"a partition's field needs a value: {piece}", 'write "dirichlet:alpha=0.1,clients=100"'
+            )
+        settings[name.strip()] = plain_value(value.strip())
+    return settings
+
+
+def as_text(settings: Mapping[str, Any]) -> str:
+    """What `parse` reads."""
+    fields = [f"{name}={value}" for name, value in settings.items() if name not in ("kind", "base")]
+    fields += [f"base={as_text(settings['base'])}"] if "base" in settings else []
+    return f"{settings['kind']}:{','.join(fields)}" if fields else str(settings["kind"])
+
+
+def plain_value(text: str) -> Any:
+    """A TOML value, or the text itself."""
+    try:
+        return read_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def save_partition(partition: Partitioner) -> dict[str, Any]:
+    """Plain data; a partition of the user's own by its representation, which says what it was."""
+    kind = next((name for name, made in PARTITIONS.items() if made is type(partition)), None)
+    if kind is None:
+        return {"kind": f"python:{partition!r}"}
+    settings = {field.name: getattr(partition, field.name) for field in fields(PARTITIONS[kind])}
+    if "base" in settings:
+        settings["base"] = save_partition(settings["base"])
+    return {"kind": kind} | settings

@@ -1,0 +1,1 @@
+"""Where data sets lie, and how they are fetched, read and checked."""

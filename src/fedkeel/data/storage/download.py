@@ -1,0 +1,111 @@
+"""Fill a draft from the Hugging Face hub, through its own library `datasets`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.data.dataset import Hub
+from fedkeel.data.storage.folder import NO_SPACE, Draft
+from fedkeel.errors import DataError
+
+BATCH = 1000
+TIMEOUT = 20.0  # seconds
+
+
+def from_hub(draft: Draft) -> None:
+    """Decode the images of both splits into the draft."""
+    hub = hub_of(draft)
+    for split, name in zip(("train", "test"), hub.splits, strict=True):
+        images_of_split(draft, split, open_split(draft, name))
+
+
+def hub_of(draft: Draft) -> Hub:
+    assert isinstance(draft.card.home, Hub), f"{draft.card.name} does not live on the hub"
+    return draft.card.home
+
+
+def open_split(draft: Draft, name: str) -> Any:
+    """One split of the set's repository, or of a copy of it under the folder that $FEDKEEL_HUB names."""
+    hub = hub_of(draft)
+    try:
+        import datasets
+        import huggingface_hub
+    except ImportError as error:
+        raise DataError(
+            f"{draft.card.name} is not in the data folder, and fetching it needs the package datasets",
+            hint=f'pip install "fedkeel[download]", or {draft.source.import_hint}',
+        ) from error
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    copies = os.environ.get("FEDKEEL_HUB")
+    repository = str(Path(copies) / hub.repository) if copies else hub.repository
+    if copies and not Path(repository).is_dir():
+        raise DataError(f"there is no copy of {hub.repository} in FEDKEEL_HUB: {copies}")
+    with explained(draft, name):
+        if not copies:
+            # one request that fails at once without a network; load_dataset would try for half a minute
+            huggingface_hub.HfApi().dataset_info(repository, timeout=TIMEOUT)
+        rows = datasets.load_dataset(
+            repository, hub.configuration, split=name, cache_dir=str(draft.folder.parent / "hub")
+        )
+    for column in (hub.image, hub.label, *([hub.group] if hub.group else [])):
+        if column not in rows.column_names:
+            raise DataError(
+                f"{hub.repository} has no column {column!r}: its columns are {', '.join(rows.column_names)}",
+                hint=draft.source.import_hint,
+            )
+    return rows
+
+
+@contextlib.contextmanager
+def explained(draft: Draft, split: str) -> Iterator[None]:
+    """Whatever goes wrong between here and the hub, in one line. A full disk is told apart by the draft."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        for cause in causes(error):
+            if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+                raise cause from None
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise DataError(
+            f"the {split} split of {hub_of(draft).repository} could not be fetched: {reason}",
+            hint=f"without a network: {draft.source.import_hint}",
+        ) from error
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def images_of_split(draft: Draft, split: str, rows: Any) -> None:
+    hub = hub_of(draft)
+    check_count(draft, split, len(rows))
+    with explained(draft, split), draft.split(split) as writer:
+        for batch in rows.iter(batch_size=BATCH):
+            writer.write(stacked(draft, batch[hub.image]), batch[hub.label])
+
+
+def stacked(draft: Draft, images: Sequence[Any]) -> NDArray[np.uint8]:
+    mode = "L" if draft.card.shape[0] == 1 else "RGB"
+    return np.stack([np.asarray(image.convert(mode)) for image in images])
+
+
+def check_count(draft: Draft, split: str, count: int) -> None:
+    expected = getattr(draft.card, split)
+    if expected and count != expected:
+        raise DataError(
+            f"{hub_of(draft).repository} has {count} of the {expected} samples of {split}",
+            hint=draft.source.import_hint,
+        )

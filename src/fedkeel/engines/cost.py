@@ -1,0 +1,56 @@
+"""What a round cost, and whether its numbers are numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fedkeel.core.contract import FACTS
+from fedkeel.core.method import Method
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree, tensors
+from fedkeel.data.batches import steps
+from fedkeel.engines.engine import Outcome, Training
+from fedkeel.problems.task import Task
+from fedkeel.rules.layers import matching
+from fedkeel.rules.sharing import private
+
+
+def all_finite(outcome: Outcome) -> bool:
+    found = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
+    return all(bool(torch.isfinite(slot).all()) for slot in found)
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def uploaded(report: State) -> State:
+    """What a client sends, without the facts that the server knows or that weigh nothing."""
+    return {name: slot for name, slot in report.items() if name == "delta" or name not in FACTS}
+
+
+def sent(method: Method, message: State) -> State:
+    """What of a message travels: not the layers of which every client has its own."""
+    mine = matching(private(method))
+    return message | {"params": message["params"].only(lambda name: not mine(name))}
+
+
+def whole(message: State, initial: Tree) -> State:
+    """What was sent, with the private layers as the server has them: as they were first made."""
+    return message | {"params": initial | message["params"]}
+
+
+def size_of(slot: Any) -> int:
+    return int(slot.numel() * slot.element_size())
+
+
+def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
+    """Backward passes of one client in one round, as declared."""
+    size, epochs = task.taken(client, training.batch_size), training.epochs_of(round, client)
+    return sum(
+        p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
+        for p in method.phases
+    )

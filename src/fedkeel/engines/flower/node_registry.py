@@ -1,0 +1,85 @@
+"""Which node has which client's data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedkeel.engines.flower.checks import said_by
+from fedkeel.engines.flower.records import Refused
+from fedkeel.engines.flower.reply_transport import exchanged
+from fedkeel.errors import RunError
+
+log = logging.getLogger("fedkeel")
+
+PATIENCE = 60.0  # seconds a node may take to say who it is
+PAUSE = 1.0
+INTRODUCTION = 1 << 20  # bytes
+
+
+class Taken(Exception):
+    """A client that another node has."""
+
+
+class Roster:
+    """Nodes by client. A node is asked once who it is; one that claims a client that another, present node has is not
+    listened to."""
+
+    def __init__(self, grid: Grid, clients: int, identity: str = "", patience: float = PATIENCE):
+        self.grid, self.clients, self.identity, self.patience = grid, clients, identity, patience
+        self.nodes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.strangers: set[int] = set()
+
+    def call(self, wanted: Collection[int] | None = None) -> None:
+        """Forget nodes that have gone; where a wanted client has no node (None: always), ask new ones who they are."""
+        present = set(self.grid.get_node_ids())
+        self.nodes = {client: node for client, node in self.nodes.items() if node in present}
+        self.strangers &= present
+        new = present - set(self.nodes.values()) - self.strangers
+        if not new or (wanted is not None and all(client in self.nodes for client in wanted)):
+            return
+        content = RecordDict({"config": ConfigRecord()})
+        asked = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in sorted(new)]
+        for node, reply in exchanged(self.grid, asked, self.patience, INTRODUCTION).items():
+            if isinstance(reply, str):
+                log.warning("node %d does not say who it is: %s", node, reply)
+                continue
+            try:
+                self._enter(node, said_by(reply, identity=self.identity))
+            except Refused as refused:
+                log.warning("refused node %d: %s", node, refused)
+                self.strangers.add(node)
+            except Taken as taken:  # asked again when the other one has gone: it may be the same node, restarted
+                log.warning("node %d has to wait: %s", node, taken)
+
+    def _enter(self, node: int, said: dict[str, object]) -> None:
+        client, size = said.get("client"), said.get("size")
+        if not isinstance(client, int) or not isinstance(size, int) or not 0 <= client < self.clients or size < 0:
+            raise Refused(f"it claims to be client {str(client)[:20]} of {self.clients}, with {str(size)[:20]} samples")
+        if client in self.nodes:
+            raise Taken(f"it claims to be client {client}, which node {self.nodes[client]} is")
+        if self.sizes.setdefault(client, size) != size:
+            raise Refused(f"client {client} had {self.sizes[client]} samples and now has {size}")
+        self.nodes[client] = node
+
+    def wait(self, count: int, seconds: float, enough: int) -> None:
+        """Until so many clients have a node, or time is up and `enough` have."""
+        until = time.monotonic() + seconds
+        while True:
+            self.call()
+            if len(self.nodes) >= count:
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(PAUSE)
+        if len(self.nodes) < enough:
+            raise RunError(
+                f"{len(self.nodes)} of {count} clients have a node after {seconds:g} seconds, {enough} are needed.",
+                "start the other nodes, then this run again: it goes on where it was",
+            )
+        log.warning("going on with %d of %d clients: the others have no node", len(self.nodes), count)

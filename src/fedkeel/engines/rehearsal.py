@@ -1,0 +1,187 @@
+"""A round in which no gradient is taken: what a method's rules do wrong is found before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedkeel.core.contract import FACTS, name_of
+from fedkeel.core.method import Method
+from fedkeel.core.objectives import Objective
+from fedkeel.core.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round, server_round
+from fedkeel.core.rule import Local, Rule, State, Weighting
+from fedkeel.core.trees import Tree, stack, tensors
+from fedkeel.engines.engine import facts_of
+from fedkeel.errors import MethodError
+from fedkeel.problems.task import Task
+
+
+class Rehearsed(NamedTuple):
+    """One of each, with the right slots, layouts and types; the numbers mean nothing."""
+
+    message: State
+    report: State
+    state: State
+
+
+def rehearse(method: Method, task: Task) -> None:
+    """Refuse a method whose rules break their contract: a round of one client and the server, and the final phase."""
+    watched = method.each_rule(watch)
+    message, report, state = rehearse_client(watched, task)
+    server = init_server(watched, task.initial, task.buffers)
+    reports = stack([report])
+    reports["population"] = reports["lr"].new_ones(())
+    if method.server_phase is not None:
+        begun = watched.weights.begin(reports, server)
+        alone = Method(method.name, (method.server_phase,), method.weights).each_rule(watch)
+        reports["learned"] = rehearse_client(alone, task, message, begun).state
+    server_round(watched, server, reports)
+    if method.final is not None:
+        rehearse_client(watched.tuning, task, message, state)
+
+
+def rehearse_client(method: Method, task: Task, message: State | None = None, state: State | None = None) -> Rehearsed:
+    """A client's round of one step in each phase, without its data."""
+    if message is None:
+        message = broadcast(method, init_server(method, task.initial, task.buffers))
+    if state is None:
+        state = init_client(method, task.initial, task.buffers)
+    lr = torch.ones((), dtype=task.dtype, device=task.device)
+    nothing = torch.zeros((), dtype=torch.int64, device=task.device)
+    work = [Stretch([Moment(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
+    facts = facts_of(task, int(task.clients.sizes.argmax()), 1, lr)
+    report, after = local_round(method, _still, message, state, work, lr, facts)
+    return Rehearsed(message, report, after)
+
+
+def _still(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
+    return Gradient(params.zeros(), params.scalar(), buffers)
+
+
+# ---- rules under watch ---------------------------------------------------------------------------------------------
+def watch(rule: Rule) -> Rule:
+    return WatchedWeighting(rule) if isinstance(rule, Weighting) else Watched(rule)
+
+
+RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
+    "broadcast": ((dict,), "the message"),
+    "start": ((Tree, dict), "params, client"),
+    "step": ((Tree, dict), "tree, client"),
+    "finish": ((dict, dict), "report, client"),
+    "server_step": ((Tree, dict), "update, server"),
+}
+"""By stage: the types that it returns, and how that is written."""
+
+
+@dataclass(frozen=True)
+class Watched(Rule):
+    """A rule, each of whose stages is held against the contract of rules."""
+
+    stands_for: Rule
+
+    def __post_init__(self) -> None:
+        for trait in ("needs_gradient", "random", "asks", "reads", "stages"):
+            object.__setattr__(self, trait, getattr(self.stands_for, trait))
+
+    def server_slots(self, params: Tree) -> State:
+        return self.stands_for.server_slots(params)
+
+    def client_slots(self, params: Tree) -> State:
+        return self.stands_for.client_slots(params)
+
+    def broadcast(self, message: State, server: State) -> State:
+        sent: State = self.call("broadcast", message, server)
+        return sent
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        begun, after = self.call("start", params, client, message)
+        self.compare("start", client, after)
+        return begun, after
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        found, after = self.call("step", tree, client, at)
+        self.compare("step", client, after)
+        if found.layout != tree.layout:
+            raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
+        return found, after
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        found, after = self.call("finish", report, client, at)
+        self.compare("finish", client, after)
+        for name in found:
+            if name in FACTS and name not in report:
+                raise MethodError(
+                    f"{name_of(self)}.finish reports {name!r}, which is the name of something else.",
+                    f'call it otherwise: "own_{name}"',
+                )
+        return found, after
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        found: tuple[Tree, State] = self.call("server_step", update, server, reports)
+        return found
+
+    def call(self, stage: str, *given: Any) -> Any:
+        """A stage of the rule, which reads what is there, writes into nothing, and returns what it must."""
+        place = f"{name_of(self)}.{stage}" if stage != "__call__" else name_of(self)
+        slots, before = tensors(given), _versions(given)
+        try:
+            found = getattr(self.stands_for, stage)(*given)
+        except KeyError as error:
+            slot = error.args[0] if error.args else None
+            if not isinstance(slot, str) or any(slot in part for part in given if isinstance(part, dict)):
+                raise
+            raise MethodError(
+                f"{place} reads {slot!r}, which no rule of this method keeps, sends or reports there.",
+                f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
+            ) from error
+        if before != _versions(given) or any(a is not b for a, b in zip(slots, tensors(given), strict=True)):
+            raise MethodError(
+                f"{place} writes into what it was given.", "make new ones: return 0.5 * tree, client | {…}"
+            )
+        if stage in RETURNS:
+            kinds, written = RETURNS[stage]
+            several = found if len(kinds) > 1 else (found,)
+            if not (isinstance(several, tuple) and len(several) == len(kinds) and all(map(isinstance, several, kinds))):
+                raise MethodError(f"{place} returns {written}, not {type(found).__name__}.", f"return {written}")
+        return found
+
+    def compare(self, stage: str, before: State, after: State) -> None:
+        """Refuse slots of a client that come, go, or change their shape."""
+        for slot in before.keys() ^ after.keys():
+            what = "lacks" if slot in before else "adds"
+            raise MethodError(
+                f"{name_of(self)}.{stage} {what} slot {slot!r}: a client has the same slots all the time.",
+                f"keep it from the start: def client_slots(self, params): return {{{slot!r}: params.zeros()}}"
+                if what == "adds"
+                else "return client | {…}",
+            )
+        for slot, old in before.items():
+            if _shape(after[slot]) != _shape(old):
+                raise MethodError(
+                    f"{name_of(self)}.{stage} changes the shape of slot {slot!r}.", "give it its shape in client_slots"
+                )
+
+
+def _versions(given: Any) -> list[int]:
+    """How often each tensor was written to."""
+    return [-1 if slot is None else slot._version for slot in tensors(given)]
+
+
+def _shape(slot: Any) -> Any:
+    return slot.layout if isinstance(slot, Tree) else tuple(slot.shape) if isinstance(slot, Tensor) else type(slot)
+
+
+@dataclass(frozen=True)
+class WatchedWeighting(Watched, Weighting):
+    """The same of a weighting."""
+
+    def begin(self, reports: State, server: State) -> State:
+        begun: State = self.call("begin", reports, server)
+        return begun
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        weights: Tensor = self.call("__call__", reports, server)
+        return weights

@@ -1,0 +1,1 @@
+"""The engine that trains all clients of a round as one batch."""

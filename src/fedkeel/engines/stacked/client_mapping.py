@@ -1,0 +1,111 @@
+"""How a function of one client becomes one of all stacked clients."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree
+
+from fedkeel.core.method import Method
+from fedkeel.core.round import Lift
+from fedkeel.core.rule import LOCAL_STAGES, is_stackable
+from fedkeel.core.trees import Tree, tensors
+from fedkeel.errors import MethodError
+
+log = logging.getLogger("fedkeel")
+
+
+def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """The reference: right for every rule."""
+    each: Callable[..., Any] = vmap(f, in_dims=dims)
+
+    def lifted(*args: Any) -> Any:
+        try:
+            return each(*args)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            told = str(error).splitlines()[0]
+            raise MethodError(f"a rule of this method cannot be stacked: {told}", "use --engine serial") from error
+
+    return lifted
+
+
+def broadcasting(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """The same function on `[clients, D]`: what is shared gets a client axis that takes no memory.
+
+    For rules whose every operation works along the last axis. One that writes `tree["fc"].mean()` is right under vmap
+    and silently wrong here.
+    """
+
+    def lifted(*args: Any) -> Any:
+        clients = next(len(tensors(a)[0]) for a, d in zip(args, dims, strict=True) if d == 0 and tensors(a))
+        return f(
+            *(spread(a, clients) if d is None and isinstance(a, dict) else a for a, d in zip(args, dims, strict=True))
+        )
+
+    return lifted
+
+
+def spread(state: Any, clients: int) -> Any:
+    """Every slot with a client axis: as a view, where it has none."""
+
+    def one(slot: Any) -> Any:
+        if isinstance(slot, Tree):
+            return slot.expand(clients) if slot.buffer.dim() == 1 else slot
+        return slot.expand(clients) if isinstance(slot, Tensor) and slot.dim() == 0 else slot
+
+    return _pytree.tree_map(one, state, is_leaf=lambda slot: isinstance(slot, Tree))
+
+
+def lift_for(method: Method, device: torch.device) -> Lift:
+    """Broadcasting where every rule that works on clients says that it may; else vmap, which is right for all."""
+    if not all(is_stackable(rule) for rule in method.local_rules if rule.stages & LOCAL_STAGES):
+        return vmapped
+    return fused if device.type == "cuda" else broadcasting
+
+
+HOT = ("climb", "move")  # the two functions of a step; the others run once in a round
+
+
+def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Broadcasting, with the chains of a step compiled: a few passes over the buffer instead of one for each operation.
+
+    What cannot be compiled runs as it is.
+    """
+    plain = broadcasting(f, dims)
+    if getattr(f, "__name__", "") not in HOT:
+        return plain
+    compiled: Callable[..., Any] | None = None
+    refused = False
+
+    def lifted(*args: Any) -> Any:
+        nonlocal compiled, refused
+        if refused:
+            return plain(*args)
+        try:
+            compiled = compiled or compile_rules(plain)  # not before: captured steps never come here again
+            return compiled(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("the rules are not compiled and run slower: %s", str(error).strip().splitlines()[0])
+            refused = True
+            return plain(*args)
+
+    return lifted
+
+
+def compile_rules(f: Callable[..., Any]) -> Callable[..., Any]:
+    from fedkeel.kernels.fuse_filter_pass import Absorb  # importing the compiler takes a second
+
+    torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
+    for harmless in ("Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code gen"):
+        warnings.filterwarnings("ignore", harmless)  # what remembers is pure; the rest is left to PyTorch's kernels
+    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": Absorb()})

@@ -1,0 +1,282 @@
+"""Where the gradients of stacked clients come from: one vmapped forward pass, one ordinary backward pass.
+
+Client i's loss depends on row i alone, so the gradient of the summed losses has the clients' gradients as its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree
+
+from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.round import Gradient
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree
+from fedkeel.data.clients import Sample
+from fedkeel.engines.stacked.stacked_batches import StackedBatch
+from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.kernels.layers import Frame, Running
+from fedkeel.kernels.network import forward, known
+from fedkeel.problems.gradients import DETACHED
+from fedkeel.problems.task import Task
+
+Model = nn.Module | Mapping[str, Tensor]
+
+
+class Inside(nn.Module):
+    """Calls a function with a module whose parameters have been exchanged."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, f: Callable[..., Any], *args: Any) -> Any:
+        return f(self.model, *args)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What the gradient is of: an objective, and what the server sent."""
+
+    objective: Objective
+    message: State
+
+    @property
+    def sent(self) -> int | None:
+        """The client axis of the message: None where all clients got the same."""
+        return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
+
+    @property
+    def needed(self) -> State:
+        """The message, for the few objectives that read it; vmap would take the others' apart for nothing."""
+        return {} if self.objective.of_problem else self.message
+
+
+class StackedWorkspace:
+    """Gradients of any module or plain parameters that vmap can take."""
+
+    by_kernels = False
+
+    def __init__(self, task: Task):
+        if task.stochastic:
+            raise ModelError(
+                "the stacked engine does not draw a module's own random numbers (dropout).", "use --engine serial"
+            )
+        self.task = task
+        self.inside = None if task.module is None else Inside(task.module)
+        # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
+        self.separable = task.separable and task.buffers is None
+
+    def __call__(
+        self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
+    ) -> Gradient:
+        aim = Aim(objective, message)
+        if batch.mask is None or self.separable:
+            return self.together(params, batch, aim, buffers)
+        return self.by_size(params, batch, aim, buffers)
+
+    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
+        """Of clients with equal, or filled-up, batches."""
+        reference = self.reference(batch, aim, buffers)
+        self.task.recount()
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+        seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
+        given = (batch.mask, reference, batch.histogram, batch.noise)
+        dims = (0, 0, 0, aim.sent, *(None if part is None else 0 for part in given))
+        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
+            lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
+            one = vmap(partial(self.one, aim), in_dims=dims)
+            losses, after = one(lowered, seen, self.lowered(batch), aim.needed, *given)
+        kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
+        if not aim.objective.differentiable:
+            return Gradient(params.zeros(), losses, kept)
+        if not losses.requires_grad:
+            raise ExperimentError(DETACHED, "is it computed from them?")
+        each = torch.ones_like(losses)
+        grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
+        return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
+
+    def lowered(self, batch: StackedBatch) -> Sample:
+        """Inputs in the precision of the arithmetic."""
+        return tuple(t.to(self.task.compute) if t.is_floating_point() else t for t in batch.tensors)
+
+    def one(
+        self,
+        aim: Aim,
+        leaves: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        tensors: Sample,
+        message: State,
+        mask: Tensor | None,
+        reference: Tensor | None,
+        histogram: Tensor | None,
+        noise: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one client, and its buffers afterwards."""
+
+        def loss(model: Model) -> Tensor:
+            output = self.task.output(model, tensors, aim.objective, noise)
+            output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
+            return self.judged(aim, model, tensors, output, message, mask, reference, histogram, noise)
+
+        if self.inside is None:
+            return loss(leaves), {}
+        named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
+        return functional_call(self.inside, named, (loss,)), buffers
+
+    def judged(
+        self,
+        aim: Aim,
+        model: Model,
+        tensors: Sample,
+        output: Any,
+        message: State,
+        mask: Tensor | None,
+        reference: Tensor | None,
+        histogram: Tensor | None,
+        noise: Tensor | None,
+    ) -> Tensor:
+        """The mean, or the total, of the objective over the real samples of one client."""
+        if not aim.objective.of_problem:
+            given = Given(reference, histogram, message, noise)
+            losses = aim.objective.losses(output, tensors[-1], given)
+        elif mask is None:
+            losses = self.task.judged(self.task.mean_loss, model, tensors, output)
+        else:
+            losses = self.task.losses(model, tensors, output)
+        if mask is None:
+            return losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
+        if losses.dim() == 0:
+            losses = self.each(model, tensors, output)
+        total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
+        return total if aim.objective.total else total / mask.sum()
+
+    def each(self, model: Model, tensors: Sample, output: Tensor | None) -> Tensor:
+        """Sample by sample, for a loss that returns the mean."""
+
+        def one(tensors: Sample, output: Tensor | None) -> Tensor:
+            single = tuple(t.unsqueeze(0) for t in tensors)
+            return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
+
+        found: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
+        return found
+
+    @torch.no_grad()
+    def reference(self, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Tensor | None:
+        """What the model that the server sent says to the same samples."""
+        if not aim.objective.reference:
+            return None
+        assert self.inside is not None
+        state = aim.message.get("buffers", buffers)
+        shared = state is not None and state.buffer.dim() == 1
+
+        def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
+            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
+
+        self.inside.eval()
+        try:
+            with stackable():
+                output: Tensor = vmap(one, in_dims=(aim.sent, None if shared or state is None else 0, 0))(
+                    dict(aim.message["params"].items()),
+                    {} if state is None else dict(state.items()),
+                    self.lowered(batch),
+                )
+        finally:
+            self.inside.train()
+        return output.to(self.task.dtype)
+
+    def by_size(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
+        """Clients with batches of one size at a time, none of them filled up."""
+        tree, loss = torch.empty_like(params.buffer), params.buffer.new_empty(len(batch.sizes))
+        after = None if buffers is None else torch.empty_like(buffers.buffer)
+        for size in sorted(set(batch.sizes)):
+            members = torch.tensor([c for c, n in enumerate(batch.sizes) if n == size], device=tree.device)
+            theirs = None if buffers is None else Tree(buffers.buffer[members], buffers.layout)
+            histogram = None if batch.histogram is None else batch.histogram[members]
+            noise = None if batch.noise is None else batch.noise[members]
+            part = StackedBatch(
+                tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram, noise
+            )
+            sent = aim.message if aim.sent is None else _pytree.tree_map(lambda slot: slot[members], aim.message)  # noqa: B023
+            found = self.together(Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs)
+            tree[members], loss[members] = found.tree.buffer, found.loss
+            if after is not None and found.buffers is not None:
+                after[members] = found.buffers.buffer
+        kept = None if after is None or buffers is None else Tree(after, buffers.layout)
+        return Gradient(Tree(tree, params.layout), loss, kept)
+
+
+@contextmanager
+def stackable() -> Iterator[None]:
+    """Say what to do about a module that vmap refuses."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ModelError(
+            f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
+        ) from error
+
+
+class KernelWorkspace(StackedWorkspace):
+    """Gradients of networks whose layers are all known, by kernels that take the weights of every client."""
+
+    by_kernels = True
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.separable = task.separable  # batch norms leave out what only fills a batch up
+
+    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
+        module = self.task.module
+        assert module is not None
+        reference = self.reference(batch, aim, buffers)
+        into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+        after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
+        running = None if buffers is None else Running(buffers, after, batch.mask)
+        anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
+        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
+            output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
+            losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
+        if not aim.objective.differentiable:
+            return Gradient(params.zeros(), losses, after)
+        if not losses.requires_grad:
+            raise ExperimentError(DETACHED, "is it computed from them?")
+        torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
+        return Gradient(into, losses.detach(), after)
+
+    def losses(
+        self, module: nn.Module, batch: StackedBatch, aim: Aim, output: Tensor, reference: Tensor | None
+    ) -> Tensor:
+        """One for each client. A loss that is known to judge samples one by one takes those of all clients at once."""
+        mask = batch.mask
+        if aim.objective.of_problem and hasattr(self.task.problem.loss, "batch_mean"):
+            tensors = tuple(part.flatten(0, 1) for part in batch.tensors)
+            each = self.task.losses(module, tensors, output.flatten(0, 1)).unflatten(0, output.shape[:2])
+            each = each.flatten(2).mean(2) if each.dim() > 2 else each
+            total = (each if mask is None else each * mask).sum(1)
+            return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
+        given = (mask, reference, batch.histogram, batch.noise)
+        dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
+        judge = vmap(partial(self.judged, aim, module), in_dims=dims)
+        losses: Tensor = judge(batch.tensors, output, aim.needed, *given)
+        return losses
+
+
+def workspace_for(task: Task) -> StackedWorkspace:
+    """Kernels where they know every layer, else vmap."""
+    sample = task.ready(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
+    if task.module is None or len(sample) != 2:  # inputs and targets
+        return StackedWorkspace(task)
+    return KernelWorkspace(task) if known(task.module, sample[0].dim() - 1) else StackedWorkspace(task)

@@ -1,0 +1,185 @@
+"""A local step as one CUDA graph: captured once, then replayed, so that the host only says "again"."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from fedkeel.core.method import Phase
+from fedkeel.core.round import Body, Carry, Fixed, Moment, one_by_one
+from fedkeel.core.trees import tensors
+from fedkeel.engines.stacked.client_mapping import spread
+from fedkeel.engines.stacked.stacked_batches import StackedBatch, Steps, gathered
+
+log = logging.getLogger("fedkeel")
+
+SEVERAL = 5  # steps in the longer of two graphs
+WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
+
+
+class Inputs(NamedTuple):
+    """What the steps of a phase read, on the device: one row for each step."""
+
+    rows: Tensor
+    draws: Tensor | None
+    mask: Tensor | None
+    active: Tensor | None
+    keys: Tensor
+
+    @staticmethod
+    def of(steps: Steps, device: torch.device, dtype: torch.dtype) -> Inputs:
+        def there(array: Any) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        return Inputs(
+            there(steps.index),
+            None if steps.draws is None else there(steps.draws),
+            None if steps.full else there(steps.mask()).to(dtype),
+            there(steps.sizes > 0) if steps.padded else None,
+            steps.keys.to(device),
+        )
+
+
+class Replayed(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None: ...
+
+
+class Graph:
+    """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
+
+    def __init__(self, body: Body, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps):
+        self.store, self.body, self.noisy = steps.store, body, steps.noisy
+        self.carry: Carry = copied(carry)
+        self.fixed: Fixed = copied(fixed)
+        self.inputs: Inputs = roomier(inputs, steps.first)
+        self.histogram = None if steps.histogram is None else steps.histogram.clone()
+        self.pool: Any = None
+        self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
+        self.losses = torch.zeros(self.inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
+        self.warm_up()
+        several = min(SEVERAL, len(inputs.rows))
+        self.graphs = [(count, self.captured(count)) for count in dict.fromkeys((several, 1))]  # longest first
+
+    def warm_up(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self.step.zero_()
+                self.advance(1)
+        torch.cuda.current_stream().wait_stream(side)
+
+    def captured(self, count: int) -> Replayed:
+        """So many steps, to be taken again and again; graphs of one phase share their memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.advance(count)
+        self.pool = graph.pool()
+        return graph
+
+    def advance(self, count: int) -> None:
+        """Some steps, chosen by the counter on the device; only after the last is what they carry put back in place."""
+        carry, place = self.carry, tensors(self.carry)
+        for _ in range(count):
+            index, draws, mask, active, keys = (
+                None if part is None else part.index_select(0, self.step).squeeze(0) for part in self.inputs
+            )
+            assert index is not None
+            assert keys is not None
+            clients, wide = index.shape
+            noise = keys if self.noisy else None
+            batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
+            carry, loss = self.body(carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
+            self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
+            self.step += 1
+        taken = {slot.untyped_storage().data_ptr() for slot in place}
+        after = []
+        for old, new in zip(place, tensors(carry), strict=True):
+            # a slot may be another one's old value (the last model seen), which is about to be overwritten
+            moves = new is not old and new.untyped_storage().data_ptr() in taken
+            after.append(new.clone() if moves else new)
+        for old, new in zip(place, after, strict=True):
+            if new is not old:  # else a slot that no rule of the phase touches
+                old.copy_(new)
+
+    def replay(self, count: int) -> None:
+        for length, graph in self.graphs:
+            for _ in range(count // length):
+                graph.replay()
+            count %= length
+
+    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps) -> tuple[Carry, Tensor]:
+        first, last = steps.first, steps.first + len(inputs.rows)
+        if self.histogram is not None and steps.histogram is not None:
+            self.histogram.copy_(steps.histogram)
+        for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
+            mine.copy_(given)
+        for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
+            if mine is not None:
+                mine[first:last].copy_(given)
+        self.step.fill_(first)
+        self.replay(last - first)
+        return copied(self.carry), self.losses[first:last].T.clone()
+
+
+class GraphScan:
+    """The scan of the stacked engine on a GPU: one graph for each phase and each set of shapes."""
+
+    def __init__(self, separable: bool, make: type[Graph] = Graph) -> None:
+        self.separable, self.make = separable, make  # separable: whether filled-up batches may be used
+        self.possible = True
+        self.graphs: dict[Any, Graph] = {}
+
+    def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
+        task = steps.store.task
+        if not (self.possible and steps.store.on_device and (self.separable or steps.full)):
+            return one_by_one(phase, body, carry, fixed, steps)
+        inputs = Inputs.of(steps, task.device, task.dtype)
+        carry, fixed = (
+            _pytree.tree_map(torch.Tensor.contiguous, p) for p in (spread(carry, len(steps.clients)), fixed)
+        )
+        shapes = (*signature((carry, fixed)), *signature(inputs, skip=1))
+        of = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
+        graph = self.graphs.get(of)
+        if graph is None or len(graph.inputs.rows) < steps.first + len(inputs.rows):
+            try:
+                self.graphs[of] = graph = self.make(body, carry, fixed, inputs, steps)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
+                self.possible = False
+                return one_by_one(phase, body, carry, fixed, steps)
+        return graph.run(carry, fixed, inputs, steps)
+
+    def clear(self) -> None:
+        self.graphs.clear()
+
+
+def roomier(inputs: Inputs, first: int) -> Inputs:
+    """The same with room for steps before the first, and for half as many again: a later round may take more."""
+
+    def longer(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        before, after = (part[:1].expand(n, *part.shape[1:]) for n in (first, (first + len(part)) // 2))
+        return torch.cat([before, part, after])
+
+    return Inputs(*(longer(part) for part in inputs))  # type: ignore[arg-type]
+
+
+def copied(state: Any) -> Any:
+    return _pytree.tree_map(lambda leaf: None if leaf is None else leaf.clone(), state)
+
+
+def signature(state: Any, skip: int = 0) -> tuple[Any, ...]:
+    """Structure and shapes, without the first `skip` axes of each tensor."""
+    leaves, structure = _pytree.tree_flatten(state)
+    return (repr(structure), *(leaf if leaf is None else (tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))

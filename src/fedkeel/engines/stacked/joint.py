@@ -1,0 +1,113 @@
+"""Several runs in one stack: what differs between them is the data, the weights, the seed and the learning rate."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.core.rule import State
+from fedkeel.core.trees import stack
+from fedkeel.data.clients import ClientData, Rows, Sample
+from fedkeel.engines.engine import Outcome, Request, Training, state_of
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.problems.task import Task
+
+
+class JoinedClients:
+    """The clients of several runs, numbered through."""
+
+    def __init__(self, runs: Sequence[ClientData]):
+        self.runs = runs
+        self.sizes = np.concatenate([clients.sizes for clients in runs])
+        self.starts = [0, *np.cumsum([len(clients.sizes) for clients in runs])[:-1].tolist()]
+
+    def whose(self, client: int) -> tuple[int, int]:
+        """The run of a client, and its number there."""
+        run = bisect_right(self.starts, client) - 1
+        return run, client - self.starts[run]
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        run, number = self.whose(client)
+        return self.runs[run].rows(number, rows)
+
+
+@dataclass(frozen=True)
+class JointTraining(Training):
+    """The same amount of work in every run, and the randomness of each."""
+
+    clients: JoinedClients
+    runs: tuple[Training, ...]
+
+    def key(self, purpose: str, round: int, client: int, *numbers: int) -> int:
+        run, number = self.clients.whose(client)
+        return self.runs[run].key(purpose, round, number, *numbers)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Each client's message and learning rate are those of its run."""
+
+    requests: Mapping[int, Request]
+    clients: JoinedClients
+
+    def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
+        asked = [self.requests[self.clients.whose(client)[0]] for client in clients]
+        rates = torch.tensor([request.lr for request in asked], dtype=task.dtype, device=task.device)
+        return stack([request.message for request in asked]), rates, 0
+
+
+class JointEngine:
+    """Trains the clients of several runs as one stack, each as it would be trained in its run alone."""
+
+    def __init__(self, engines: Sequence[StackedEngine]):
+        self.engines = engines
+        first = engines[0]
+        self.clients = JoinedClients([engine.task.clients for engine in engines])
+        problem = replace(first.task.problem, clients=self.clients, test=None, tests=None, proxy=None)
+        task = Task(problem, device=first.task.device, dtype=first.task.compute, asks=first.task.asks)
+        trainings = tuple(engine.training for engine in engines)
+        joint = JointTraining(**vars(first.training), clients=self.clients, runs=trainings)
+        self.stacked = StackedEngine(task, first.method, joint)
+
+    def train(self, requests: Mapping[int, Request]) -> dict[int, list[Outcome]]:
+        """One round of those runs that ask for it, by number of run; all ask for the same round."""
+        (round,) = {request.round for request in requests.values()}
+        clients, states = [], []
+        for run, request in requests.items():
+            engine = self.engines[run]
+            clients += [self.clients.starts[run] + client for client in request.clients]
+            states += [state_of(engine.method, engine.task, state) for state in request.states]
+        found: dict[int, list[Outcome]] = {run: [] for run in requests}
+        before = dict(self.stacked.seconds)
+        for outcome in self.stacked.train_from(Own(requests, self.clients), round, clients, states):
+            run, number = self.clients.whose(outcome.client)
+            report = outcome.report
+            if "client" in report:
+                report = report | {"client": torch.full_like(report["client"], float(number))}
+            found[run].append(Outcome(number, report, outcome.state))
+        for name, seconds in self.stacked.seconds.items():
+            for run in requests:  # each has its share
+                self.engines[run].seconds.add(name, (seconds - before.get(name, 0.0)) / len(requests))
+        return found
+
+
+def joinable(engines: Sequence[StackedEngine]) -> bool:
+    """Whether the runs differ in nothing that a stack shares."""
+    first, *others = (shared(engine) for engine in engines)
+    return all(other == first for other in others)
+
+
+def shared(engine: StackedEngine) -> tuple[object, ...]:
+    """What all clients of a stack have in common."""
+    task, training = engine.task, engine.training
+    problem = task.problem
+    trained = set(task.initial) | set(task.buffers or ())
+    fixed = {} if task.module is None else task.module.state_dict()
+    rest = tuple((n, tuple(t.flatten().tolist())) for n, t in fixed.items() if n not in trained)
+    what = (repr(task.module), rest, task.initial.layout, problem.loss, problem.prepare, problem.classes)
+    return (*what, task.device, task.compute, engine.method, training.epochs, training.batch_size)

@@ -1,0 +1,218 @@
+"""The two apps of a real federation, made from one experiment: what `fedkeel export flower` writes calls these."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedkeel.engines.engine import Training
+from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.engine import RECENT, FlowerEngine
+from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.machine import device_of, steady
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.errors import FolderError, RequestError, RunError
+from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
+from fedkeel.importing import Trust
+from fedkeel.runs.checksums import read_text
+from fedkeel.runs.environment import environment
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.folder import EXPERIMENT, RunFolder, read_experiment, write_text
+from fedkeel.runs.loop import Loop
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
+from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.start import claim
+
+log = logging.getLogger("fedkeel")
+
+
+# ---- the experiment of an app --------------------------------------------------------------------------------------
+def read(folder: Path, trust: Trust) -> Experiment:
+    """The experiment beside an app."""
+    return Experiment.load(read_experiment(folder), trust=trust)
+
+
+def vouched(trust: bool) -> Trust:
+    """What `trust` in the code of an app means: who wrote the app vouches for the names in its files."""
+    return Trust.TYPED if trust else Trust.INSTALLED
+
+
+def training_of(experiment: Experiment) -> Training:
+    assert experiment.epochs is not None
+    assert experiment.batch_size is not None
+    return Training(experiment.seed, experiment.epochs, experiment.batch_size)
+
+
+def terms_of(config: Mapping[str, Any]) -> Terms:
+    """When a round counts, as the app's settings say."""
+    return Terms(
+        minimum=float(config["minimum"]),
+        deadline=float(config["deadline"]) or None,
+        attempts=int(config["attempts"]),
+        norm_factor=float(config["norm-factor"]),
+        copy=bool(config["copy-states"]),
+    )
+
+
+# ---- nodes ---------------------------------------------------------------------------------------------------------
+def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
+    """The app of every node; which client it is, and where its data and its state are, the node's settings say.
+
+    With `trust`, code that the app's files and settings name is imported.
+    """
+
+    def node(context: Context) -> Node:
+        return node_of(read(folder, vouched(trust)), context, vouched(trust))
+
+    return app_of(node)
+
+
+def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
+    """A node with its own data, which trains like the serial engine."""
+    client, settings = partition_of(context), context.node_config
+    source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
+    if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
+        own = "data" in settings
+        source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
+    if source == PARTITION:
+        problem = problem_of(experiment)
+    else:
+        problem = node_problem(experiment, source, client, clients, settings, trust)
+    if not 0 <= client < len(problem.data.sizes):
+        raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
+    device = device_of(str(settings.get("device", "auto")))
+    task = task_maker(experiment, device, torch.float32)(problem)
+    engine = SerialEngine(task, method_of(experiment, task), training_of(experiment))
+    beside = settings.get("state-dir")
+    return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
+
+
+# ---- the server ----------------------------------------------------------------------------------------------------
+def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
+    """The app of the server: it goes on from the last checkpoint of its run folder. `trust` as for nodes."""
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator, unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        config, experiment = context.run_config, read(folder, vouched(trust))
+        out = Path(str(config["out"])).expanduser()
+        speak(out.with_name(f"{out.name}.log"))
+        serve(
+            experiment,
+            grid,
+            out=out,
+            terms=terms_of(config),
+            wait=float(config["wait"]),
+            device=str(config["device"]),
+            source=str(config["data"]),
+            test=str(config["test"]),
+            clients=int(config["clients"]),
+        )
+
+    return app
+
+
+def serve(
+    experiment: Experiment,
+    grid: Grid,
+    *,
+    out: str | PathLike[str],
+    terms: Terms | None = None,
+    wait: float = 600.0,
+    device: str = "auto",
+    source: str = PARTITION,
+    test: str = "",
+    clients: int = 0,
+) -> Run:
+    """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
+    where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
+    identity = experiment.fingerprint()
+    if experiment.policy is not None and not terms.copy:
+        raise RequestError(
+            "the server cannot judge clients' own models: their states stay on the nodes.",
+            "set copy-states = true, or leave out the evaluation policy",
+        )
+    of_own_data, begun = sizes_beside(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
+    if of_own_data if source == PARTITION else begun and not of_own_data:
+        raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
+    with steady(), contextlib.ExitStack() as closing:
+        problem = problem_of(experiment) if source == PARTITION else None
+        roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
+        if problem is None:
+            problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
+        folder.open()
+        closing.callback(folder.close)
+        claim(folder, experiment)
+        make_task = task_maker(experiment, where, torch.float32)
+        task = make_task(problem)
+        method = method_of(experiment, task)
+        loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
+        closing.callback(loop.store.close)
+        loop.restore()
+        roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
+        engine = FlowerEngine(task, method, grid, roster, terms)
+        engine.recent.extend(record.drift for record in loop.records[-RECENT:] if record.drift is not None)
+        folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
+        lines = Lines()
+        lines.started(experiment, loop.done, engine.name)
+
+        def tuner() -> FlowerEngine:
+            return FlowerEngine(make_task(task.problem), method, grid, roster, terms, final=True)
+
+        return loop.go(engine, training_of(experiment), lines, tuner)
+
+
+def sizes_beside(out: Path) -> Path:
+    """The file that tells a run on nodes' own data from one on a partition: the experiment is the same."""
+    return out.with_name(f"{out.name}-clients.json")
+
+
+def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
+    """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
+    file = sizes_beside(out)
+    if not file.exists():
+        roster.wait(roster.clients, wait, roster.clients)
+        sizes = [roster.sizes[client] for client in range(roster.clients)]
+        write_text(file, json.dumps(sizes))
+    sizes = [int(size) for size in json.loads(read_text(file))]
+    if len(sizes) != roster.clients:
+        raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
+    roster.sizes = dict(enumerate(sizes))
+    return sizes
+
+
+def speak(file: Path) -> None:
+    """Our lines to stderr, from where Flower streams them, and to a file, which a crash of the server leaves whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for handler in (logging.StreamHandler(), logging.FileHandler(file)):
+        handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+class Lines:
+    """Progress as lines of the log."""
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None:
+        log.info("%s: %d of %s rounds are done", experiment.composed.name, done, experiment.rounds)
+
+    def round(self, record: RoundRecord) -> None:
+        accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
+        log.info("round %d: loss %s%s, %.1f s", record.round, record.loss, accuracy, record.seconds)
+
+    def finished(self, run: Run) -> None:
+        log.info("done: model %s", run.result["model_digest"])

@@ -1,0 +1,68 @@
+"""An experiment as a Flower app: a folder that `flwr run` takes to a federation."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import tomli_w
+
+from fedkeel.data.partition.registry import load_partition
+from fedkeel.errors import ExperimentError, FolderError, RequestError
+from fedkeel.methods.named import own_names
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.folder import write_text
+
+PARTITION = "partition"
+FILES = (
+    "pyproject.toml",
+    "client_app.py",
+    "server_app.py",
+    "make_keys.sh",
+    "superlink.sh",
+    "supernode.sh",
+    "README.md",
+)
+
+
+def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
+    """Write the app; returns its files.
+
+    `data` is "partition" (every node has the data set and takes its part), "folder" (each node's own arrays, in its
+    data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
+    """
+    if experiment.dataset is None:
+        raise ExperimentError(
+            "only an experiment with a data set can be exported: a problem from Python cannot travel.",
+            'dataset = "cifar10" with --data folder trains on each node\'s own files of that form',
+        )
+    if data not in (PARTITION, "folder") and ":" not in data:
+        raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
+    if data != PARTITION and clients < 1:
+        raise RequestError("how many clients have data of their own?", "--clients 10")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FolderError(f"{folder} is there already and is not empty.", "choose a new folder")
+    nodes = clients if data != PARTITION else getattr(load_partition(experiment.partition), "clients", 3)
+    values = described(experiment) | {
+        "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
+        "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
+    }  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
+    for name in FILES:
+        text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
+        write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
+    write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
+    return [folder / name for name in (*FILES, "experiment.toml")]
+
+
+def described(experiment: Experiment) -> dict[str, str]:
+    """What an app is called, and where its server writes."""
+    method, dataset = experiment.composed.name, experiment.dataset
+    name = re.sub(r"[^a-z0-9]+", "-", f"{method}-{dataset}".lower()).strip("-")[:32].strip("-")
+    title = json.dumps(f"{method} on {dataset}, {experiment.rounds} rounds")[1:-1]  # quotes would end a TOML string
+    return {"name": name, "title": title, "out": f"~/fedkeel-runs/{name}-{experiment.fingerprint()}"}

@@ -1,0 +1,278 @@
+"""Methods as plain data: what TOML files and fingerprints hold. `load(save(method)) == method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, cast
+
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.objectives import OBJECTIVES, Objective
+from fedkeel.core.rule import Rule, Weighting
+from fedkeel.errors import MethodError, UntrustedError, nearest
+from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_parts
+from fedkeel.rules import RULES
+from fedkeel.typed_values import plain, shown, typed, types_of
+
+RULE = Kind(
+    "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError
+)
+
+
+def save_rule(rule: Rule) -> dict[str, Any]:
+    """`{rule = "HighPass", ratio = 0.01}`; a rule of the user's own is named `module:Class`."""
+    if isinstance(rule, NamedRule):
+        return dict(rule.data)
+    kind = type(rule)
+    name = kind.__name__ if RULES.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
+    if not is_dataclass(cast(Any, kind)):
+        raise MethodError(
+            f"rule {name} is not a dataclass, so it cannot be saved.", "decorate it: @dataclass(frozen=True)"
+        )
+    values = {field: getattr(rule, field.name) for field in fields(cast(Any, rule))}
+    return {"rule": name} | {
+        field.name: _save_value(value)
+        for field, value in values.items()
+        if value is not None and not (field.metadata.get("later") and value == field.default)
+    }
+
+
+def _save_value(value: Any) -> Any:
+    if isinstance(value, Rule):
+        return save_rule(value)
+    return [_save_value(item) for item in value] if isinstance(value, tuple) else plain(value)
+
+
+def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
+    """A rule from its table; one of someone's own that is not vouched for stays a name."""
+    if not isinstance(data, Mapping):
+        name = data if isinstance(data, str) and data in RULES else "Sam"
+        needed = [f"{field.name} = …" for field in fields(cast(Any, RULES[name])) if field.default is MISSING]
+        written = ", ".join([f'rule = "{name}"', *needed])
+        raise MethodError(f"a rule is a table of its name and fields: {shown(data)}", f"write {{{written}}}")
+    settings = dict(data)
+    name = settings.pop("rule", None)
+    if not isinstance(name, str):
+        raise MethodError(f"a rule needs its name: {shown(dict(data))}", 'write {rule = "Sam", rho = 0.1}')
+    try:
+        kind = look_up(name, RULE, trust) if ":" in name else RULES.get(name)
+    except UntrustedError as error:
+        return NamedRule(data, error)
+    if kind is None:
+        raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
+    if not is_dataclass(cast(Any, kind)):
+        raise MethodError(f"{name} is not a rule.", RULE.hint)
+    known = {field.name: field for field in fields(cast(Any, kind))}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"rule {name} has no field: {word}", nearest(word, known, "fields"))
+    missing = [
+        n for n, f in known.items() if n not in settings and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
+    values = {word: _load_value(value, trust) for word, value in settings.items()}
+    if (inner := next(named_parts(values.values()), None)) is not None:
+        return NamedRule(data, inner.error)
+    try:
+        return cast(Rule, kind(**values))
+    except TypeError as error:  # where annotations do not say what fits
+        raise MethodError(f"rule {name} refused its fields: {error}", f"its fields: {', '.join(known)}") from error
+
+
+def _load_value(value: Any, trust: Trust) -> Any:
+    if isinstance(value, Mapping):
+        return load_rule(value, trust)
+    return tuple(_load_value(item, trust) for item in value) if isinstance(value, list | tuple) else value
+
+
+OBJECTIVE = Kind(
+    "objective",
+    Objective,
+    classes=True,
+    hint="one is a subclass of fk.Objective under @dataclass(frozen=True)",
+    error=MethodError,
+)
+
+
+def save_objective(objective: Objective) -> str | dict[str, Any]:
+    """Its name, or its name and number as a text (`calibrated:0.5`) where that text is exact; else a table.
+
+    The text is what files and fingerprints have held from the beginning.
+    """
+    if isinstance(objective, NamedObjective):
+        return dict(objective.data)
+    kind = type(objective)
+    name = next((word for word, known in OBJECTIVES.items() if known is kind), None)
+    if not is_dataclass(kind) or (name is None and "<locals>" in kind.__qualname__):
+        raise MethodError(
+            f"objective {kind.__name__} cannot be saved.", "define it in a module, under @dataclass(frozen=True)"
+        )
+    values = {field.name: getattr(objective, field.name) for field in fields(objective)}
+    if name is None:
+        return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
+    if not values:
+        return name
+    (number,) = values.values()
+    text = f"{number:g}"
+    return f"{name}:{text}" if float(text) == number else {"objective": name} | values
+
+
+def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
+    """An objective from itself, from `calibrated:0.5`, or from `{objective = "calibrated", tau = 0.5}`."""
+    if isinstance(data, Objective):
+        return data
+    if isinstance(data, str):
+        return _parse(data, trust)
+    if not isinstance(data, Mapping) or not isinstance(data.get("objective"), str):
+        raise MethodError(
+            f"an objective is a text, or a table of its name and fields: {shown(data)}",
+            'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}',
+        )
+    settings = dict(data)
+    name = settings.pop("objective")
+    try:
+        kind = _kind(name, trust)
+    except UntrustedError as error:
+        return NamedObjective(data, error)
+    known = {field.name: field for field in fields(kind)}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"objective {name} has no field: {word}", nearest(word, known, "fields"))
+    for word, field in known.items():
+        if word not in settings and field.default is MISSING and field.default_factory is MISSING:
+            raise MethodError(f"objective {name} lacks: {word}", f"its fields: {', '.join(known)}")
+    return kind(**settings)
+
+
+def _parse(text: str, trust: Trust) -> Objective:
+    """`calibrated` alone has the number of its paper."""
+    name, _, number = text.partition(":")
+    if name not in OBJECTIVES and number:  # module:Class
+        return load_objective({"objective": text}, trust)
+    kind = _kind(name, trust)
+    if not number:
+        return kind()
+    known = fields(kind)
+    if not known:
+        raise MethodError(f"the objective {name} has no number: {shown(number)}", f"write {name}")
+    try:
+        return kind(**{known[0].name: float(number)})
+    except ValueError:
+        raise MethodError(
+            f"the number of objective {name} is not one: {shown(number)}", f"write {name}:{known[0].default}"
+        ) from None
+
+
+def _kind(name: str, trust: Trust) -> type[Objective]:
+    kind = look_up(name, OBJECTIVE, trust) if ":" in name else OBJECTIVES.get(name)
+    if kind is None:
+        raise MethodError(f"unknown objective: {shown(name)}", nearest(name, OBJECTIVES, "objectives"))
+    if not is_dataclass(cast(Any, kind)):
+        raise MethodError(f"{shown(name)} is not an objective.", OBJECTIVE.hint)
+    return cast(type[Objective], kind)
+
+
+def save(method: Method) -> dict[str, Any]:
+    """The composition in full, defaults of the method left out."""
+    data: dict[str, Any] = {"name": method.name, "weights": save_rule(method.weights)}
+    if method.server_lr != 1.0:
+        data["server_lr"] = method.server_lr
+    if method.papers:
+        data["papers"] = list(method.papers)
+    for part in ("server", "personal"):
+        if getattr(method, part):
+            data[part] = [save_rule(rule) for rule in getattr(method, part)]
+    data["phases"] = [_save_phase(phase) for phase in method.phases]
+    for part in ("server_phase", "final"):
+        if getattr(method, part) is not None:
+            data[part] = _save_phase(getattr(method, part))
+    return data
+
+
+def _save_phase(phase: Phase) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for field in fields(Phase):
+        value = getattr(phase, field.name)
+        if field.name in ("perturb", "gradient"):
+            if value:
+                data[field.name] = [save_rule(rule) for rule in value]
+        elif value != field.default:
+            data[field.name] = save_objective(value) if field.name == "objective" else value
+    return data
+
+
+def rewrite(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved composition with its objectives as `save` writes them: `calibrated` and `calibrated:1` are one."""
+
+    def phase(part: Any) -> Any:
+        text = part.get("objective") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or text.partition(":")[0] not in OBJECTIVES:
+            return part
+        return {**part, "objective": save_objective(load_objective(text))}
+
+    changed = {part: phase(data[part]) for part in ("server_phase", "final") if part in data}
+    if isinstance(data.get("phases"), list):
+        changed["phases"] = [phase(part) for part in data["phases"]]
+    return {**data, **changed}
+
+
+def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
+    """A method from its composition; `phases` may be left out when `perturb` and `gradient` say all."""
+    settings = dict(data)
+    known = {*(field.name for field in fields(Method)), "perturb", "gradient"}
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"a method has no part: {word}", nearest(word, known, "parts"))
+    single = {part: settings.pop(part) for part in ("perturb", "gradient") if part in settings}
+    phases = settings.pop("phases", None)
+    if phases is not None and not isinstance(phases, list | tuple):
+        raise MethodError(f"phases must be a list of tables: {shown(phases)}", "write phases = [{gradient = […]}]")
+    if single and phases:
+        raise MethodError("a method has either phases or perturb and gradient, not both.")
+    extra: dict[str, Any] = {
+        part: _load_phase(settings.pop(part), trust) for part in ("server_phase", "final") if part in settings
+    }
+    extra |= {part: _load_rules(part, settings.pop(part), trust) for part in ("server", "personal") if part in settings}
+    weights = load_rule(settings.pop("weights", {"rule": "BySize"}), trust)
+    if not isinstance(weights, Weighting):
+        raise MethodError(
+            f"{type(weights).__name__} is not a weighting of clients.", 'use weights = {rule = "Uniform"}'
+        )
+    settings = typed(settings, types_of(Method), MethodError, "{} of a method")
+    chains = tuple(_load_phase(phase, trust) for phase in (phases or [single]))
+    kind = NamedMethod if any(named_parts((chains, weights, *extra.values()))) else Method
+    return kind(
+        name=settings.pop("name", "composed"),
+        phases=chains,
+        weights=weights,
+        papers=tuple(settings.pop("papers", ())),
+        **extra,
+        **settings,
+    )
+
+
+def _load_rules(part: str, data: Any, trust: Trust) -> tuple[Rule, ...]:
+    chain = [data] if isinstance(data, Mapping) else data  # a rule alone is a chain of one
+    if not isinstance(chain, list | tuple):
+        raise MethodError(
+            f"{part} must be a list of rules: {shown(data)}", f'write {part} = [{{rule = "Sam", rho = 0.1}}]'
+        )
+    return tuple(load_rule(rule, trust) for rule in chain)
+
+
+def _load_phase(data: Any, trust: Trust) -> Phase:
+    if not isinstance(data, Mapping):
+        raise MethodError(f"a phase is a table of its parts: {shown(data)}", "write {gradient = […], epochs = 1}")
+    settings = dict(data)
+    known = [field.name for field in fields(Phase)]
+    for word in settings:
+        if word not in known:
+            raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
+    chains: dict[str, Any] = {
+        part: _load_rules(part, settings.pop(part), trust) for part in ("perturb", "gradient") if part in settings
+    }
+    if "objective" in settings:
+        settings["objective"] = load_objective(settings["objective"], trust)
+    return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))

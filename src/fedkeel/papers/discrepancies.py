@@ -1,0 +1,130 @@
+"""Where a full run contradicts its paper, and what was tried besides: told from the ledger alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeel.papers import QUESTIONS, Cell
+from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.reproduce import at_length_of, settings_of
+from fedkeel.papers.verdicts import TIMES, WITHIN, Judgement, measured
+
+ABOUT = (
+    "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "
+    "among the others may hold, or whose target not every seed reached, and those for which another setting was "
+    "tried: by a question, or with "
+    "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. What was tried is told and nothing more: the tables "
+    "keep the settings chosen beforehand. Shortened runs contradict nothing yet; their verdicts say where the order "
+    "differs so far."
+)
+SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """An experiment, the cells that its number contradicts, and the other settings that were tried for it."""
+
+    name: str
+    place: str
+    cells: list[str]
+    tried: list[str]
+
+
+def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> list[Contradiction]:
+    """One for each experiment that contradicts a number or was tried otherwise, with all the cells that it is."""
+    groups: dict[str, list[Judgement]] = {}
+    made_for: dict[tuple[str, ...], list[Entry]] = {}
+    asked = [entry for entry in entries if entry.paper == QUESTIONS]
+    for entry in entries:
+        made_for.setdefault(entry.cell, []).append(entry)
+    for one in judged:
+        groups.setdefault(json.dumps(one.cell.experiment, sort_keys=True), []).append(one)
+    found = []
+    for group in groups.values():
+        against = [told(one) for one in group if contradicts(one)]
+        tried = list(dict.fromkeys(line for one in group for line in others(one, made_for, asked)))
+        if against or tried:
+            found.append(Contradiction(group[0].cell.row, place(group[0]), against, tried))
+    return found
+
+
+def contradicts(judged: Judgement) -> bool:
+    """Whether a full run gives another number than the paper."""
+    cell = judged.cell
+    if not judged.entries or cell.reported is None or cell.uncertain or cell.unmeasured or cell.kind in TIMES:
+        return False
+    return not judged.shortened and judged.verdict != WITHIN
+
+
+def place(judged: Judgement) -> str:
+    """`resnet18-gn on cifar10, lr 0.1, 800 rounds`: enough to tell experiments apart."""
+    experiment = judged.cell.experiment
+    rounds = f"{judged.rounds} of {experiment['rounds']}" if judged.shortened else f"{experiment['rounds']}"
+    partition = experiment["partition"]
+    how = f"{partition['kind']} {partition['alpha']:g}" if "alpha" in partition else str(partition["kind"])
+    return f"{experiment['model']} on {experiment['dataset']}, {how}, {rounds} rounds"
+
+
+def told(judged: Judgement) -> str:
+    cell, digits = judged.cell, 0 if judged.cell.kind == "rounds" else 2
+    kind = "" if cell.kind == "accuracy" or cell.label.endswith(cell.kind) else f" ({cell.kind})"
+    came = f", measured {judged.mean:.{digits}f} ({judged.difference:+.{digits}f})" if judged.mean is not None else ""
+    return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.verdict}"
+
+
+def others(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:
+    """Runs made for the cell with other settings, or for a question with one other: what was changed, what came out."""
+    cell, base = judged.cell, settings_of(judged.cell)
+    if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
+        return []  # what is asked about is meant to vary; other numbers follow from these
+    name = (cell.paper, cell.table, cell.row, cell.column)
+    found: dict[str, list[Entry]] = {}
+    for entry in made_for.get(name, ()):
+        if entry.settings and entry.settings != base:
+            words = [said(key, *both) for key, both in changed(base, entry.settings).items()]
+            found.setdefault(", ".join(words), []).append(entry)
+    about = [base.get(key) for key in SUBJECT]
+    for entry in asked if judged.entries else ():
+        if entry.settings == base or [entry.settings.get(key) for key in SUBJECT] != about:
+            continue
+        choices = [(key, both) for key, both in changed(base, entry.settings).items() if None not in both]
+        if len(choices) == 1:  # what only one of two choices has goes with it
+            found.setdefault(said(choices[0][0], *choices[0][1]), []).append(entry)
+    lines = []
+    for change, runs in found.items():
+        kept = longest(at_length_of(cell, runs))
+        if not kept:
+            continue
+        values = [value for entry in kept if (value := measured(cell, entry)) is not None]
+        seeds = f"{len(kept)} seeds" if len(kept) > 1 else "1 seed"
+        seeds = f"{len(values)} of {seeds}" if 0 < len(values) < len(kept) else seeds
+        lines.append(f"{change}: {outcome(cell, values, kept[0].rounds)} ({seeds})")
+    return lines
+
+
+def outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
+    """What a try gave, in words."""
+    if not values:
+        return f"target not reached in {rounds} rounds"
+    mean = sum(values) / len(values)
+    return f"target reached in {mean:.0f} rounds" if cell.kind == "rounds" else f"{mean:.2f} after {rounds} rounds"
+
+
+def changed(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Each setting that differs, what it was and what it is; None where it is not set."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in {**base, **other}:
+        mine, theirs = base.get(key), other.get(key)
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            found |= changed(mine, theirs, f"{prefix}{key}.")
+        elif mine != theirs:
+            found[f"{prefix}{key}"] = (mine, theirs)
+    return found
+
+
+def said(key: str, mine: Any, theirs: Any) -> str:
+    """`lr = 0.05` (chosen: 0.1)."""
+    return f"`{key} = {theirs}`" + ("" if mine is None else f" (chosen: {mine})")

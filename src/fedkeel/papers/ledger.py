@@ -1,0 +1,252 @@
+"""The ledger: one line for each run of a published cell, kept with the project. No number in it is typed by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedkeel.errors import RequestError, RunError
+from fedkeel.runs.json_lines import fitting
+from fedkeel.runs.places import describe_place
+
+log = logging.getLogger("fedkeel")
+
+LEDGER = Path("results") / "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run: what was measured, and where. It is filed under the cell that it was made for, but serves every cell
+    with the same `settings` (the experiment as plain data, but for seed and rounds).
+
+    Accuracies are in %. `personal` is what the experiment's evaluation policy reports; `sent` the bytes both ways over
+    FedAvg's; `step` the mean length of a local step, where the method measures it; `bests` each round that was better
+    than all before it, and `curve` the accuracy of some rounds by number. `superseded` says why a run no longer counts
+    for any cell, for instance because its method has computed something else since; such a line stays, and is shown.
+    """
+
+    paper: str
+    table: str
+    row: str
+    column: str
+    seed: int
+    kind: str
+    evaluation: str
+    reported: float | None
+    spread: float | None
+    measured: float | None
+    best: float | None
+    last: float | None
+    mean_last: float | None
+    rounds: int
+    rounds_paper: int
+    seconds: float
+    fingerprint: str
+    model_digest: str
+    uncertain: bool = False
+    source: str = "own run"
+    environment: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    personal: float | None = None
+    sent: float | None = None
+    step: float | None = None
+    bests: list[list[float]] = field(default_factory=list)
+    curve: dict[str, float] = field(default_factory=dict)
+    superseded: str = ""
+
+    @property
+    def shortened(self) -> bool:
+        return self.rounds < self.rounds_paper
+
+    @property
+    def timed(self) -> bool:
+        """Whether its seconds are its own: no other run was in the stack, or on the card."""
+        return not self.environment.get("shared")
+
+    @property
+    def place(self) -> str:
+        """On what its seconds were measured, in words."""
+        return describe_place(self.environment, {})
+
+    @property
+    def cell(self) -> tuple[str, str, str, str]:
+        return self.paper, self.table, self.row, self.column
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Runs of one identity are the same run; the newest counts."""
+        return *self.run, self.rounds
+
+    @property
+    def run(self) -> tuple[Any, ...]:
+        """The same for a run that was shortened first and for what it became when it went on."""
+        made = json.dumps(self.settings, sort_keys=True) if self.settings else (*self.cell, self.fingerprint)
+        return made, self.seed
+
+    @property
+    def seconds_per_round(self) -> float:
+        return self.seconds / self.rounds
+
+    def best_by(self, round: int) -> float | None:
+        """The best accuracy up to a round; None where the line does not tell."""
+        if round >= self.rounds:
+            return self.best
+        return next((value for at, value in reversed(self.bests) if at <= round), None)
+
+    def at_round(self, round: int) -> float | None:
+        """The accuracy of a round; None where the line does not tell."""
+        return self.last if round == self.rounds else self.curve.get(str(round))
+
+    def until(self, round: int) -> Entry | None:
+        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end."""
+        if self.rounds <= round:
+            return self
+        best = self.best_by(round)
+        if best is None or self.personal is not None:
+            return None
+        return replace(
+            self,
+            rounds=round,
+            measured=None,
+            best=best,
+            last=self.at_round(round),
+            mean_last=None,
+            step=None,
+            seconds=self.seconds_per_round * round,
+            bests=[pair for pair in self.bests if pair[0] <= round],
+            curve={at: value for at, value in self.curve.items() if at.isdecimal() and float(at) <= round},
+        )
+
+    def rounds_to(self, accuracy: float) -> int | None:
+        """The first round that reached an accuracy."""
+        return next((int(at) for at, value in self.bests if value >= accuracy), None)
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self) | {"shortened": self.shortened}, sort_keys=True, ensure_ascii=False)
+
+
+def append(entry: Entry, path: Path = LEDGER) -> None:
+    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as lines:
+            fcntl.flock(lines, fcntl.LOCK_EX)
+            lines.seek(0)
+            last = lines.read().rpartition(b"\n")[2]
+            if last and torn(last):
+                aside = path.with_name(f"{path.name}.torn")
+                with aside.open("ab") as kept:
+                    kept.write(last + b"\n")
+                lines.truncate(lines.tell() - len(last))
+                log.warning("the last line of %s was not whole: it was put aside in %s", path, aside)
+            elif last:  # an editor left out the end of the line
+                lines.write(b"\n")
+            end = lines.seek(0, os.SEEK_END)
+            try:
+                lines.write(f"{entry.dumps()}\n".encode())
+                lines.flush()
+            except OSError:  # no half line stays behind
+                os.truncate(path, end)
+                raise
+    except OSError as error:
+        raise RunError(
+            f"cannot write the ledger {path}: {error.strerror}",
+            "the run is kept in its folder: the same command again adds its line",
+        ) from error
+
+
+def torn(last: bytes) -> bool:
+    """Whether what follows the last end of a line is not an entry."""
+    try:
+        entry_in(last)
+    except (ValueError, TypeError, RecursionError):
+        return True
+    return False
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a ledger that no line can be appended to. One that is not there is not made: the folder is tried."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RequestError(
+            f"cannot write the ledger {path}: {error.strerror}", "name another file: --ledger FILE"
+        ) from None
+
+
+def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
+    """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
+    if not path.exists():
+        if needed:
+            raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
+        return []
+    try:
+        *lines, last = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RequestError(
+            f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
+        ) from None
+    if last.strip() and torn(last):
+        log.warning("the last line of %s is not whole, and is left out", path)
+    else:
+        lines.append(last)
+    found: dict[tuple[Any, ...], Entry] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = entry_in(line)
+        except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
+            raise RequestError(
+                f"{path} is damaged in line {number}: {error}", "restore it from version control"
+            ) from None
+        found[entry.identity] = entry
+    return list(found.values())
+
+
+def entry_in(line: bytes) -> Entry:
+    """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
+    entry = Entry(**fitting(Entry, json.loads(line)))
+    if min(entry.rounds, entry.rounds_paper) < 1:
+        raise ValueError(f"no run has {min(entry.rounds, entry.rounds_paper)} rounds")
+    return entry
+
+
+def standing(entries: Iterable[Entry]) -> list[Entry]:
+    """The runs that count: all but the superseded."""
+    return [entry for entry in entries if not entry.superseded]
+
+
+def furthest(entries: Iterable[Entry]) -> list[Entry]:
+    """Each run once, as far as it came."""
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        if entry.run not in found or found[entry.run].rounds < entry.rounds:
+            found[entry.run] = entry
+    return list(found.values())
+
+
+def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
+    """How many runs there are, the hours they took, and on what."""
+    runs = furthest(entries)
+    devices = sorted({str(entry.environment.get("device")) for entry in runs})
+    return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
+
+
+def longest(entries: Iterable[Entry]) -> list[Entry]:
+    """Of these runs those that went on longest, one for each seed."""
+    found = list(entries)
+    length = max((entry.rounds for entry in found), default=0)
+    by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
+    return [by_seed[seed] for seed in sorted(by_seed)]

@@ -1,0 +1,267 @@
+"""Cells of published tables as runs: which ones, what each costs, and what the ledger keeps of it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedkeel.core.trees import tensors
+from fedkeel.data import DATASETS
+from fedkeel.data.partition.registry import load_partition
+from fedkeel.engines.cost import size_of
+from fedkeel.errors import FedkeelError, RequestError, nearest
+from fedkeel.importing import Trust
+from fedkeel.papers import Cell, find
+from fedkeel.papers.cells import merged
+from fedkeel.papers.ledger import Entry, standing
+from fedkeel.papers.order import ORDER, in_order
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.folder import folder_name
+from fedkeel.runs.participation import share_of
+from fedkeel.runs.record import RoundRecord
+
+SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
+WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
+STEP = "report/step_length"  # what `track="state"` calls the number that the rule MeasureStep reports
+
+
+# ---- which cells ---------------------------------------------------------------------------------------------------
+def chosen(spec: str, pattern: str | None) -> list[Cell]:
+    """The cells of a paper, a table or a part of the order whose label matches: the label, or a pattern, or some of its
+    words, in any order."""
+    paper, colon, part = spec.partition(":")
+    found = in_order(part if colon else None) if paper == ORDER else find(spec)
+    if pattern is None:
+        return found
+    words = _words(pattern)
+    exact = [cell for cell in found if sorted(_words(cell.label)) == sorted(words)]
+    kept = exact or [
+        cell
+        for cell in found
+        if fnmatch.fnmatch(cell.label.lower(), pattern.lower()) or set(words) <= set(_words(cell.label))
+    ]
+    if not kept:
+        some = "; ".join(cell.label for cell in found[:4])
+        raise RequestError(f"{spec} has no cell: {pattern}", f"its cells are like: {some}")
+    return kept
+
+
+def _words(label: str) -> list[str]:
+    return [word.strip().lower() for word in label.split(",")]
+
+
+def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]) -> list[Cell]:
+    """The cells with some settings changed, to see whether another choice comes nearer to the paper."""
+    given: dict[str, Any] = {}
+    for path, value in changes:
+        if path == ("rounds",) or path == ("seed",):
+            raise RequestError(f"{path[0]} is not a setting of a cell.", f"use --{path[0].rstrip('s')}s")
+        if path[0] not in SETTINGS:
+            raise RequestError(f"an experiment has no key: {path[0]}", nearest(path[0], SETTINGS, "keys"))
+        nested: Any = value
+        for word in reversed(path[1:]):
+            nested = {word: nested}
+        given = merged(given, {path[0]: nested})
+    if not given:
+        return list(cells)
+    return [
+        replace(
+            cell,
+            experiment=merged(cell.experiment, given),
+            lr_matches="" if "lr" in given else cell.lr_matches,  # a rate that is given is matched to nothing
+        )
+        for cell in cells
+    ]
+
+
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """The cell's experiment as plain data, but for its length."""
+    return {name: value for name, value in cell.experiment.items() if name != "rounds"}
+
+
+def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
+    """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
+    with what it was matched to, so there those that were made for the cell and differ in nothing else."""
+    wanted, name = settings_of(cell), (cell.paper, cell.table, cell.row, cell.column)
+    entries = standing(entries)
+    if cell.lr_matches:
+        rest = wanted | {"lr": None}
+        found = [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
+    else:
+        found = [e for e in entries if (e.settings == wanted if e.settings else e.cell == name)]
+    return at_length_of(cell, found)
+
+
+def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
+    """Runs as they stood at the cell's last round; those left out that went on and do not tell how they stood there."""
+    rounds = int(cell.experiment["rounds"])
+    found = [(entry, entry.until(rounds)) for entry in entries]
+    needs_last = cell.kind == "accuracy" and cell.evaluation == "last"
+    return [cut for entry, cut in found if cut is not None and (cut is entry or not needs_last or cut.last is not None)]
+
+
+def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) -> bool:
+    """Whether the ledger holds a run of this experiment, with this seed, that is as long or longer."""
+    length = length_of(cell, rounds)
+    return any(entry.seed == seed and entry.rounds >= length for entry in runs_of(cell, entries))
+
+
+def length_of(cell: Cell, rounds: int | None) -> int:
+    """How many rounds are run: the paper's, or fewer."""
+    longest = int(cell.experiment["rounds"])
+    return longest if rounds is None else min(rounds, longest)
+
+
+def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
+    """The cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
+    data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
+    return Experiment.load(data, trust=Trust.TYPED)
+
+
+def obstacle(cell: Cell) -> FedkeelError | None:
+    """Why a cell cannot be run here; None when it can."""
+    if cell.unmeasured:
+        return RequestError(cell.unmeasured)
+    try:
+        experiment_of(cell, 0)
+    except FedkeelError as error:
+        return error
+    return None
+
+
+def place_of(experiment: Experiment) -> str:
+    """The name of a run's folder: that of its method, its identity and its length."""
+    return f"{_identity(experiment)}-{experiment.rounds}"
+
+
+def _identity(experiment: Experiment) -> str:
+    return f"{folder_name(experiment.composed.name)}-{experiment.fingerprint()}"
+
+
+def folder_of(experiment: Experiment, out: Path) -> Path:
+    """The folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
+    shared = out / _identity(experiment)
+    reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
+    return out / place_of(experiment) if max(reached, default=0) > (experiment.rounds or 0) else shared
+
+
+# ---- what the ledger keeps -----------------------------------------------------------------------------------------
+def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
+    """What the ledger keeps of a run."""
+    from fedkeel.papers.verdicts import measured
+
+    result, paper_rounds = run.result, int(cell.experiment["rounds"])
+    judged = result["judged_on"] == "accuracy"
+    points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
+    entry = Entry(
+        paper=cell.paper,
+        table=cell.table,
+        row=cell.row,
+        column=cell.column,
+        seed=run.experiment.seed,
+        kind=cell.kind,
+        evaluation=cell.evaluation,
+        reported=cell.reported,
+        spread=cell.spread,
+        measured=None,
+        best=points["best"],
+        last=points["last"],
+        mean_last=points["mean_last"],
+        rounds=int(result["rounds"]),
+        rounds_paper=paper_rounds,
+        seconds=round(sum(record.seconds for record in run.records), 1),
+        fingerprint=result["fingerprint"],
+        model_digest=result["model_digest"],
+        uncertain=cell.uncertain,
+        source=cell.source,
+        environment=environment,
+        settings=settings_of(cell),
+        personal=percent(result.get("reported")),
+        sent=sent_by(run),
+        step=mean_step(run.records),
+        bests=bests_of(run.records) if judged else [],
+        curve=curve_of(run.records, paper_rounds) if judged else {},
+    )
+    return replace(entry, measured=measured(cell, entry))
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 4)
+
+
+def sent_by(run: Run) -> float | None:
+    """Bytes both ways, over those of models alone, which is what FedAvg sends."""
+    if not run.records:
+        return None
+    model = sum(size_of(slot) for slot in tensors([run.server[k] for k in ("params", "buffers") if k in run.server]))
+    plain = 2 * model * sum(len(record.selected) for record in run.records)
+    return round(sum(record.bytes_down + record.bytes_up for record in run.records) / plain, 4)
+
+
+def mean_step(records: Sequence[RoundRecord]) -> float | None:
+    """The mean length of a local step over all rounds, where the method measures it."""
+    found = [value for record in records if (value := record.measure(STEP)) is not None]
+    return float(f"{sum(found) / len(found):.6g}") if found else None
+
+
+def bests_of(records: Sequence[RoundRecord]) -> list[list[float]]:
+    """(round, accuracy in %) of each round that was better than all before it."""
+    found: list[list[float]] = []
+    for record in records:
+        value = percent(record.accuracy)
+        if value is not None and (not found or value > found[-1][1]):
+            found.append([record.round, value])
+    return found
+
+
+def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, float]:
+    """The accuracy of every fiftieth round, in %; of more where the paper has fewer than 200."""
+    every = 50 if paper_rounds >= 200 else 5 if paper_rounds >= 20 else 1
+    found = {str(r.round): percent(r.accuracy) for r in records if r.round % every == 0}
+    return {at: value for at, value in found.items() if value is not None}
+
+
+# ---- what it costs -------------------------------------------------------------------------------------------------
+def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
+    """Backward passes on one batch, over all clients and rounds; clients taken as equally large."""
+    return evaluations_of(experiment_of(cell, 0, rounds))
+
+
+def evaluations_of(experiment: Experiment) -> int:
+    card = DATASETS[str(experiment.dataset)]
+    clients = load_partition(experiment.partition).clients or 100
+    share = share_of(experiment.participation or 1.0)
+    epochs = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
+    steps = -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
+    phases = [phase for phase in experiment.composed.phases if phase.batches is None]
+    often = sum(p.backward_passes * p.passes * (epochs if p.epochs is None else p.epochs) for p in phases)
+    return int((experiment.rounds or 0) * max(1, clients * share) * steps * often)
+
+
+def samples_of(experiment: Experiment, train: int, test: int) -> int:
+    """Of all clients together; where each sets some aside for its own test, what is left."""
+    policy = experiment.policy
+    if policy is None:
+        return train
+    return int((train + test * policy.pool) * (1 - policy.share))
+
+
+def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None) -> float | None:
+    """Seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model with any
+    method, in proportion to rounds and gradient evaluations. Runs that shared their machine count where no other does.
+    """
+    for some in ([entry for entry in entries if entry.timed], entries):
+        if own := runs_of(cell, some):
+            return own[-1].seconds_per_round * length_of(cell, rounds)
+        alike = [e for e in some if e.settings and all(e.settings.get(k) == cell.experiment[k] for k in WORK)]
+        if alike:
+            try:
+                other = Experiment.recall(dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
+            except RequestError:  # a ledger of another version, or someone else's
+                continue
+            return alike[-1].seconds * gradient_evaluations(cell, rounds) / max(1, evaluations_of(other))
+    return None

@@ -1,0 +1,279 @@
+"""Reported against measured: the number that the ledger gives for a cell, and what it says about the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedkeel.papers import Cell, Table
+from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.reproduce import runs_of, settings_of
+from fedkeel.runs.places import keep_one_place
+
+NOISE = 0.5  # points of accuracy: the least seed noise assumed where neither the paper nor our seeds give one
+SHARE = 0.05  # the same of rounds, bytes and seconds, as a share of the reported number
+EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged
+WITHIN, ORDERED, DIFFERS = "within seed noise", "ordering holds", "differs"
+TIMES = ("seconds", "seconds per round", "extra seconds per round")  # of the authors' machine, so never the same here
+
+
+def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
+    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
+
+    `others` are runs of other experiments, for numbers that are differences.
+    """
+    if cell.kind == "accuracy":
+        if cell.evaluation == "personal best":
+            return entry.personal if entry.personal is not None else entry.best
+        return entry.last if cell.evaluation == "last" else entry.best
+    if cell.kind == "seconds per round":
+        return entry.seconds_per_round
+    if cell.kind == "extra seconds per round":
+        own = longest(other for other in others if other.place == entry.place)
+        return entry.seconds_per_round - own[0].seconds_per_round if own else None
+    reached = entry.rounds_to(cell.target) if cell.target is not None else None
+    if reached is None:
+        return None
+    if cell.kind == "relative bytes":
+        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
+    return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One cell: its runs, one for each seed, what each measured, and what that says about the paper's number.
+
+    A value is None where a run never reached the target, or cannot tell; the others are averaged.
+    """
+
+    cell: Cell
+    entries: tuple[Entry, ...]
+    values: tuple[float | None, ...]
+    verdict: str = "not run"
+
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.known) if self.known else None
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(self.known) if len(self.known) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        if self.mean is None or self.cell.reported is None:
+            return None
+        return self.mean - self.cell.reported
+
+    @property
+    def shortened(self) -> bool:
+        return bool(self.entries) and self.entries[0].rounds < int(self.cell.experiment["rounds"])
+
+    @property
+    def rounds(self) -> int:
+        return self.entries[0].rounds if self.entries else 0
+
+    @property
+    def noise(self) -> float:
+        """By how much two measurements of this number may differ."""
+        least = NOISE if self.cell.kind == "accuracy" else SHARE * abs(self.cell.reported or 0.0)
+        return max(least, self.cell.spread or 0.0, self.std or 0.0)
+
+    @property
+    def noise_here(self) -> float:
+        """The same for two runs of ours: seconds of this machine vary by a share of themselves, not of the paper's."""
+        if self.cell.kind not in TIMES or self.mean is None:
+            return self.noise
+        return max(SHARE * abs(self.mean), self.std or 0.0)
+
+    def at(self, round: int) -> Judgement:
+        """As it stood at a round, before any final tuning, with the seeds for which the ledger tells."""
+        last = self.cell.evaluation == "last"
+        reached = [entry for entry in self.entries if entry.rounds >= round]
+        found = [(entry, entry.at_round(round) if last else entry.best_by(round)) for entry in reached]
+        return self.only([(entry, value) for entry, value in found if value is not None])
+
+    def only(self, found: Sequence[tuple[Entry, float | None]]) -> Judgement:
+        """The same cell with these runs and values alone."""
+        return replace(self, entries=tuple(entry for entry, _ in found), values=tuple(value for _, value in found))
+
+
+def judge(cells: Sequence[Cell], entries: Sequence[Entry], among: Sequence[Cell] = ()) -> list[Judgement]:
+    """Judge cells by the ledger. Only runs of full length are held against a reported number; orderings are judged
+    among rows of one column, these and those in `among`, at a round that both have reached."""
+    drawn = [_drawn(cell, entries) for cell in cells]
+    rows = [*drawn, *(_drawn(cell, entries) for cell in among)]
+    return [replace(one, verdict=_verdict(one, rows)) for one in drawn]
+
+
+def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
+    known = runs_of(cell, entries)
+    if cell.target is not None and cell.kind != "seconds per round":
+        known = [entry for entry in known if entry.bests]  # other lines do not tell when a target was reached
+    if cell.kind in TIMES:
+        known = [entry for entry in known if entry.timed]
+    found = longest(known)
+    if cell.kind in TIMES:
+        found = keep_one_place(found, lambda entry: entry.place)
+    own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
+    return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found))
+
+
+def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+    """Runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
+    alike = settings_of(cell) | {"method": None}
+    devices = {entry.environment.get("device") for entry in found}
+    return [
+        e
+        for e in entries
+        if e.settings.get("method", {}).get("name") == cell.paper and e.settings | {"method": None} == alike
+        if e.environment.get("device") in devices and e.timed
+    ]
+
+
+def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
+    cell = mine.cell
+    if cell.unmeasured:
+        return "not measured"
+    if not mine.entries:
+        return "not run"
+    if mine.mean is None:
+        return "not reached so far" if mine.shortened else "not reached"
+    if len(mine.known) < len(mine.entries):
+        return f"reached by {len(mine.known)} of {len(mine.entries)} seeds" + " so far" * mine.shortened
+    if cell.uncertain or cell.reported is None:
+        return "not judged"
+    if not mine.shortened and cell.kind not in TIMES and abs(mine.mean - cell.reported) <= 2 * mine.noise:
+        return WITHIN
+    signs = [sign for other in drawn if (sign := _same_side(mine, other)) is not None]
+    if signs and all(signs):
+        return ORDERED
+    if mine.shortened:
+        return f"{DIFFERS} so far" if signs else "shortened"
+    return DIFFERS if signs or cell.kind not in TIMES else "another machine"
+
+
+def _same_side(mine: Judgement, other: Judgement) -> bool | None:
+    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
+    early to say, our runs do not tell, the ledger knows no round that both have reached, or seconds are of two places.
+    """
+    a, b = mine.cell, other.cell
+    if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
+        return None
+    if b.uncertain or not other.entries or a.reported is None or b.reported is None:
+        return None
+    if abs(a.reported - b.reported) <= 2 * max(mine.noise, other.noise):
+        return None
+    if a.kind != "accuracy" and mine.rounds != other.rounds:
+        return None
+    if a.kind in TIMES and {e.place for e in mine.entries} != {e.place for e in other.entries}:
+        return None
+    common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
+    ahead, _ = apart(*_compared(mine, other))
+    if ahead is None or early(common, rounds):
+        return None
+    final = common == rounds and a.kind == "accuracy"
+    return agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
+
+
+def agree(reported: float, measured: float, noise: float, *, final: bool) -> bool | None:
+    """Whether two gaps point one way; of a small one here none can say, but that the paper's is larger: once a run is
+    `final`, so that its gap will not grow, this speaks against it."""
+    if abs(measured) > 2 * noise:
+        return reported * measured > 0
+    return False if final and abs(reported - measured) > 2 * noise else None
+
+
+def early(round: int, rounds: int) -> bool:
+    """Whether order says little yet."""
+    return round < EARLY * rounds
+
+
+def _compared(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Both at the last round that they have reached, with the seeds that they have in common.
+
+    Where one went on, or was interrupted, what the other gained by a final tuning does not count: the first was not
+    tuned at that round.
+    """
+    mine, other = _paired(mine, other)
+    tuned = {entry.personal is not None for one in (mine, other) for entry in one.entries}
+    if mine.cell.kind != "accuracy" or (mine.rounds == other.rounds and len(tuned) < 2):
+        return mine, other
+    return both_at(mine, other, min(mine.rounds, other.rounds))
+
+
+def both_at(mine: Judgement, other: Judgement, round: int) -> tuple[Judgement, Judgement]:
+    """Both as they stood at a round, with the seeds that they have in common."""
+    return _paired(mine.at(round), other.at(round))
+
+
+def _paired(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Both with the seeds they have in common, where there are any."""
+    common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
+    if not common:
+        return mine, other
+    kept = [[(e, v) for e, v in zip(one.entries, one.values, strict=True) if e.seed in common] for one in (mine, other)]
+    return mine.only(kept[0]), other.only(kept[1])
+
+
+def apart(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
+    """How far one is ahead of the other, None where a value is missing; and over how many seeds."""
+    here, there = mine.mean, other.mean
+    seeds = min(len(mine.entries), len(other.entries))
+    if here is None or there is None or None in (*mine.values, *other.values):
+        return None, seeds
+    return here - there, seeds
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far one row is ahead of another in a column: as reported after `rounds`, and as measured at a round both have
+    reached. `runs` are the identities of the runs of each, one for each seed.
+    """
+
+    row: str
+    over: str
+    column: str
+    round: int
+    rounds: int
+    reported: float | None
+    measured: float
+    noise: float
+    seeds: int
+    runs: tuple[tuple[Any, ...], ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it points the way that the paper's does, where that is no noise."""
+        if self.reported is None or abs(self.reported) <= 2 * self.noise or early(self.round, self.rounds):
+            return "not judged"
+        same = agree(self.reported, self.measured, self.noise, final=self.round == self.rounds)
+        return "not judged" if same is None else ORDERED if same else DIFFERS
+
+
+def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
+    """The differences that a table is about, of accuracies alone; over the seeds that both rows have."""
+    found = []
+    by_name = {(one.cell.row, one.cell.column): one for one in judged if one.entries and one.cell.kind == "accuracy"}
+    for row, over in table.leads:
+        for column in dict.fromkeys(one.cell.column for one in judged):
+            if (row, column) not in by_name or (over, column) not in by_name:
+                continue
+            mine, other = by_name[row, column], by_name[over, column]
+            both = _compared(mine, other)
+            ahead, seeds = apart(*both)
+            if ahead is None:
+                continue
+            a, b = mine.cell.reported, other.cell.reported
+            told = None if a is None or b is None else a - b
+            runs = tuple(tuple(entry.identity for entry in one.entries) for one in both)
+            common, rounds = min(mine.rounds, other.rounds), int(mine.cell.experiment["rounds"])
+            noise = max(mine.noise, other.noise)
+            found.append(Lead(row, over, column, common, rounds, told, ahead, noise, seeds, runs))
+    return found

@@ -1,0 +1,46 @@
+"""A data set divided for personalised learning: each client's own test set, and the server's own data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedkeel.data.clients import Sample
+from fedkeel.data.partition.partition import Partition, collect
+from fedkeel.randomness import permutation
+
+PROXY = 0.02  # of the training data, as much as FedLAW's code takes from the test set
+
+
+class Joined:
+    """Two arrays of samples as one, neither copied."""
+
+    def __init__(self, first: Any, second: Any):
+        self.first, self.second = first, second
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, at: NDArray[np.int64]) -> NDArray[Any]:
+        mine = at < len(self.first)
+        rows = np.empty((len(at), *self.first.shape[1:]), dtype=self.first.dtype)
+        rows[mine], rows[~mine] = self.first[at[mine]], self.second[at[~mine] - len(self.first)]
+        return rows
+
+
+def without_proxy(partition: Partition, of: int, least: int) -> tuple[Partition, NDArray[np.int64]]:
+    """The partition without some random samples, and those."""
+    count = max(least, int(PROXY * partition.samples))
+    chosen = np.sort(permutation(of, partition.samples)[:count])
+    rest = ~np.isin(partition.indices, chosen)
+    kept = collect(
+        partition.holders[rest], partition.indices[rest], partition.clients, partition.samples, partition.notes
+    )
+    return kept, chosen
+
+
+def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:
+    return torch.from_numpy(np.ascontiguousarray(images[at])), torch.from_numpy(labels[at])

@@ -1,0 +1,107 @@
+"""Whose model is judged, on whose data, and what is made of the scores: the protocol of personalised learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from fedkeel.errors import ExperimentError, nearest
+from fedkeel.problems.task import Scores
+from fedkeel.ranges import Count, ShareBelowOne
+from fedkeel.typed_values import typed, types_of
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Judge a model of each client on the client's own test set.
+
+    model: "global", the server's; "local", the one the client last trained (the initial one before that); "received",
+    what the client would begin its work with. clients: all, or those selected. when: after or before the round's
+    training. weights: how clients are averaged. accuracy: over samples, or the mean over batches of `batch` samples,
+    as FedFSA's code has it. report: the best round, the last, or the mean of the `last` last. share: how much of each
+    client's data is set aside as its test set, where a data set is divided; `pool`: training and test data are
+    divided together. tune: after the last round every client fine-tunes the head of the global model, and is judged
+    once more.
+    """
+
+    model: Literal["global", "local", "received"] = "local"
+    clients: Literal["all", "selected"] = "all"
+    when: Literal["after", "before"] = "after"
+    weights: Literal["uniform", "size"] = "uniform"
+    accuracy: Literal["sample", "batch-mean"] = "sample"
+    report: Literal["best", "last", "mean-last"] = "best"
+    last: Count = 10
+    batch: Count = 128
+    share: ShareBelowOne = 0.3
+    pool: bool = True
+    tune: bool = False
+
+    def __post_init__(self) -> None:
+        examples = {field.name: field.default for field in fields(self)}
+        given = {name: getattr(self, name) for name in examples}
+        for name, value in typed(given, types_of(Evaluation), ExperimentError, "evaluation.{}", examples).items():
+            object.__setattr__(self, name, value)  # numpy's numbers as Python's own
+
+    @staticmethod
+    def load(data: Mapping[str, Any]) -> Evaluation:
+        known = [field.name for field in fields(Evaluation)]
+        for word in data:
+            if word not in known:
+                raise ExperimentError(f"an evaluation has no key: {word}", nearest(word, known, "keys"))
+        return Evaluation(**data)
+
+    def save(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of_client(self, scores: Sequence[Scores], name: str) -> float:
+        """One client's score: over samples, or the mean of the batches'."""
+        if self.accuracy == "batch-mean":
+            return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
+        return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
+
+    def reported(self, values: Sequence[float], *, falling: bool = False) -> float:
+        """The number a paper would print of the values over rounds; of `falling` ones, losses, the least is best."""
+        if self.report == "best":
+            return min(values) if falling else max(values)
+        tail = values[-1:] if self.report == "last" else values[-self.last :]
+        return math.fsum(tail) / len(tail)
+
+    def verdict(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
+        """What is reported of the accuracies of rounds, or, where they have none, of their losses; and which it is."""
+        for name in ("accuracy", "loss"):
+            values = [value for measures in rounds if (value := measures.get(prefix + name)) is not None]
+            if values:
+                return name, self.reported(values, falling=name == "loss")
+        return None
+
+    @property
+    def judged(self) -> str:
+        """Whose model is judged on what, in words."""
+        whose = {
+            "global": "the server's model",
+            "local": "each client's own model",
+            "received": "the model each client would begin with",
+        }
+        among = "all clients" if self.clients == "all" else "the clients selected"
+        weighed = ", weighted by their sizes" if self.weights == "size" else ""
+        return f"{whose[self.model]} on the client's own test share, mean over {among}{weighed}"
+
+    @property
+    def told(self) -> str:
+        """What `report` means, in words."""
+        return f"the mean of the last {self.last}" if self.report == "mean-last" else f"the {self.report} round"
+
+
+def spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
+    """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
+    mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+    lowest = sorted(values, reverse=name == "loss")[: max(1, len(values) // 10)]
+    plain = math.fsum(values) / len(values)
+    return {
+        f"client_{name}": mean,
+        f"client_{name}_worst": lowest[0],
+        f"client_{name}_worst_tenth": math.fsum(lowest) / len(lowest),
+        f"client_{name}_std": math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values)),
+    }

@@ -1,0 +1,111 @@
+"""What no model can learn from or be judged on: inputs that are not numbers, labels of classes that are not there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data.clients import ClientData, HeldOut, SharedClients, TensorClients
+from fedkeel.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from fedkeel.problems.task import Task
+
+CLEAN = "leave such samples out, or fill what is missing"
+
+
+def check_data(task: Task) -> None:
+    """Refuse test inputs that are not finite, and labels that the loss does not take; told before anything is trained.
+
+    Only data in memory are looked through: others are read when their turn comes.
+    """
+    for name, data in parts_of(task):
+        if name != "the training data" and (wrong := first_unsound(data)) is not None:
+            raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
+        check_labels(task, name, data)
+
+
+def parts_of(task: Task) -> Iterator[tuple[str, ClientData]]:
+    parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
+    yield from ((name, data) for name, data in parts.items() if data is not None)
+
+
+def first_unsound(data: ClientData) -> str | None:
+    """Whose inputs hold a number that is not finite, in words; None where all are sound or are not in memory."""
+    if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
+        return None
+    for client, size in enumerate(data.sizes.tolist()):
+        if not is_sound(data, client, size):
+            return f"of client {client}" if len(data.sizes) > 1 else f"in one of {size} samples"
+    return None
+
+
+def is_sound(data: ClientData, client: int, size: int) -> bool:
+    """Whether every input of a client is finite."""
+    parts = data.rows(client, np.arange(size))
+    return all(bool(torch.isfinite(part).all()) for part in parts[:-1] or parts if part.is_floating_point())
+
+
+def found_in_data(task: Task, clients: Sequence[int]) -> str:
+    """Whose data explain that clients diverged, in words that follow on; empty where none do."""
+    wrong = [c for c in clients if not is_sound(task.clients, c, int(task.clients.sizes[c]))]
+    return f": the input data of client {wrong[0]} hold NaN or infinite numbers" if wrong else ""
+
+
+def divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> RunError:
+    """What is told when a run cannot go on, for these clients diverged."""
+    among = f" ({len(clients)} of {trained} clients)" if trained > 1 else ""
+    why = found_in_data(task, clients)
+    return RunError(
+        f"the loss or the model of client {clients[0]} is not finite in round {round}{among}{why}.",
+        CLEAN if why else "lower lr or set clip; the rounds before this one are kept",
+    )
+
+
+def labels_in(data: ClientData) -> Tensor | None:
+    """Every label once; None where targets are no whole numbers, or are not in memory."""
+    if isinstance(data, HeldOut):
+        return labels_in(data.clients)
+    if isinstance(data, SharedClients):
+        return torch.from_numpy(np.unique(data.labels[data.partition.indices]))
+    if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
+        return None
+    found = []
+    for client, size in enumerate(data.sizes.tolist()):
+        if size:
+            *inputs, target = data.rows(client, np.arange(size))
+            if not inputs or target.dim() != 1 or target.is_floating_point() or target.dtype == torch.bool:
+                return None
+            found.append(target.unique().to(torch.int64))
+    return torch.cat(found).unique() if found else None
+
+
+@torch.no_grad()
+def check_labels(task: Task, name: str, data: ClientData) -> None:
+    """Refuse labels that the loss does not take; which those are, a sample tells: a loss may leave some out."""
+    labels = labels_in(data)
+    if labels is None or not len(labels) or task.module is None:
+        return
+    client = int(data.sizes.argmax())
+    raw = data.rows(client, np.zeros(1, np.int64))
+    model = copy.deepcopy(task.module).cpu().eval()
+    sample = [part.cpu() for part in task.ready(raw)]
+    with torch.random.fork_rng(devices=[]):
+        output: Any = model(*sample[:-1])
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            return
+        classes = output.shape[-1]
+        for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
+            try:
+                task.judged(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
+            except (IndexError, RuntimeError, ValueError):
+                raise DataError(
+                    f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has {classes} "
+                    f"outputs: labels go from 0 to {classes - 1}.",
+                    "number the classes from 0, or give the model more outputs",
+                ) from None

@@ -1,0 +1,290 @@
+"""A problem made ready for engines: initial weights, batches, losses, and scores of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.trees import Tree
+from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
+from fedkeel.errors import ExperimentError
+from fedkeel.problems.module_state import compares_samples, counters_of, taken_from
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.separability import loss_is_a_mean, require_a_mean
+
+CLIENT = "client "
+"""The split of one client's own test set is called `client 17`."""
+
+CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same numbers in the same order
+
+
+class Batch(NamedTuple):
+    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
+
+    `histogram` counts the client's samples of each class and `noise` is the step's key, for objectives that ask.
+    """
+
+    tensors: Sample
+    key: int | None = None
+    histogram: Tensor | None = None
+    noise: Tensor | None = None
+
+
+class Part(NamedTuple):
+    """A stretch of evaluation data: rows of the test set, or of one client's validation share."""
+
+    split: str
+    client: int
+    first: int
+    last: int
+
+
+Scores = dict[str, tuple[float, int]]
+"""Sums and counts by name."""
+
+
+class Task:
+    """What engines need of a problem, on one device and in one precision."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        validation: float = 0.0,
+        seed: int = 0,
+        start: Mapping[str, Tensor] | None = None,
+        asks: frozenset[str] = frozenset(),
+        personal_chunk: int = CHUNK,
+    ):
+        self.problem, self.device = problem, torch.device(device)
+        # bfloat16 is a precision of the arithmetic inside a model; weights and sums of them stay in float32
+        self.compute, self.dtype = dtype, torch.float32 if dtype == torch.bfloat16 else dtype
+        whole = problem.data
+        self.clients: ClientData = whole
+        self.validation: ClientData | None = None
+        if validation:
+            self.clients, self.validation = hold_out(whole, validation, seed)
+        self.test = problem.tested()
+        self.tests = problem.tests_of_clients
+        self.asks, self.personal_chunk = asks, personal_chunk
+        self._histograms: dict[int, Tensor] = {}
+        self.known_means: set[str] = set()
+        self.module = (
+            None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype).train()
+        )
+        self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
+        self.augments = bool(getattr(problem.prepare, "augments", False))
+        self.initial = self._initial(start)
+        self.buffers = self._buffers(start)
+        self.counters = counters_of(self.module)
+        self.stochastic = self.module is not None and any(
+            (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
+        )
+
+    def _initial(self, start: Mapping[str, Tensor] | None) -> Tree:
+        leaves: Mapping[str, Tensor]
+        if self.module is None:
+            assert self.problem.params is not None
+            leaves = {
+                n: torch.as_tensor(v).detach().to(self.device, self.dtype) for n, v in self.problem.params.items()
+            }
+        else:
+            # tied weights once, frozen ones never
+            leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
+        if not leaves:
+            raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
+        return Tree.of(leaves if start is None else taken_from(start, leaves))
+
+    def _buffers(self, start: Mapping[str, Tensor] | None) -> Tree | None:
+        if self.module is None:
+            return None
+        found = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
+        known = start is not None and found.keys() <= start.keys()  # a file may hold parameters alone
+        return Tree.of(taken_from(start, found) if start is not None and known else found) if found else None
+
+    def recount(self) -> None:
+        """A module's whole numbers as it began: they belong to no client, and no engine may find others' in them."""
+        for name, value in self.counters.items():
+            assert self.module is not None
+            self.module.get_buffer(name).copy_(value)
+
+    # ---- batches -------------------------------------------------------------------------------------------------
+    def taken(self, client: int, batch_size: int) -> int:
+        """How many samples of a client an epoch takes: all, but one that would be alone where batch norms need two."""
+        size = int(self.clients.sizes[client])
+        if size == 0 or (batch_size > 1 and size % batch_size != 1) or not self.in_pairs:
+            return size
+        if batch_size == 1 or size == 1:
+            what = "a batch_size of 1" if batch_size == 1 else f"client {client}, who has one sample,"
+            raise ExperimentError(
+                f"{what} is too little for the model's batch norms, which compare samples with each other.",
+                "batch_size and the partition's min_size of at least 2, or a model with group norms",
+            )
+        return size - 1
+
+    @cached_property
+    def in_pairs(self) -> bool:
+        """Whether the model cannot be trained on one sample."""
+
+        def one() -> Sample:
+            tensors = self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors
+            return tensors[:-1] or tensors
+
+        return compares_samples(self.module, one)
+
+    def ready(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
+        """What the model sees of raw rows: prepared, on the device, floats in the task's precision."""
+        if self.problem.prepare is not None:
+            raw = self.problem.prepare(raw, keys)
+        return tuple(t.to(self.device, self.kind_of(t)) for t in with_labels(raw))
+
+    def kind_of(self, part: Tensor) -> torch.dtype:
+        return self.dtype if part.is_floating_point() else part.dtype
+
+    def batch(
+        self,
+        client: int,
+        rows: Rows,
+        keys: NDArray[np.uint64] | None = None,
+        key: int | None = None,
+        noise: Tensor | None = None,
+    ) -> Batch:
+        histogram = self.histogram(client) if "histogram" in self.asks else None
+        return Batch(self.ready(self.clients.rows(client, rows), keys), key, histogram, noise)
+
+    def histogram(self, client: int) -> Tensor:
+        """How many training samples of each class a client has; counted when first asked for."""
+        if client not in self._histograms:
+            if self.problem.classes is None:
+                raise ExperimentError("this method counts the samples of each class.", "Problem(…, classes=10)")
+            labels = self.clients.rows(client, np.arange(self.clients.sizes[client]))[-1].reshape(-1)
+            counts = torch.bincount(labels.to(torch.int64), minlength=self.problem.classes)
+            self._histograms[client] = counts.to(self.device, self.dtype)
+        return self._histograms[client]
+
+    # ---- losses --------------------------------------------------------------------------------------------------
+    def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Tensor | None:
+        return model(*(tensors[:-1] or tensors)) if isinstance(model, nn.Module) else None
+
+    def output(
+        self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
+    ) -> Any:
+        """What an objective judges: the model's prediction, or what another of its methods gives."""
+        if not objective.of:
+            return self.predict(model, tensors)
+        given = () if noise is None or "key" not in objective.asks else (noise,)
+        return getattr(model, objective.of)(*tensors[:-1], *given)
+
+    def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
+        """One value per sample, or their mean, as the problem's own loss gives them."""
+        return self.judged(self.problem.loss, model, tensors, output)
+
+    def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
+        """The mean of an objective over a batch, or its total."""
+        output = self.output(model, batch.tensors, objective, batch.noise)
+        if objective.of_problem:
+            losses = self.judged(self.mean_loss, model, batch.tensors, output)
+        else:
+            losses = objective.losses(output, batch.tensors[-1], given)
+        return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
+
+    def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+        if not isinstance(model, nn.Module):
+            return f(model, tensors if len(tensors) > 1 else tensors[0])
+        return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
+
+    def judged(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
+        """A loss, which is a tensor."""
+        found = self.judge(f, model, tensors, output)
+        if isinstance(found, Tensor):
+            return found
+        raise ExperimentError(
+            f"the loss of a problem returns a tensor, not {type(found).__name__}.",
+            "one value per sample, or their mean",
+        )
+
+    @cached_property
+    def separable(self) -> bool:
+        """Whether the loss of a batch is the mean over its samples: as the problem says, and as some of its show."""
+        known = not self.problem.separable or hasattr(self.problem.loss, "batch_mean")
+        return self.problem.separable if known else loss_is_a_mean(self)
+
+    # ---- scores --------------------------------------------------------------------------------------------------
+    @cached_property
+    def stretched(self) -> bool:
+        """Whether some evaluation data are scored in several stretches."""
+        parts = (self.test, self.validation, self.tests)
+        return any(data is not None and int(data.sizes.max(initial=0)) > CHUNK for data in parts)
+
+    def parts(self, split: str) -> Iterator[Part]:
+        """The stretches of a split, in the order in which their scores are added."""
+        if split == "test" and self.test is not None:
+            size = int(self.test.sizes[0])
+            for first in range(0, size, CHUNK):
+                yield Part(split, -1, first, min(first + CHUNK, size))
+        if split == "validation" and self.validation is not None:
+            for client, size in enumerate(self.validation.sizes.tolist()):
+                for first in range(0, size, CHUNK):
+                    yield Part(split, client, first, min(first + CHUNK, size))
+        if split.startswith(CLIENT) and self.tests is not None:
+            client, chunk = int(split.removeprefix(CLIENT)), self.personal_chunk
+            for first in range(0, int(self.tests.sizes[client]), chunk):
+                yield Part(CLIENT, client, first, min(first + chunk, int(self.tests.sizes[client])))
+
+    def raw(self, part: Part) -> Sample:
+        if part.split == "test":
+            assert self.test is not None
+            return self.test.rows(0, np.arange(part.first, part.last))
+        if part.split == CLIENT:
+            assert self.tests is not None
+            return self.tests.rows(part.client, np.arange(part.first, part.last))
+        assert self.validation is not None
+        return self.validation.rows(part.client, np.arange(part.first, part.last))
+
+    def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
+        measured, count = self.measured(model, self.ready(self.raw(part))), part.last - part.first
+        return {name: (float(mean) * count, count) for name, mean in measured.items()}
+
+    @torch.no_grad()
+    def measured(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> dict[str, Tensor]:
+        """Means over samples, in float64."""
+        output = self.predict(model, tensors)
+        measured = {"loss": self.losses(model, tensors, output)}
+        if output is not None and counts_as_labels(output, tensors[-1]):
+            measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
+        for name, metric in self.problem.metrics.items():
+            measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
+            if measured[name].dim() == 0 and name not in self.known_means and self.stretched:
+                require_a_mean(self, name, model, tensors, output)
+        return {name: value.to(torch.float64).mean() for name, value in measured.items()}
+
+
+def counts_as_labels(output: Any, target: Tensor) -> bool:
+    """Whether outputs are scores of several classes and targets are classes."""
+    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
+        return False
+    return target.dtype == torch.int64 and output.is_floating_point()
+
+
+def with_labels(parts: Sample) -> Sample:
+    """Samples whose targets, where these are whole numbers, are of the type that losses know labels by."""
+    *inputs, target = parts
+    counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    return (*inputs, target.to(torch.int64) if counts else target)
+
+
+def add_up(scores: list[Scores]) -> dict[str, float]:
+    """Means from sums, added in order."""
+    names = scores[0] if scores else {}
+    return {name: sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores) for name in names}

@@ -1,0 +1,179 @@
+"""Checkpoints: the server's state in one file, clients' states in files beside it, each written once.
+
+checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state stands
+checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, last changed in round 38
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedkeel.core.layout import Layout
+from fedkeel.core.rule import State
+from fedkeel.core.states import Damaged, check_in, header_of, join, read, reason, split, write
+from fedkeel.core.trees import Tree
+from fedkeel.errors import FolderError, RunError
+from fedkeel.problems.task import Scores
+
+KEPT = 2  # the last two: one may be damaged
+SERVER = re.compile(r"[0-9]{8,18}\.safetensors")
+CLIENTS = re.compile(r"clients-[0-9]+-[0-9]+\.safetensors")
+Places = dict[int, str]
+"""In which file each client's state stands."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server's state after `round` rounds, and where the states of the clients that took part stand.
+
+    Scores of clients' own models are kept: made again beside others, their last digits might be other ones.
+    """
+
+    round: int
+    server: State
+    places: Places
+    scores: Mapping[int, list[Scores]] = field(default_factory=dict)
+    whole: bool = True
+    """Whether every byte of its file was checked: older versions left out the header."""
+
+    def save(self, folder: Path, fingerprint: str) -> None:
+        # the model by name, so that others can read it; other slots as flat buffers
+        params: Tree = self.server["params"]
+        arrays = {f"model/{name}": leaf.detach().cpu().contiguous().numpy() for name, leaf in params.items()}
+        rest, layouts = split({name: slot for name, slot in self.server.items() if name != "params"}, "server/")
+        facts = {
+            "round": self.round,
+            "fingerprint": fingerprint,
+            "places": {str(client): name for client, name in sorted(self.places.items())},
+            "model_layout": params.layout.dumps(),
+            "layouts": layouts,
+            "scores": {str(client): scores for client, scores in sorted(self.scores.items())},
+            "checks": checks_of(folder, self.places),
+        }
+        write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
+
+    @staticmethod
+    def load(path: Path, device: torch.device | str = "cpu", fingerprint: str | None = None) -> Checkpoint:
+        """Raises Damaged when it, or a file it names, does not hold together; a FolderError when it is another
+        experiment's than that of the fingerprint."""
+        arrays, facts = read(path)
+        try:
+            model = {n.removeprefix("model/"): torch.from_numpy(a) for n, a in arrays.items() if n.startswith("model/")}
+            params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
+            server = {"params": params} | join(arrays, facts["layouts"], "server/", device)
+            places = {int(client): str(name) for client, name in facts["places"].items()}
+            scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
+            whole, checks = "check" in facts, dict(facts.get("checks", {}))
+            found = Checkpoint(int(facts["round"]), server, places, scores, whole)
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{path.name}: {reason(error)}") from error
+        if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
+            raise FolderError(
+                f"{path} is of another experiment: {facts['fingerprint']}, not {fingerprint}.",
+                "put back the run's own checkpoint or experiment.toml; nothing was changed here",
+            )
+        if found.round != round_of(path):
+            raise Damaged(f"{path.name} is of round {found.round}")
+        for name in sorted(set(places.values())):
+            if CLIENTS.fullmatch(name) is None:
+                raise Damaged(f"{path.name} names a file that is not of clients: {name!r}")
+            check = read(path.parent / name)[1].get("check")
+            if checks.get(name) not in (None, check):
+                raise Damaged(f"{name} is not the file that {path.name} names")
+        return found
+
+
+def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
+    """The checksums of the files of clients' states: what a checkpoint knows them by."""
+    try:
+        return {name: check_in(header_of(folder / name)) for name in sorted(set(places.values()))}
+    except OSError as error:
+        raise RunError(
+            f"the states of clients cannot be read back: {error.filename}: {error.strerror}",
+            "`fedkeel resume` goes on from the last checkpoint that is whole",
+        ) from error
+
+
+def scores_of(told: Mapping[str, Sequence[float]]) -> Scores:
+    """Sums and counts, as they were before they were written."""
+    return {name: (float(total), int(count)) for name, (total, count) in told.items()}
+
+
+def names(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, newest first; of one that is not there, none."""
+    try:
+        found = [path for path in folder.iterdir() if SERVER.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FolderError(
+            f"cannot read {folder}: {error.strerror}", "put back the folder of checkpoints; nothing was changed here"
+        ) from None
+    return sorted(found, key=round_of, reverse=True)
+
+
+def round_of(path: Path) -> int:
+    return int(path.stem)
+
+
+def prune(folder: Path) -> None:
+    """Keep the last checkpoints and the files they name."""
+    kept = names(folder)[:KEPT]
+    for old in names(folder)[KEPT:]:
+        remove(old)
+    used: set[str] = set()
+    for path in kept:
+        try:
+            used.update(read(path, arrays=False)[1]["places"].values())
+        except (Damaged, KeyError, TypeError, AttributeError):
+            return  # not known what it needs: nothing more is removed
+    for path in folder.glob("clients-*.safetensors"):
+        if path.name not in used:
+            remove(path)
+    for half in folder.glob(".*.partial"):
+        remove(half)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that is not needed; one that cannot be removed does no harm."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def put_aside(folder: Path, round: int) -> None:
+    """Checkpoints later than a round are no longer those of the run: kept under another name."""
+    for path in names(folder):
+        if round_of(path) > round:
+            path.replace(path.with_name(f"damaged-{path.name}"))
+
+
+def newest(
+    folder: Path, device: torch.device | str = "cpu", fingerprint: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and in a line each what must be told. None when there is not one file.
+
+    Nothing that was read is changed: what is damaged stays where it is.
+    """
+    wrong: list[str] = []
+    for path in names(folder):
+        try:
+            found = Checkpoint.load(path, device, fingerprint)
+        except Damaged as error:
+            wrong.append(str(error))
+            continue
+        told = [f"skipping a damaged checkpoint of {folder.parent}: {problem}" for problem in wrong]
+        if not found.whole:
+            told.append(f"{path} was written by an older version: its header has no checksum")
+        return found, told
+    if wrong:
+        raise FolderError(
+            f"no checkpoint in {folder} can be read: {'; '.join(wrong)}",
+            "restore one from a copy, or start again in another folder; nothing was changed here",
+        )
+    return None, []

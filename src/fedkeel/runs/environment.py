@@ -1,0 +1,116 @@
+"""Where a run took place: recorded beside it, never part of its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedkeel import __version__
+from fedkeel.core.rule import Rule
+from fedkeel.engines.machine import processor
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.folder import RunFolder
+
+BY_SAMPLE = "by sample"
+"""All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
+
+PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
+
+
+def environment(
+    device: torch.device,
+    dtype: torch.dtype,
+    engine: str,
+    command: Sequence[str] | None,
+    engines: Sequence[Mapping[str, Any]] = (),
+    rules: Iterable[Rule] = (),
+    track: Iterable[object] = (),
+) -> dict[str, Any]:
+    """`engines` tells which engine trained after which round and, where it was measured, why; `track` what is measured
+    besides, as far as it has a name."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: installed(name) for name in PACKAGES},
+        "device": device_name(device),
+        "machine": processor(),
+        "engine": engine,
+        "engines": list(engines),
+        "precision": str(dtype).removeprefix("torch."),
+        "sources": sources(rules),
+        "track": [name for name in track if isinstance(name, str)],
+        "held_out": BY_SAMPLE,
+        "git_revision": git_revision(),
+        "command": list(command if command is not None else sys.argv),
+    }
+
+
+def sources(rules: Iterable[Rule]) -> dict[str, str]:
+    """The digest of each module, other than fedkeel's own, that rules come from."""
+    modules = {type(rule).__module__ for rule in rules}
+    found = {}
+    for name in sorted(modules):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and name.partition(".")[0] != "fedkeel":
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return found
+
+
+def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
+    """Modules of rules that have changed since a run was made."""
+    before = RunFolder(folder).read_json("environment.json").get("sources") or {}
+    return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
+
+
+def leaks(folder: Path, experiment: Experiment) -> bool:
+    """Whether the run there is judged on samples of which it trained on copies."""
+    return experiment.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
+
+
+def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
+    """Which engines trained the rounds that are done, as the folder tells."""
+    try:
+        return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
+    except (KeyError, TypeError):  # of an older version
+        return []
+
+
+def precision_before(folder: Path) -> str | None:
+    """What the rounds that are done were reckoned in, as the folder tells."""
+    found = RunFolder(folder).read_json("environment.json").get("precision")
+    return found if isinstance(found, str) else None
+
+
+def tracked_before(folder: Path) -> list[str]:
+    """What was measured besides in the rounds that are done."""
+    found = RunFolder(folder).read_json("environment.json").get("track")
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; of fedkeel also where it runs from a checkout that was never installed."""
+    try:
+        return __version__ if name == "fedkeel" else version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def git_revision() -> str | None:
+    """Of the repository in the current folder, if it is one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("ascii", "replace").strip() or None

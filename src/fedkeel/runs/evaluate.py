@@ -1,0 +1,183 @@
+"""How well models do: the server's on the test set, and clients' own where an evaluation policy asks for them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from fedkeel.core.method import Method
+from fedkeel.core.round import begin, broadcast
+from fedkeel.core.rule import State
+from fedkeel.data.clients import ClientData
+from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import finite
+from fedkeel.engines.engine import Engine, Model, evaluated, state_of
+from fedkeel.engines.scoring import Scorer
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.policy import Evaluation, spread
+from fedkeel.problems.task import CLIENT, Scores, Task, add_up
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.record import RoundRecord, counted
+from fedkeel.runs.store import ClientStore
+
+log = logging.getLogger("fedkeel")
+
+Measures = dict[str, float | None]
+Score = Callable[[Iterable[Model]], list[list[Scores]]]
+SERVERS = {"accuracy": "server_accuracy", "test_loss": "server_loss"}
+"""What measures of the server's model are called where a run is judged by its clients' models."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Scores of clients' own models: since they last trained, and of this round."""
+
+    unchanged: dict[int, list[Scores]] = field(default_factory=dict)
+    now: dict[int, list[Scores]] = field(default_factory=dict)
+
+    def settle(self, trained: Iterable[int], *, before: bool) -> None:
+        """These clients trained: what was scored `before` they did is out of date."""
+        gone = set(trained) - (set() if before else self.now.keys())
+        self.unchanged.update(self.now)
+        for client in gone:
+            self.unchanged.pop(client, None)
+        self.now.clear()
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores models as an experiment says."""
+
+    experiment: Experiment
+    task: Task
+    method: Method
+    store: ClientStore
+    seconds: Clock
+    tested: Known = field(default_factory=Known)
+    validated: Known = field(default_factory=Known)
+
+    @property
+    def unchanged(self) -> dict[int, list[Scores]]:
+        """Scores on clients' own test sets, of those who have not trained since."""
+        return self.tested.unchanged
+
+    def settle(self, trained: Iterable[int]) -> None:
+        """A round is complete, in which these clients trained."""
+        policy, clients = self.experiment.policy, list(trained)
+        for known in (self.tested, self.validated):
+            known.settle(clients, before=policy is None or policy.when == "before")
+
+    def due(self, round: int) -> bool:
+        return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
+
+    def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
+        """Measures of the server's model, where this round is an evaluated one."""
+        if not self.due(round):
+            return {}
+        began = time.perf_counter()
+        found: Measures = {}
+        for split in ("test", "validation"):
+            for name, value in add_up(engine.evaluate(server["params"], server.get("buffers"), split)).items():
+                plain = name != "loss" and split == "test"
+                found[name if plain else f"{split}_{name}"] = finite(value)
+        self.seconds.add("evaluation", time.perf_counter() - began)
+        return found
+
+    def personal(
+        self,
+        engine: Engine,
+        server: State,
+        policy: Evaluation,
+        selected: Sequence[int],
+        fresh: Mapping[int, State] | None = None,
+    ) -> Measures:
+        """What the evaluation policy makes of the clients' models; `fresh` states are not in the store yet.
+
+        On their test sets, and, as measures of their own, on what they set aside for validation: settings are chosen
+        by it. A client's own model that was scored since it last trained is not scored again.
+        """
+        began = time.perf_counter()
+        message, states = broadcast(self.method, server), fresh or {}
+
+        def model_of(client: int) -> Model:
+            state = states[client] if client in states else state_of(self.method, self.task, self.store.get(client))
+            params, buffers = server["params"], server.get("buffers")
+            if policy.model == "local":
+                params, buffers = state["kept"], state.get("buffers")
+            elif policy.model == "received":
+                params, state = begin(self.method, message, state)
+                buffers = state.get("buffers", buffers)
+            return Model(params, buffers, f"{CLIENT}{client}")
+
+        def over_clients(data: ClientData, known: Known, score: Score) -> Iterator[tuple[str, Measures]]:
+            everyone = selected if policy.clients == "selected" else range(len(data.sizes))
+            clients = [client for client in everyone if data.sizes[client] > 0]
+            before = known.unchanged if policy.model == "local" else {}
+            asked = [client for client in clients if client in states or client not in before]
+            now = dict(zip(asked, score(map(model_of, asked)), strict=True))
+            known.now.clear()
+            known.now.update(now if policy.model == "local" else {})
+            found = [now[client] if client in now else before[client] for client in clients]
+            weights = [float(data.sizes[c]) if policy.weights == "size" else 1.0 for c in clients]
+            for name in found[0][0] if found else ():
+                yield name, spread([policy.of_client(scores, name) for scores in found], weights, name)
+
+        measured: Measures = {}
+        assert self.task.tests is not None
+        for _, values in over_clients(self.task.tests, self.tested, partial(evaluated, engine)):
+            measured |= values
+        if self.task.validation is not None:
+            for name, values in over_clients(self.task.validation, self.validated, self.on_validation_shares.many):
+                measured[f"validation_client_{name}"] = values[f"client_{name}"]
+        self.seconds.add("evaluation", time.perf_counter() - began)
+        return {name: None if value is None else finite(value) for name, value in measured.items()}
+
+    @cached_property
+    def on_validation_shares(self) -> Scorer:
+        """Scores a client's model on what that client set aside, as if it were its test set.
+
+        Each model alone, so that its score is the same whoever is scored beside it, also after a pause.
+        """
+        task = self.task
+        problem = replace(task.problem, tests=task.validation)
+        own = Task(problem, device=task.device, dtype=task.compute, personal_chunk=task.personal_chunk)
+        return Scorer(Workspace(own))
+
+    def by_clients(self, measures: Measures, personal: Measures) -> Measures:
+        """The measures of a round that is judged by clients' models: the server's get names of their own."""
+        found = {SERVERS.get(name, name): value for name, value in measures.items()} | personal
+        return found | ({"accuracy": personal["client_accuracy"]} if "client_accuracy" in personal else {})
+
+    def verdict(
+        self, engine: Engine, tuner: Callable[[], Engine] | None, server: State, records: Sequence[RoundRecord]
+    ) -> dict[str, Any]:
+        """The number the evaluation policy reports, after the final phase where the method has one."""
+        policy = self.experiment.policy
+        if policy is None:
+            if self.method.final is not None:
+                log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
+            return {}
+        data: dict[str, Any] = {}
+        if self.method.final is not None and tuner is not None:
+            data["tuned"] = self.tune(engine, tuner(), server, len(records))
+        judged = counted(records, self.experiment.evaluate_every)
+        reported = policy.verdict([*(record.extra for record in judged), data.get("tuned", {})], "client_")
+        return data | ({} if reported is None else {"reported": reported[1], "reported_as": policy.report})
+
+    def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int) -> Measures:
+        """The final phase of every client, from the global model; nothing of it is kept but the scores."""
+        message = broadcast(self.method, server)
+        clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
+        # also those who never took part know what the others know, so that all can be stacked
+        states = [state_of(self.method, self.task, self.store.get(client)) for client in clients]
+        outcomes = tuning.train(message, rounds, self.experiment.lr_at(rounds), clients, states)
+        policy = self.experiment.policy
+        assert policy is not None
+        everyone = replace(policy, model="local", clients="all")
+        return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes})

@@ -1,0 +1,301 @@
+"""The loop over rounds: choose, broadcast, train, combine, evaluate, record, checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from fedkeel.core.method import Method
+from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.rule import State
+from fedkeel.core.trees import stack, tensors
+from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
+from fedkeel.engines.engine import Engine, Outcome, Request, Training
+from fedkeel.engines.machine import state_budget, undisturbed, used_by_others
+from fedkeel.engines.measure import Left
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.errors import FolderError, RunError
+from fedkeel.problems.sound_data import divergence, found_in_data
+from fedkeel.problems.task import Task
+from fedkeel.runs import checkpoint
+from fedkeel.runs.checkpoint import Checkpoint
+from fedkeel.runs.evaluate import Judge
+from fedkeel.runs.experiment import Experiment, fingerprint_of
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.folder import TIMING, RunFolder
+from fedkeel.runs.observers import Observer, Seen, observed
+from fedkeel.runs.participation import Participation
+from fedkeel.runs.record import RoundRecord, result
+from fedkeel.runs.store import ClientStore
+
+log = logging.getLogger("fedkeel")
+
+Going = Generator[Request, list[Outcome], Run]
+"""A run that asks for the training of its clients, and is sent what came of it."""
+
+SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
+
+
+class Progress(Protocol):
+    """Who wants to know how a run goes."""
+
+    def started(self, experiment: Experiment, done: int, engine: str) -> None: ...
+
+    def round(self, record: RoundRecord) -> None: ...
+
+    def finished(self, run: Run) -> None: ...
+
+
+def driven(going: Going, train: Callable[[Request], list[Outcome]]) -> Run:
+    """A run with an engine of its own."""
+    try:
+        request = next(going)
+        while True:
+            request = going.send(train(request))
+    except StopIteration as finished:
+        run: Run = finished.value
+        return run
+    finally:
+        going.close()  # where training failed, the run still writes its checkpoint
+
+
+class Loop:
+    """A run between rounds: what the server knows, what clients remember, what has been recorded."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        task: Task,
+        method: Method,
+        folder: RunFolder | None,
+        keep_params: bool,
+        checkpoint_seconds: float,
+        observers: Sequence[Observer] = (),
+    ):
+        self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
+        self.done, self.observers = 0, observers
+        self.together = 1  # runs in one stack, which share each round's time
+        self.shared = False  # whether rounds took as long as they did because of something else
+        self.server: State = init_server(method, task.initial, task.buffers)
+        self.store = ClientStore(None if folder is None else folder.checkpoints, task.device, state_budget(task.device))
+        self.records: list[RoundRecord] = []
+        self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
+        self.seconds = Clock()
+        self.judge = Judge(experiment, task, method, self.store, self.seconds)
+        self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
+        self.server_engine: SerialEngine | None = None
+        assert experiment.participation is not None
+        self.participation = Participation(
+            experiment.seed,
+            task.clients.sizes,
+            experiment.participation,
+            experiment.unavailable,
+            experiment.participants,
+        )
+
+    def rounds_left(self) -> int:
+        assert self.experiment.rounds is not None
+        return self.experiment.rounds - self.done
+
+    def left(self) -> Left:
+        """What is still to be trained."""
+        rounds = max(0, self.rounds_left())
+        return Left(rounds, self.participation.selected(self.done) if rounds else ())
+
+    # ---- before and after ----------------------------------------------------------------------------------------
+    def restore(self) -> None:
+        """Go back to the last checkpoint of the folder, if there is one."""
+        if self.folder is None:
+            return
+        identity = (
+            None
+            if (there := self.folder.read_experiment()) is None
+            else fingerprint_of(there, self.experiment.sets_copies_aside)
+        )
+        found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
+        if found is not None:
+            if found.round > (self.experiment.rounds or 0):
+                asked = self.experiment.rounds
+                raise FolderError(
+                    f"{self.folder.path} is at round {found.round} already, past the {asked} asked for.",
+                    "ask for more rounds, or choose another folder with --out",
+                )
+            if self.history is not None and found.round:
+                raise FolderError(
+                    f"{self.folder.path} is at round {found.round} already, and keeps no parameters of rounds.",
+                    "keep_params=True needs a new folder, or none",
+                )
+            self.done = self.saved = found.round
+            self.server = found.server
+            self.store.restore(found.places)
+            self.judge.unchanged.update(found.scores)
+        lines = self.folder.lines_of(None if found is None else found.round)
+        self.folder.read_json("environment.json")  # to know that it can be read
+        self.shared = bool(self.folder.read_json(TIMING).get("shared"))
+        for line in told:
+            log.warning("%s", line)
+        # nothing is written before everything there was read
+        checkpoint.put_aside(self.folder.checkpoints, self.done)
+        self.folder.write_experiment(self.experiment.save())
+        self.records = self.folder.begin(lines)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished round."""
+        if self.folder is None or self.saved == self.done:
+            return
+        began = time.perf_counter()
+        with undisturbed():
+            self.folder.sync()
+            places = self.store.save()
+            Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
+                self.folder.checkpoints, self.experiment.fingerprint()
+            )
+            checkpoint.prune(self.folder.checkpoints)
+            self.saved, self.saving = self.done, time.perf_counter() - began
+            if not self.folder.kept_before():
+                self._write_timing()
+        self.seconds.add("checkpoints", self.saving)
+
+    def go(
+        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+    ) -> Run:
+        """All rounds that are left."""
+        return driven(self.going(engine, training, progress, tuner), lambda request: engine.train(*request))
+
+    def going(
+        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+    ) -> Going:
+        """The same, for one who trains the clients himself; the engine only scores."""
+        last_saved = time.monotonic()
+        try:
+            while self.rounds_left() > 0:
+                record = yield from self.one_round(engine, training)
+                if progress is not None:
+                    progress.round(record)
+                if time.monotonic() - last_saved >= self.patience():
+                    self.save()
+                    last_saved = time.monotonic()
+        finally:
+            # Ctrl-C and failures included: state is replaced only when a round is complete
+            self.save()
+            self.seconds.merge(getattr(engine, "seconds", {}))
+            self._write_timing()
+        final = result(
+            self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
+        )
+        final |= self.judge.verdict(engine, tuner, self.server, self.records)
+        if self.folder is not None:
+            self.folder.write_result(final)
+        path = None if self.folder is None else self.folder.path
+        run = Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
+        if progress is not None:
+            progress.finished(run)
+        return run
+
+    def patience(self) -> float:
+        """Seconds between checkpoints; 0 asks for one after every round."""
+        return max(self.checkpoint_seconds, SHARE * self.saving) if self.checkpoint_seconds else 0.0
+
+    def _write_timing(self) -> None:
+        if self.folder is not None:
+            total = sum(record.seconds for record in self.records)
+            parts = {name: round(value, 3) for name, value in sorted(self.seconds.items())}
+            self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
+
+    # ---- one round -----------------------------------------------------------------------------------------------
+    def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
+        began, t = time.perf_counter(), self.done
+        self.shared |= self.together > 1 or used_by_others(self.task.device)
+        selected = self.participation.selected(t)
+        answering = self.participation.answering(t, selected)
+        message = broadcast(self.method, self.server)
+        lr = self.experiment.lr_at(t)
+        policy = self.experiment.policy if self.judge.due(t + 1) else None
+        personal = {}
+        if policy is not None and policy.when == "before":
+            personal = self.judge.personal(engine, self.server, policy, selected)
+        outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
+        kept, dropped = self.sound(outcomes, t)
+        server, loss, drift, tracked = self.server, math.nan, math.nan, {}
+        timed = time.perf_counter()
+        if kept:
+            reports = stack([outcome.report for outcome in kept])
+            reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
+            if self.method.server_phase is not None:
+                reports["learned"] = self.learn(message, reports, t, lr)
+            server = server_round(self.method, server, reports)
+            if not bool(torch.isfinite(server["params"].buffer).all()):
+                raise RunError(
+                    f"the server's model is not finite after round {t + 1}, though the clients' are.",
+                    "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
+                )
+            loss = float(reports["loss"].to(torch.float64).mean())
+            drift = float(reports["delta"].norm().to(torch.float64).mean())
+            states = [outcome.state for outcome in kept]
+            tracked = observed(self.observers, Seen(t + 1, message, reports, server, self.method, states))
+        self.seconds.add("aggregation", time.perf_counter() - timed)
+        measures = self.judge.evaluate(engine, server, t + 1)
+        if policy is not None:
+            if policy.when == "after":
+                personal = self.judge.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
+            # a run that judges clients' models is judged by them
+            measures = self.judge.by_clients(measures, personal)
+        record = RoundRecord(
+            round=t + 1,
+            selected=selected,
+            loss=finite(loss),
+            drift=finite(drift),
+            backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
+            bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
+            bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
+            seconds=round((time.perf_counter() - began) / self.together, 6),
+            accuracy=measures.pop("accuracy", None),
+            absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
+            dropped=dropped,
+            extra=measures | tracked,
+        )
+        with undisturbed():  # no signal leaves half a round behind
+            if self.folder is not None:
+                self.folder.append(record)
+            if self.history is not None:
+                self.history.append(server["params"].named())
+            self.records.append(record)
+            self.done, self.server = t + 1, server
+            self.judge.settle(outcome.client for outcome in kept)
+            for outcome in kept:
+                if outcome.state:
+                    self.store.put(outcome.client, outcome.state, self.done)
+        self.store.trim()
+        return record
+
+    def learn(self, message: State, reports: State, t: int, lr: float) -> State:
+        """The server's own phase, on proxy data: the same round, with the server as its only client."""
+        assert self.method.server_phase is not None
+        if self.server_engine is None:
+            alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
+            problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
+            task = Task(problem, device=self.task.device, dtype=self.task.dtype)
+            assert self.experiment.batch_size is not None
+            self.server_engine = SerialEngine(
+                task, alone, Training(self.experiment.seed, 1, self.experiment.batch_size)
+            )
+        begun = self.method.weights.begin(reports, self.server)
+        return self.server_engine.train_one(message, t, lr, 0, begun).state
+
+    def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
+        """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
+        kept = [outcome for outcome in outcomes if all_finite(outcome)]
+        dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
+        if dropped and (self.experiment.on_nonfinite == "stop" or not kept):
+            raise divergence(self.task, dropped, len(outcomes), t + 1)
+        if dropped:
+            why = found_in_data(self.task, dropped)
+            log.warning("round %d: left out the reports of clients %s, which are not finite%s", t + 1, dropped, why)
+        return kept, dropped

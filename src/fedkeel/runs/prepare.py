@@ -1,0 +1,239 @@
+"""From an experiment to what engines need: the problem, the task, the method in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.rule import Rule, Setting
+from fedkeel.data import Dataset, Samples, load
+from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
+from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.data.partition.partition import Partition, everything
+from fedkeel.data.partition.registry import load_partition
+from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.engines.rehearsal import rehearse
+from fedkeel.errors import ExperimentError, MethodError
+from fedkeel.importing import untrusted
+from fedkeel.methods.averaging import head_tuning
+from fedkeel.methods.named import NamedModel, refusal
+from fedkeel.models import MODELS, head
+from fedkeel.models import build as build_model
+from fedkeel.problems.personal_data import Joined, rows_of, without_proxy
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import CHUNK, Task
+from fedkeel.randomness import key
+from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
+from fedkeel.rules.buffers import ShareBuffers
+from fedkeel.rules.sharing import confined
+from fedkeel.runs.experiment import Experiment, from_python, lost
+
+
+class CrossEntropy:
+    """One value per sample; `batch_mean` is their mean in one kernel less."""
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target, reduction="none")
+
+    def batch_mean(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target)
+
+
+cross_entropy = CrossEntropy()
+
+
+def problem_of(experiment: Experiment) -> Problem:
+    """The experiment's own problem, or the one its data set and model make."""
+    for word in ("problem", "model"):
+        if from_python(getattr(experiment, word)):
+            raise lost(word)
+    if isinstance(experiment.model, NamedModel):
+        raise untrusted(experiment.model, "model")
+    if experiment.problem is not None:
+        return experiment.problem
+    assert experiment.dataset is not None
+    data = load(experiment.dataset)
+    policy = experiment.policy
+    pooled = policy is not None and policy.pool and policy.share > 0 and data.groups is None
+    labels = np.asarray(data.train_labels)
+    if pooled:
+        if isinstance(load_partition(experiment.partition), FeatureShift):
+            raise ExperimentError("a feature shift is not made of pooled data.", "evaluation.pool = false")
+        labels = np.concatenate([labels, np.asarray(data.test_labels)])
+    partition = divide(experiment, data, labels)
+    images = Joined(data.train_images, data.test_images) if pooled else train_images(experiment, data, partition)
+    proxy, tests = None, None
+    if experiment.composed.server_phase is not None:
+        partition, chosen = without_proxy(partition, key(partition_key(experiment), "proxy"), data.classes)
+        proxy = rows_of(images, labels, chosen)
+    if policy is not None and policy.share > 0:
+        partition, aside = partition.split(policy.share, key(partition_key(experiment), "own test"))
+        tests = SharedClients(images, labels, aside)
+    model = experiment.model
+    if not isinstance(model, nn.Module):
+        # a model of tokens learns how many there are from the data set
+        card = MODELS.get(str(model))
+        options = {"vocabulary": data.card.vocabulary} if card and "vocabulary" in card.defaults else {}
+        model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed, **options)
+    prepare = Preparation(data.mean, data.std, augmentation(experiment.augment or "none", data.shape))
+    test_labels = np.asarray(data.test_labels)
+    return Problem(
+        model=model,
+        loss=cross_entropy,
+        clients=SharedClients(images, labels, partition),
+        # what was divided among the clients is no test of the server's model
+        test=None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels))),
+        classes=data.classes,
+        proxy=proxy,
+        tests=tests,
+        prepare=prepare,
+    )
+
+
+def divide(experiment: Experiment, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
+    """The samples with these labels, divided among clients; without any, the data set's training samples."""
+    labels = np.asarray(data.train_labels) if labels is None else labels
+    return load_partition(experiment.partition).divide(labels, partition_key(experiment), groups=data.groups)
+
+
+def train_images(experiment: Experiment, data: Dataset, partition: Partition) -> Samples:
+    """The images as clients see them: corrupted, each client's in its own way, where the partition shifts features."""
+    partitioner = load_partition(experiment.partition)
+    if not isinstance(partitioner, FeatureShift):
+        return data.train_images
+    return partitioner.corrupt(data.train_images, partition, partition_key(experiment))
+
+
+def partition_key(experiment: Experiment) -> int:
+    assert experiment.partition_seed is not None
+    return key(experiment.partition_seed, "partition")
+
+
+def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
+    """How a task is made from a problem: here and in every worker process alike."""
+    validation, seed, init, asks = experiment.validation, experiment.seed, experiment.init, experiment.composed.asks
+    start = None if init is None else start_weights(Path(init))
+    chunk = CHUNK if experiment.policy is None else experiment.policy.batch
+
+    def make(problem: Problem) -> Task:
+        return Task(
+            problem,
+            device=device,
+            dtype=dtype,
+            validation=validation,
+            seed=seed,
+            start=start,
+            asks=asks,
+            personal_chunk=chunk,
+        )
+
+    return make
+
+
+def describe_task(task: Task) -> str:
+    """Who holds how much, in one line."""
+    proxy = task.problem.proxy
+    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    return describe_clients(task.problem.data, task.tests, task.validation, server)
+
+
+def start_weights(path: Path) -> dict[str, Tensor]:
+    """Weights to begin from, by name."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ExperimentError(f"cannot read start weights {path}: {error}", "give a .safetensors file") from None
+
+
+def method_of(experiment: Experiment, task: Task) -> Method:
+    """The method fitted to its problem, with what every local step ends in.
+
+    That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
+    """
+    if (error := refusal(experiment.composed)) is not None:
+        raise error
+    most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
+    sizes = task.clients.sizes[task.clients.sizes > 0]
+    size = float(sizes.mean()) if len(sizes) else 0.0
+    rates = {"lr": experiment.lr or 0.0, "lr_decay": experiment.lr_decay or 1.0}
+    setting = Setting(task.initial.layout, head_of(task), most, size, **rates)
+    clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
+    decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
+    method, policy = experiment.composed, experiment.policy
+    if policy is not None and policy.tune and method.final is None:
+        method = replace(method, final=head_tuning())
+    method = method.each_rule(lambda rule: rule.settled(setting))
+    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    check_fit(method, task)
+    method = confined(repeated(method), task.initial)
+    if policy is not None and task.tests is None:
+        raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
+    if policy is not None and (policy.model == "local" or method.final is not None):
+        method = replace(method, personal=(*method.personal, KeepModel()))
+    if task.buffers is not None and experiment.buffers == "average":  # else they never leave a client
+        method = replace(method, personal=(*method.personal, ShareBuffers()))
+    rehearse(method, task)
+    return method
+
+
+def head_of(task: Task) -> tuple[str, ...]:
+    """Names of the classifier's parameters: what the problem says, or the last module that has any."""
+    given = task.problem.head
+    if given is not None:
+        return tuple(name for name in task.initial if any(fnmatchcase(name, pattern) for pattern in given))
+    return () if task.module is None else tuple(name for name in head(task.module) if name in task.initial)
+
+
+def measured(phase: Phase, task: Task) -> Phase:
+    """A phase with as many steps as its rules need."""
+    needed = [steps for rule in phase.rules if (steps := rule.steps_needed(task.initial.layout)) is not None]
+    return replace(phase, batches=max(needed)) if needed else phase
+
+
+def repeated(method: Method) -> Method:
+    """A method with each phase as often as its rules need it."""
+    return replace(method, phases=tuple(phase for phase in method.phases for _ in range(phase.passes)))
+
+
+def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phase:
+    """A training phase's chain with clip and decay where it says they go, or at its end."""
+    if not phase.trains:
+        return phase
+    chain = list(phase.gradient)
+    for place, rules in ((ClipHere(), clip), (DecayHere(), decay)):
+        if place not in chain:
+            chain.append(place)
+        at = chain.index(place)
+        chain[at : at + 1] = rules
+    return replace(phase, gradient=tuple(chain))
+
+
+def check_fit(method: Method, task: Task) -> None:
+    """Refuse a method that needs what the problem lacks."""
+    for objective in method.objectives:
+        if not objective.of_problem and task.module is None:
+            raise MethodError(
+                f"{method.name} needs the outputs of a model ({objective}), but this problem has only params.",
+                "give it a module: Problem(model=…)",
+            )
+        of = objective.of
+        if of and not callable(getattr(task.module, of, None)):
+            raise MethodError(
+                f"{method.name} needs a model with a random code ({of}), which {type(task.module).__name__} lacks.",
+                f"use one that has: {', '.join(n for n, c in MODELS.items() if 'code' in c.defaults)}",
+            )
+    if "histogram" in method.asks and task.problem.classes is None:
+        raise MethodError(f"{method.name} counts the samples of each class.", "say how many there are: classes=10")
+    if method.server_phase is not None and task.problem.proxy is None:
+        raise MethodError(f"{method.name} learns on data of the server.", "give some: Problem(proxy=(x, y))")

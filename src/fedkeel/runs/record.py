@@ -1,0 +1,105 @@
+"""What a run leaves behind: one record per round, and the result they add up to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from fedkeel.core.trees import Tree
+from fedkeel.runs.json_lines import fitting
+
+LAST = 50  # how many evaluated rounds "mean of the last" covers
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name."""
+
+    round: int
+    selected: list[int]
+    loss: float | None
+    drift: float | None
+    backward_passes: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    accuracy: float | None = None
+    absent: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    extra: dict[str, float | None] = field(default_factory=dict)
+
+    def dumps(self) -> str:
+        """One line of JSON; what is empty is left out, what is not a number becomes null."""
+        data = {name: _number(value) for name, value in asdict(self).items() if value not in (None, [], {})}
+        return json.dumps(data, allow_nan=False)
+
+    @staticmethod
+    def loads(line: str) -> RoundRecord:
+        """What `dumps` wrote; a ValueError says what cannot be of a round."""
+        data = json.loads(line)
+        empty: dict[str, Any] = {"loss": None, "drift": None, "selected": []}
+        return RoundRecord(**fitting(RoundRecord, empty | data if isinstance(data, dict) else data))
+
+    def measure(self, name: str) -> float | None:
+        value = getattr(self, name) if name in NAMES else self.extra.get(name)
+        return value if isinstance(value, int | float) else None
+
+
+NAMES = frozenset(one.name for one in fields(RoundRecord))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _number(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def digest(params: Tree) -> str:
+    """Identity of a model: names, shapes, dtype and every bit, whatever the order in the buffer."""
+    seen = hashlib.sha256()
+    for name, leaf in params.items():
+        seen.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        seen.update(leaf.detach().cpu().contiguous().numpy().tobytes())
+    return seen.hexdigest()
+
+
+def judged_on(records: Sequence[RoundRecord]) -> str | None:
+    """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
+    judged), or the training loss."""
+    for name in ("accuracy", "client_loss", "test_loss", "loss"):
+        if any(record.measure(name) is not None for record in records):
+            return name
+    return None
+
+
+def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
+    """The evaluated rounds, as if the run had never been shorter."""
+    final = records[-1].round if records else 0
+    return [record for record in records if record.round % every == 0 or record.round == final]
+
+
+def result(records: Sequence[RoundRecord], params: Tree, every: int, fingerprint: str) -> dict[str, Any]:
+    """The result of a run: nothing that depends on the clock."""
+    judged = counted(records, every)
+    name = judged_on(judged)
+    values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
+    data: dict[str, Any] = {"rounds": records[-1].round if records else 0, "judged_on": name}
+    if values:
+        better = min if name != "accuracy" else max
+        best_round, best = better(values, key=lambda pair: pair[1])
+        tail = [value for _, value in values[-LAST:]]
+        data |= {
+            "best": best,
+            "best_round": best_round,
+            "best_means": "best on test, as in the papers" if name != "loss" else "best training loss",
+            "last": values[-1][1],
+            "mean_last": math.fsum(tail) / len(tail),
+            "mean_last_over": len(tail),
+        }
+    for part in ("bytes_down", "bytes_up", "backward_passes"):
+        data[part] = sum(getattr(record, part) for record in records)
+    return data | {"fingerprint": fingerprint, "model_digest": digest(params)}

@@ -1,0 +1,106 @@
+"""`fk.run_together`: several runs as one stack. What comes out is what each would have given alone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+
+from fedkeel.engines.machine import device_of, steady
+from fedkeel.engines.memory import enough
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.joint import JointEngine, joinable
+from fedkeel.errors import RequestError, RunError
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.loop import Progress, driven
+from fedkeel.runs.observers import Observer, listed
+from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, start
+
+log = logging.getLogger("fedkeel")
+
+FREE = ("seed", "partition", "partition_seed", "lr", "lr_decay", "participation", "rounds")
+"""What may differ between experiments of one stack."""
+
+
+def alike(one: Experiment, other: Experiment) -> bool:
+    """Whether two experiments may share a stack: they differ in nothing that decides about a step but data and rate."""
+    first, second = (_shared(experiment) for experiment in (one, other))
+    return first == second and one.problem is other.problem
+
+
+def _shared(experiment: Experiment) -> dict[str, Any]:
+    return {name: value for name, value in experiment.save().items() if name not in FREE}
+
+
+def run_together(
+    experiments: Sequence[Experiment],
+    *,
+    out: Sequence[str | PathLike[str]] | None = None,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    keep_params: bool = False,
+    progress: Sequence[Progress | None] = (),
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    command: Sequence[str] | None = None,
+    track: Sequence[str | Observer] | str | Observer = (),
+) -> list[Run | RunError]:
+    """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
+
+    A run that fails gives its error, and the others go on. Each round's time is shared among the runs.
+    """
+    for other in experiments[1:]:
+        if not alike(experiments[0], other):
+            raise RequestError("these experiments cannot share a stack.", f"they may differ in: {', '.join(FREE)}")
+    if out is not None and len(out) != len(experiments):
+        raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
+    nothing = [None] * len(experiments)
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, listed(track))
+    with steady(), enough(place.device), contextlib.ExitStack() as closing:
+        given = zip(experiments, out or nothing, progress or nothing, strict=True)
+        started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
+        return go_together(started, closing) if started else []
+
+
+def alone(one: Started) -> Run | RunError:
+    try:
+        return driven(one.going, lambda request: one.engine.train(*request))
+    except RunError as error:
+        return error
+
+
+def go_together(started: Sequence[Started], closing: contextlib.ExitStack) -> list[Run | RunError]:
+    """Drive runs side by side, those that are behind first."""
+    engines = [one.engine for one in started if isinstance(one.engine, StackedEngine)]
+    if not joinable(engines):
+        log.info("the runs are made one after another: their models or the preparation of their data differ")
+        return [alone(one) for one in started]
+    joint = JointEngine(engines)
+    results: list[Run | RunError | None] = [None] * len(started)
+    asking: dict[int, Any] = {}
+
+    def advance(run: int, answer: Any) -> None:
+        asking.pop(run, None)
+        try:
+            asking[run] = started[run].going.send(answer)
+        except StopIteration as finished:
+            results[run] = finished.value
+        except RunError as error:
+            results[run] = error
+        for one in asking:
+            started[one].loop.together = len(asking)
+
+    for run, one in enumerate(started):
+        closing.callback(one.going.close)
+        one.loop.together = len(started)
+        advance(run, None)
+    while asking:
+        behind = min(request.round for request in asking.values())
+        now = {run: request for run, request in asking.items() if request.round == behind}
+        for run, outcomes in joint.train(now).items():
+            advance(run, outcomes)
+    return [result for result in results if result is not None]

@@ -1,0 +1,1 @@
+"""Questions to several runs, or to a trained one: comparisons, sweeps, diagnostics."""

@@ -1,0 +1,231 @@
+"""Runs held against each other fairly: the same data, starts and participants; seeds paired; costs to a target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from scipy.stats import t as student
+
+from fedkeel.runs.checkpoint import names as checkpoints
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.places import describe_place, keep_one_place
+from fedkeel.runs.record import judged_on
+from fedkeel.studies import cost_to_target as cost
+
+LEVEL = 0.95
+NUMBERS = ("best", "last", "mean_last", "reported")
+"""Of a result; the last one where an evaluation policy judges clients' models."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method with one setting, by seed."""
+
+    label: str
+    runs: dict[int, Run]
+
+    def values(self, name: str) -> dict[int, float]:
+        """A number of the result of each seed: best, last, mean_last or reported."""
+        found = {seed: run.result.get(name) for seed, run in self.runs.items()}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to reach a target, on average over the seeds that did."""
+
+    reached: int
+    rounds: float
+    megabytes: float
+    seconds: float
+    gradients: float
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean difference to a baseline over common seeds, and its confidence interval (None for one seed)."""
+
+    seeds: int
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs that differ in nothing but their seed stand together; labels tell apart what shares a method's name."""
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        found.setdefault(_identity(run), {})[run.experiment.seed] = run
+    names = [next(iter(group.values())).experiment.composed.name for group in found.values()]
+    labels = [
+        name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
+        for name, group in zip(names, found.values(), strict=True)
+    ]
+    return [Group(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
+
+
+def _identity(run: Run) -> str:
+    data = run.experiment.save()
+    return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed", "rounds")))
+
+
+def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
+    """What sets a run apart from the others of its method."""
+    mine = _flat(run.experiment.save())
+    others = [_flat(other.experiment.save()) for other in runs if other.experiment.composed.name == name]
+    told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(data, dict):
+        return {k: v for name, value in data.items() for k, v in _flat(value, f"{prefix}{name}.").items()}
+    if isinstance(data, list):
+        return {k: v for i, value in enumerate(data) for k, v in _flat(value, f"{prefix}{i}.").items()}
+    return {prefix.rstrip("."): data}
+
+
+def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
+    """In what runs differ besides method, seed and what was `tuned` for each method: keys of the experiment, and for a
+    seed that groups share, the split and the clients that were selected. Each makes a comparison one of more than
+    methods."""
+    aside = {"method", "seed", "partition_seed", *tuned}
+    settings = [
+        {k: repr(v) for k, v in run.experiment.save().items() if k not in aside}
+        for group in groups
+        for run in group.runs.values()
+    ]
+    found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
+    proxies = {run.experiment.composed.server_phase is not None for group in groups for run in group.runs.values()}
+    if len(proxies) > 1:
+        found.add("samples that the server takes from the clients")
+    for seed in {seed for group in groups for seed in group.runs}:
+        runs = [group.runs[seed] for group in groups if seed in group.runs]
+        if len({run.experiment.partition_seed for run in runs}) > 1:
+            found.add("partition_seed")
+        length = min(len(run.records) for run in runs)
+        if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
+            found.add("selected clients")
+    return sorted(found)
+
+
+def unfinished(groups: Sequence[Group]) -> list[str]:
+    """Each run with fewer rounds than its experiment has, in words: interrupted, failed, or its file damaged."""
+    found = []
+    for group in groups:
+        for seed, run in group.runs.items():
+            if len(run.records) < (run.experiment.rounds or 0):
+                name = group.label if len(group.runs) == 1 else f"{group.label} seed {seed}"
+                found.append(f"{name} {_reached(run)}")
+    return found
+
+
+def _reached(run: Run) -> str:
+    at = f"round {len(run.records)} of {run.experiment.rounds}"
+    saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
+    if saved and int(saved[0].stem) > len(run.records):
+        return f"is known up to {at} only: files of it are damaged"
+    return f"is not finished: it stands at {at}"
+
+
+def machines(groups: Sequence[Group]) -> list[str]:
+    """What the runs were made on, in words; where there are several, their seconds cannot be compared."""
+    return sorted({place for group in groups for run in group.runs.values() if (place := place_of(run))})
+
+
+def place_of(run: Run) -> str:
+    """On what a run was made, in words; empty for one that is in memory alone."""
+    if run.path is None:
+        return ""
+    folder = RunFolder(run.path)
+    return describe_place(folder.read_json("environment.json"), folder.read_json("timing.json"))
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    if not values:
+        return None, None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def measure_of(groups: Sequence[Group]) -> str | None:
+    """What all runs are judged on; None where they differ in it, or have nothing yet."""
+    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    return found.pop() if len(found) == 1 else None
+
+
+def compared_by(groups: Sequence[Group]) -> str:
+    """The number of a result whose differences are told: what was reported, where every run tells it, or the best."""
+    return "reported" if all(group.values("reported").keys() == group.runs.keys() for group in groups) else "best"
+
+
+def judged_as(groups: Sequence[Group]) -> list[str]:
+    """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
+    policies = [run.experiment.policy for group in groups for run in group.runs.values()]
+    told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
+    return list(dict.fromkeys(told))
+
+
+def cost_to(group: Group, target: float) -> Cost | None:
+    """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached.
+
+    Seconds are those of the runs on one machine and engine, of which there are most.
+    """
+    reached = [(r, cost.cost_to(r.records, target, judged_on(r.records) or "accuracy")) for r in group.runs.values()]
+    found = [(run, one) for run, one in reached if one is not None]
+    if not found:
+        return None
+    each = [(c.rounds, c.bytes / 1e6, c.backward_passes) for _, c in found]
+    rounds, megabytes, gradients = (statistics.fmean(column) for column in zip(*each, strict=True))
+    timed = keep_one_place(found, lambda pair: place_of(pair[0]))
+    return Cost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
+
+
+def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[str, Any]:
+    """The whole comparison as plain data."""
+    name = compared_by(groups)
+    return {
+        "baseline": baseline.label,
+        "judged_on": measure_of(groups),
+        "difference_of": name,
+        "target": target,
+        "methods": [
+            {
+                "label": group.label,
+                "seeds": list(group.runs),
+                **{part: _spread(list(group.values(part).values())) for part in NUMBERS},
+                "difference": None if group is baseline or (d := paired(group, baseline, name)) is None else asdict(d),
+                "cost": None if (cost := cost_to(group, target)) is None else asdict(cost),
+            }
+            for group in groups
+        ],
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    mean, std = mean_and_std(values)
+    return {"mean": mean, "std": std}
+
+
+def common_target(groups: Sequence[Group]) -> float:
+    """What every run reached: the lowest of their best accuracies, or the highest of their best losses."""
+    worst = min if measure_of(groups) in ("accuracy", None) else max
+    return worst((value for group in groups for value in group.values("best").values()), default=0.0)
+
+
+def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:
+    """mean(group − baseline) over the seeds both have, with a Student interval."""
+    mine, other = group.values(name), baseline.values(name)
+    differences = [mine[seed] - other[seed] for seed in mine if seed in other]
+    if not differences:
+        return None
+    mean, std = mean_and_std(differences)
+    assert mean is not None
+    if std is None:
+        return Paired(1, mean, None, None)
+    half = float(student.ppf((1 + LEVEL) / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
+    return Paired(len(differences), mean, mean - half, mean + half)

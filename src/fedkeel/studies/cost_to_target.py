@@ -1,0 +1,47 @@
+"""What a target costs: rounds, bytes, seconds and backward passes, from the records of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedkeel.runs.record import RoundRecord
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run has used up to a round, that round included."""
+
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    backward_passes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_up + self.bytes_down
+
+
+def spent(records: Sequence[RoundRecord]) -> Cost:
+    """The cost of all these rounds."""
+    return Cost(
+        rounds=len(records),
+        bytes_up=sum(r.bytes_up for r in records),
+        bytes_down=sum(r.bytes_down for r in records),
+        seconds=sum(r.seconds for r in records),
+        backward_passes=sum(r.backward_passes for r in records),
+    )
+
+
+def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Cost | None:
+    """The cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
+
+    Accuracies reach a target from below, losses (names that end in `loss`) from above.
+    """
+    falls = measure.endswith("loss")
+    for number, record in enumerate(records, 1):
+        value = record.measure(measure)
+        if value is not None and (value <= target if falls else value >= target):
+            return spent(records[:number])
+    return None

@@ -1,0 +1,81 @@
+"""Optuna as the one who proposes settings, instead of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Any
+
+from fedkeel.errors import RequestError
+from fedkeel.randomness import key
+from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, positive, taken, with_value
+
+NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
+
+
+def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
+    """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale, whole
+    ones where the grid is of whole ones; other values one of those listed. Trials depend on the sweep's first seed
+    alone, so a sweep can be resumed."""
+    try:
+        import optuna
+    except ImportError:
+        raise RequestError('sampler = "optuna" needs Optuna.', "pip install 'fedkeel[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = key(sweep.seeds[0], "optuna") % 2**32
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    tuned = Tuned(method)
+    for _ in range(sweep.budget):
+        trial = study.ask()
+        setting: Setting = tuple((word, _value(trial, word, values)) for word, values in sweep.grids[method].items())
+        if setting not in tuned.scores:
+            attempt(sweep, tuned, [setting], execute)
+        score = tuned.scores[setting]
+        if score is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, score)
+    tuned.edge = at_end(sweep, tuned)
+    return tuned
+
+
+def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
+    if not _ordered(values):
+        return trial.suggest_categorical(word, list(values))
+    low, high = min(values), max(values)
+    if _whole(values):
+        return trial.suggest_int(word, low, high, log=True)
+    return float(f"{trial.suggest_float(word, low, high, log=True):.4g}")
+
+
+def _ordered(values: Sequence[Any]) -> bool:
+    """Whether values are the ends of an interval, and perhaps some between."""
+    return len(values) > 1 and all(positive(value) for value in values)
+
+
+def _whole(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int) for value in values)
+
+
+def at_end(sweep: Sweep, tuned: Tuned) -> str:
+    """A key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
+    for word, value in tuned.best or ():
+        values = sweep.grids[tuned.method][word]
+        if not _ordered(values) or (low := min(values)) == (high := max(values)):
+            continue
+        place = log(value / low) / log(high / low)
+        if NEAR < place < 1 - NEAR:
+            continue
+        end, other = (low, high) if place <= NEAR else (high, low)
+        further = end + (1 if end > other else -1) if _whole(values) else end * (end / other) ** NEAR
+        if taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
+            return word
+    return ""
+
+
+def tuner(data: Mapping[str, Any]) -> str:
+    """How a sweep's settings are found: "grid" or "optuna"."""
+    sampler = data.get("sampler", "grid")
+    if sampler not in ("grid", "optuna"):
+        raise RequestError(f"unknown sampler: {sampler}", 'write sampler = "grid" or "optuna"')
+    return str(sampler)

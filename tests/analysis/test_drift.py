@@ -1,0 +1,69 @@
+"""Drift, cosines, costs and spreads on cases whose answer is known without computing."""
+
+import math
+
+import pytest
+import torch
+
+from fedkeel.analysis.drift import accuracy_spread, cosines, drift
+from fedkeel.core.trees import Tree, layout
+from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.cost_to_target import cost_to, spent
+
+
+def moves(*rows):
+    return Tree(torch.tensor(rows, dtype=torch.float64), layout((("w", (len(rows[0]),)),)))
+
+
+def test_clients_that_move_at_right_angles():
+    found = drift(moves([3.0, 0.0], [0.0, 4.0]))
+    assert (found.mean, found.least, found.most) == (3.5, 3.0, 4.0)
+    assert found.cosine == pytest.approx(0, abs=1e-15)
+    assert found.agreement == pytest.approx(2.5 / 3.5)  # the mean move is (1.5, 2)
+    assert found.spread == pytest.approx(2.5)  # each is (±1.5, ∓2) away from it
+
+
+def test_clients_that_move_alike_and_clients_that_cancel():
+    alike = drift(moves([1.0, 2.0], [2.0, 4.0], [0.5, 1.0]))
+    assert alike.cosine == pytest.approx(1)
+    assert alike.agreement == pytest.approx(1)
+    against = drift(moves([1.0, 2.0], [-1.0, -2.0]))
+    assert against.cosine == pytest.approx(-1)
+    assert against.agreement == pytest.approx(0, abs=1e-12)
+
+
+def test_cosines_are_those_of_the_rows():
+    generator = torch.Generator().manual_seed(0)
+    tree = moves(*torch.randn(5, 30, generator=generator, dtype=torch.float64).tolist())
+    expected = torch.nn.functional.cosine_similarity(tree.buffer[:, None], tree.buffer[None], dim=-1)
+    assert torch.allclose(cosines(tree), expected, atol=1e-12)
+
+
+def test_a_client_that_stays_is_not_nan():
+    found = drift(moves([0.0, 0.0], [1.0, 0.0]))
+    assert all(math.isfinite(value) for value in found.named().values())
+    assert found.cosine == 0
+    alone = drift(moves([0.0, 2.0]))
+    assert (alone.mean, alone.cosine, alone.agreement, alone.spread) == (2, 1, 1, 0)
+
+
+def test_spread_of_accuracies():
+    found = accuracy_spread([0.1 * i for i in range(20)])
+    assert found.least == 0
+    assert found.worst_tenth == pytest.approx(0.05)  # the mean of 0.0 and 0.1
+    assert found.mean == pytest.approx(0.95)
+    assert found.deviation == pytest.approx(0.1 * math.sqrt((20**2 - 1) / 12))
+
+
+def record(number, accuracy, **others):
+    return RoundRecord(number, [0], 1.0 / number, 0.0, 7, 100, 10, 0.5, accuracy=accuracy, **others)
+
+
+def test_cost_to_a_target():
+    records = [record(1, 0.2), record(2, None), record(3, 0.5), record(4, 0.4)]
+    cost = cost_to(records, 0.5)
+    assert (cost.rounds, cost.bytes, cost.seconds, cost.backward_passes) == (3, 330, 1.5, 21)
+    assert cost_to(records, 0.51) is None
+    assert cost_to(records, 0.5, "loss").rounds == 2  # losses fall: 1, 1/2, 1/3
+    assert spent(records).bytes_up == 40
+    assert cost_to(records, 0.5) == spent(records[:3])

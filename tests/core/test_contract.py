@@ -1,0 +1,247 @@
+"""The contract of rules: what breaks it is refused with one line, before anything is trained, whatever the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
+from fedkeel.problems.gradients import Workspace
+from problems import small_problem
+
+ENGINES = ["serial", "stacked"]
+
+
+def run(method, engine="serial"):
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 4, "lr": 0.1}
+    exp = fk.Experiment(problem=small_problem(sizes=(7, 4), test=4), method=method, **settings)
+    return fk.run(exp, engine=engine, dtype=torch.float64)
+
+
+def refused(*words, make):
+    with pytest.raises(fk.MethodError) as caught:
+        make()
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """No gradient is taken: what is refused is refused before."""
+
+    def forbidden(*_, **__):
+        raise AssertionError("something was trained")
+
+    for kind in (Workspace, StackedWorkspace):
+        monkeypatch.setattr(kind, "__call__", forbidden)
+
+
+# ---- rules that break it ----
+def rule(name, base=fk.Rule, **stages):
+    return dataclass(frozen=True)(type(name, (base,), stages))()
+
+
+def writes_tree(self, tree, client, at):
+    tree.buffer.mul_(0.5)
+    return tree, client
+
+
+def writes_params(self, tree, client, at):
+    at.params["0.bias"].zero_()
+    return tree, client
+
+
+def writes_message(self, params, client, message):
+    message["params"].buffer.add_(1)
+    return params, client
+
+
+def writes_slot(self, tree, client, at):
+    client["mine"].buffer.add_(tree.buffer)
+    return tree, client
+
+
+def writes_client(self, tree, client, at):
+    client["mine"] = client["mine"] + tree
+    return tree, client
+
+
+def writes_report(self, report, client, at):
+    report["delta"].buffer.mul_(2)
+    return report, client
+
+
+def writes_update(self, update, server, reports):
+    update.buffer.mul_(2)
+    return update, server
+
+
+def writes_weights(self, reports, server):
+    reports["loss"].exp_()
+    return reports["loss"]
+
+
+def adds(stage):
+    def step(self, tree, client, at):
+        return tree, client | {"mine": tree}
+
+    def start(self, params, client, message):
+        return params, client | {"mine": params}
+
+    def finish(self, report, client, at):
+        return report, client | {"mine": at.params}
+
+    return {stage: {"start": start, "step": step, "finish": finish}[stage]}
+
+
+def drops(self, tree, client, at):
+    return tree, {}
+
+
+def reshapes(self, tree, client, at):
+    return tree, client | {"mine": tree.norm()}
+
+
+def reports_size(self, report, client, at):
+    return report | {"size": at.params.norm()}, client
+
+
+def returns_alone(self, params, client, message):
+    return params
+
+
+def own_slot(self, params):
+    return {"mine": params.zeros()}
+
+
+BROKEN = {
+    "tree": ("gradient", rule("WritesTree", step=writes_tree), "WritesTree.step writes"),
+    "tree behind another": ("gradient", (fk.ClipNorm(1.0), rule("WritesTree", step=writes_tree)), "WritesTree.step"),
+    "params": ("gradient", rule("WritesParams", step=writes_params), "WritesParams.step writes"),
+    "message": ("gradient", rule("WritesMessage", start=writes_message), "WritesMessage.start writes"),
+    "slot": ("gradient", rule("WritesSlot", client_slots=own_slot, step=writes_slot), "WritesSlot.step writes"),
+    "client": ("gradient", rule("WritesClient", client_slots=own_slot, step=writes_client), "WritesClient.step writes"),
+    "report": ("gradient", rule("WritesReport", finish=writes_report), "WritesReport.finish writes"),
+    "update": ("server", rule("WritesUpdate", server_step=writes_update), "WritesUpdate.server_step writes"),
+    "weights": ("weights", rule("WritesLoss", fk.Weighting, __call__=writes_weights), "WritesLoss writes"),
+    "held": ("gradient", fk.On("*", rule("WritesTree", step=writes_tree)), None),
+    "added in start": ("gradient", rule("Adds", **adds("start")), "Adds.start adds slot 'mine'"),
+    "added in step": ("gradient", rule("Adds", **adds("step")), "Adds.step adds slot 'mine'"),
+    "added in finish": ("gradient", rule("Adds", **adds("finish")), "Adds.finish adds slot 'mine'"),
+    "dropped": ("gradient", rule("Drops", client_slots=own_slot, step=drops), "Drops.step lacks slot 'mine'"),
+    "reshaped": ("gradient", rule("Shapes", client_slots=own_slot, step=reshapes), "changes the shape of slot 'mine'"),
+    "a fact": ("gradient", rule("Sizes", finish=reports_size), "Sizes.finish reports 'size'"),
+    "no pair": ("gradient", rule("Alone", start=returns_alone), "Alone.start returns params, client"),
+    "unreported": ("weights", fk.Fair(1.0), "Fair reads 'loss_before'"),
+    "unreported, too": ("weights", fk.FairShares(1.0), "FairShares reads 'loss_before'"),
+    "no mixture": ("gradient", fk.AtMixture(), "AtMixture.step reads"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_rule_that_breaks_the_contract_is_refused_before_training(what, engine, untrained):
+    place, broken, words = BROKEN[what]
+    parts = {"weights": fk.Uniform()} | {place: broken}
+    refused(*[words] if words else ["writes"], make=lambda: run(fk.method("own", **parts), engine))
+
+
+def test_the_final_phase_is_rehearsed_too(untrained):
+    final = fk.Phase(gradient=(rule("WritesTree", step=writes_tree),))
+    refused("WritesTree.step", make=lambda: run(fk.Method("own", (fk.Phase(),), fk.Uniform(), final=final)))
+
+
+def test_so_is_the_work_of_the_server():
+    base = fk.METHODS["fedlaw"]()
+    phase = fk.Phase((fk.AtMixture(), rule("WritesTree", step=writes_tree)), base.server_phase.gradient, trains=False)
+    given = small_problem(sizes=(7, 4), test=4)
+    given = fk.Problem(model=given.model, loss=given.loss, clients=given.clients, proxy=given.test, classes=3)
+    method = fk.Method("own", base.phases, base.weights, server_phase=phase)
+    exp = fk.Experiment(problem=given, method=method, rounds=1, epochs=1, batch_size=4, lr=0.1)
+    refused("WritesTree.step writes", make=lambda: fk.run(exp))
+
+
+def test_a_run_of_several_is_checked_alike(untrained):
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 4, "lr": 0.1}
+    method = fk.method("own", gradient=rule("WritesTree", step=writes_tree), weights=fk.Uniform())
+    given = small_problem()
+    exps = [fk.Experiment(problem=given, method=method, seed=seed, **settings) for seed in (0, 1)]
+    refused("WritesTree.step writes", make=lambda: fk.run_together(exps, dtype=torch.float64))
+
+
+# ---- when a method is built ----
+def slots(**kept):
+    return {f"{side}_slots": lambda self, params, name=name: {name: params.zeros()} for side, name in kept.items()}
+
+
+@pytest.mark.parametrize("slot", ["params", "buffers", "delta", "update", "weights", "loss", "population", "learned"])
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_reserved_slots_are_refused(side, slot):
+    keeps = rule("Keeps", **slots(**{side: slot}))
+    refused("Keeps", repr(slot), make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
+
+
+@pytest.mark.parametrize("slot", ["size", "steps", "lr", "client", "histogram"])
+def test_a_client_may_keep_what_is_known_of_it_and_the_server_may_not(slot):
+    assert fk.method("own", gradient=rule("Keeps", **slots(client=slot)), weights=fk.Uniform())
+    keeps = rule("Keeps", **slots(server=slot))
+    refused("Keeps", repr(slot), make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
+
+
+OUT_OF_PLACE = [
+    ("personal", fk.BySize(), "weighs clients"),
+    ("gradient", fk.BySize(), "weighs clients"),
+    ("server", fk.Uniform(), "weighs clients"),
+    ("server", fk.ClipHere(), "does nothing"),
+    ("personal", fk.DecayHere(), "does nothing"),
+    ("perturb", fk.ClipHere(), "does nothing"),
+    ("server", fk.Sam(0.1), "step is never called"),
+    ("server", fk.ControlVariates(), "step is never called"),
+    ("server", fk.PrivateLayers(), "start is never called"),
+    ("personal", fk.Proximal(0.1), "step is never called"),
+    ("personal", fk.OwnModel(0.1), "step is never called"),
+    ("personal", fk.On("*", fk.ClipNorm(1.0)), "step is never called"),
+    ("gradient", fk.Sam(0.1), "not first in the perturb chain"),
+    ("gradient", fk.MixGradients(0.5), "gradient before the climb"),
+    ("perturb", (fk.Sam(0.1), fk.NoteRemoval()), "reads the loss"),
+    ("gradient", fk.BeginMerged(), "own_head"),
+]
+
+
+@pytest.mark.parametrize(("place", "wrong", "words"), OUT_OF_PLACE)
+def test_a_rule_out_of_place_is_refused(place, wrong, words):
+    refused(words, make=lambda: fk.method("own", weights=fk.Uniform(), **{place: wrong}))
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (fk.Phase((fk.HighPass(0.1), fk.Sam(0.1))), "not first in the perturb chain"),
+        (fk.Phase(gradient=(fk.MixGradients(0.5),)), "gradient before the climb"),
+        (fk.Phase(gradient=(fk.DynamicDual(0.1),)), "server_step is never called"),
+        (fk.Phase(gradient=(fk.BySize(),)), "weighs clients"),
+        (fk.Phase(gradient=(fk.ClipHere(),), trains=False), "does not train"),
+        (fk.Phase(objective=fk.Value()), "no gradient is taken"),
+    ],
+)
+def test_a_final_phase_passes_the_same_checks(phase, words):
+    refused(words, make=lambda: fk.Method("own", (fk.Phase(),), fk.Uniform(), final=phase))
+
+
+def test_what_trains_in_the_rounds_may_go_on_at_the_end():
+    phase = fk.Phase(gradient=(fk.DynamicDual(0.1),))
+    assert fk.Method("own", (phase,), fk.Uniform(), final=phase).tuning.phases == (phase,)
+
+
+def test_a_final_phase_that_sends_nothing_still_trains():
+    """Nothing of it is sent in any case."""
+    made = fk.Method("own", (fk.Phase(),), fk.Uniform(), final=fk.Phase(uploads=False))
+    assert made.tuning.phases[0].uploads
+
+
+@pytest.mark.parametrize("inner", [fk.ClipHere(), fk.KeepModel(), fk.Uniform(), fk.ClientMomentum(0.1)])
+def test_only_what_acts_in_a_step_alone_acts_on_some_layers(inner):
+    refused("On takes rules", make=lambda: fk.On("*", inner))

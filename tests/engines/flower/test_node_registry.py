@@ -1,0 +1,120 @@
+"""A node is whose client it says it is, once; claims that cannot be true are refused by name."""
+
+import pytest
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import TaskIdentity
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedkeel.engines.flower.checks import Terms, too_long
+from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.errors import ExperimentError, RunError
+
+assert TaskIdentity.run_id == 1
+
+
+class Nodes:
+    """Nodes by id, and what each says."""
+
+    def __init__(self, said):
+        self.said, self.asked = said, []
+
+    def get_node_ids(self):
+        return list(self.said)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        self.asked += [m.metadata.dst_node_id for m in messages]
+        answers = [(m, self.said[m.metadata.dst_node_id]) for m in messages]
+        return [Message(RecordDict({"config": ConfigRecord(s)}), reply_to=m) for m, s in answers if s is not None]
+
+
+def says(client, size=5, identity="x"):
+    return {"client": client, "size": size, "identity": identity}
+
+
+def test_nodes_are_asked_once(caplog):
+    nodes = Nodes({7: says(1), 8: says(0)})
+    roster = Roster(nodes, 2, "x")
+    roster.call()
+    roster.call()
+    assert roster.nodes == {1: 7, 0: 8}
+    assert sorted(nodes.asked) == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        (says(2), "claims to be client 2 of 2"),
+        (says(-1), "claims to be client -1"),
+        (says("0"), "claims to be client 0 of 2"),
+        (says(0, size=-5), "with -5 samples"),
+        (says(0, identity="y"), "identity 'y', not 'x'"),
+        ({}, "identity 'None', not 'x'"),
+    ],
+)
+def test_claims_that_cannot_be_true(caplog, claim, reason):
+    roster = Roster(Nodes({7: claim}), 2, "x")
+    roster.call()
+    roster.call()
+    assert roster.nodes == {}
+    assert caplog.text.count("refused node 7") == 1
+    assert reason in caplog.text
+
+
+def test_a_second_node_cannot_take_a_clients_place_while_the_first_is_there(caplog):
+    nodes = Nodes({7: says(1)})
+    roster = Roster(nodes, 2, "x")
+    roster.call()
+    nodes.said[8] = says(1)
+    roster.call()
+    assert roster.nodes == {1: 7}
+    assert "node 8 has to wait" in caplog.text
+    del nodes.said[7]
+    roster.call([1])
+    assert roster.nodes == {1: 8}
+
+
+def test_a_client_whose_data_changed_size_is_refused(caplog):
+    nodes = Nodes({7: says(1)})
+    roster = Roster(nodes, 2, "x")
+    roster.call()
+    nodes.said = {8: says(1, size=6)}
+    roster.call()
+    assert roster.nodes == {}
+    assert "had 5 samples and now has 6" in caplog.text
+
+
+def test_a_node_that_was_silent_is_asked_again():
+    nodes = Nodes({7: None})
+    roster = Roster(nodes, 2, "x")
+    roster.call([1])
+    nodes.said[7] = says(1)
+    roster.call([1])
+    assert roster.nodes == {1: 7}
+
+
+def test_waiting_ends_with_a_hint_or_goes_on_with_enough(caplog):
+    roster = Roster(Nodes({7: says(1)}), 2, "x")
+    with pytest.raises(RunError, match="1 of 2 clients have a node") as caught:
+        roster.wait(2, 0.0, 2)
+    assert caught.value.hint
+    roster.wait(2, 0.0, 1)
+    assert "going on with 1 of 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"minimum": 0}, {"minimum": 1.5}, {"deadline": -1}, {"attempts": 0}, {"norm_factor": 1}]
+)
+def test_terms_out_of_range(wrong):
+    with pytest.raises(ExperimentError, match=next(iter(wrong))):
+        Terms(**wrong)
+
+
+def test_the_median_decides_and_a_minority_cannot_move_it():
+    assert too_long({0: 1.0, 1: 2.0, 2: 5000.0}, [], 1000.0).keys() == {2}
+    assert too_long({0: 1.0, 1: 2.0, 2: 999.0}, [], 1000.0) == {}
+    assert too_long({2: 5000.0}, [1.0, 1.0], 1000.0).keys() == {2}
+    assert too_long({2: 5000.0}, [], 1000.0) == {}  # nothing to compare with
+    assert too_long({0: 0.0, 1: 0.0, 2: 1.0}, [], 1000.0) == {}  # everyone stands still but one

@@ -1,0 +1,208 @@
+"""Several runs in one stack: each learns what it would learn alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_stacked import difference, network, problem, samples, settled
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.rule import State
+from fedkeel.core.trees import stack
+from fedkeel.engines.engine import Request, Training
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked.client_mapping import vmapped
+from fedkeel.engines.stacked.early_finishers import Cut, cuts, widths
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.joint import JointEngine, joinable
+from fedkeel.errors import RequestError, RunError
+from fedkeel.methods import METHODS, build
+from fedkeel.problems.task import Task
+from problems import model_for
+
+RATES = (0.1, 0.03)
+ROUNDS = ([[0, 2, 3], [1, 4]], [[1, 2, 4], [0, 1, 2, 3]])
+"""In each round, whom each of two runs chooses."""
+
+
+def moved(model: nn.Module, seed: int) -> nn.Module:
+    """The same network with other weights."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def two_tasks(name: str, device: str = "cpu") -> list[Task]:
+    """Two runs of one method: other data, other sizes, other weights."""
+    given = (
+        problem(model=model_for(name, network())),
+        problem(
+            model=moved(model_for(name, network()), 5),
+            clients=[samples(size, 10 + i) for i, size in enumerate((3, 8, 2, 6, 10))],
+        ),
+    )
+    return [Task(one, device=device, dtype=torch.float64, asks=build(name).asks) for one in given]
+
+
+def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:
+    """Everything that the servers and clients of both runs know after two rounds."""
+    method = settled(name, tasks[0])
+    servers = [init_server(method, task.initial, task.buffers) for task in tasks]
+    known: list[dict[int, State]] = [{}, {}]
+    sent: list[State] = []
+    for t, chosen in enumerate(ROUNDS):
+        requests = {
+            run: Request(broadcast(method, servers[run]), t, RATES[run], clients, [known[run].get(c) for c in clients])
+            for run, clients in enumerate(chosen)
+        }
+        for run, outcomes in train(requests).items():
+            reports = stack([outcome.report for outcome in outcomes])
+            assert [outcome.client for outcome in outcomes] == chosen[run]
+            if method.server_phase is None:
+                population = {"population": reports["lr"].new_tensor(5.0)}
+                servers[run] = server_round(method, servers[run], reports | population)
+            known[run] |= {outcome.client: outcome.state for outcome in outcomes}
+            sent.append(reports)
+    return [servers, [dict(sorted(one.items())) for one in known], sent]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_runs_in_one_stack_learn_what_they_learn_alone(name: str) -> None:
+    tasks = two_tasks(name)
+    method, trainings = settled(name, tasks[0]), [Training(seed, epochs=2, batch_size=3) for seed in (1, 2)]
+    alone = [SerialEngine(task, method, training) for task, training in zip(tasks, trainings, strict=True)]
+    expected = trained(name, lambda asked: {run: alone[run].train(*request) for run, request in asked.items()}, tasks)
+    engines = [StackedEngine(t, method, training) for t, training in zip(two_tasks(name), trainings, strict=True)]
+    assert difference(trained(name, JointEngine(engines).train, tasks), expected) < 1e-12
+
+
+def test_a_users_rules_are_lifted_with_a_message_of_their_own() -> None:
+    tasks = two_tasks("scaffold")
+    method, training = settled("scaffold", tasks[0]), Training(1, epochs=2, batch_size=3)
+    joint = JointEngine([StackedEngine(task, method, training) for task in tasks])
+    usual = trained("scaffold", joint.train, tasks)
+    joint.stacked.lift = vmapped
+    assert difference(trained("scaffold", joint.train, tasks), usual) < 1e-12
+
+
+# ---- whole runs ----------------------------------------------------------------------------------------------------
+def experiment(seed: int, **changes: Any) -> fk.Experiment:
+    usual: dict[str, Any] = dict(
+        dataset="digits", method="fedfft-d", model="mlp", partition="dirichlet:alpha=0.3,clients=6", rounds=3,
+        participation=0.5, epochs=2, batch_size=64, lr=0.1, seed=seed,
+    )  # fmt: skip
+    return fk.Experiment(**usual | changes)
+
+
+def finals(runs: Any) -> list[Any]:
+    return [run.server for run in runs]
+
+
+def test_runs_together_equal_runs_alone_whatever_their_seed_split_rate_and_length() -> None:
+    split = "dirichlet:alpha=3,clients=9"
+    asked = [experiment(0), experiment(1, lr=0.05), experiment(2, rounds=2), experiment(0, partition=split)]
+    together = fk.run_together(asked, dtype=torch.float64)
+    alone = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(together), finals(alone)) < 1e-10
+    for one, other in zip(together, alone, strict=True):
+        assert isinstance(one, fk.Run)
+        assert [r.accuracy for r in one.records] == [r.accuracy for r in other.records]
+        assert [r.selected for r in one.records] == [r.selected for r in other.records]
+
+
+def test_one_that_is_behind_catches_up(tmp_path: Path) -> None:
+    asked, places = [experiment(0), experiment(1)], [tmp_path / "a", tmp_path / "b"]
+    fk.run(experiment(0, rounds=2), out=places[0], engine="stacked", dtype=torch.float64)
+    together = fk.run_together(asked, out=places, dtype=torch.float64)
+    fresh = [fk.run(one, engine="serial", dtype=torch.float64) for one in asked]
+    assert difference(finals(together), finals(fresh)) < 1e-10
+    assert [len(fk.load_run(place).records) for place in places] == [3, 3]
+    # the first ran alone, but for its last round
+    told = [json.loads((place / "timing.json").read_text()) for place in places]
+    assert [one["shared"] for one in told] == [True, True]
+    assert all(one["this_session"]["training"] > 0 for one in told)  # the engine's time is shared out
+
+
+def test_a_run_alone_knows_that_its_seconds_are_its_own(tmp_path: Path) -> None:
+    fk.run(experiment(0), out=tmp_path, engine="stacked")
+    assert json.loads((tmp_path / "timing.json").read_text())["shared"] is False
+
+
+def test_a_neighbour_on_the_card_in_one_round_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([False, True, False])
+    monkeypatch.setattr("fedkeel.runs.loop.used_by_others", lambda device: next(seen))
+    fk.run(experiment(0), out=tmp_path, engine="stacked")
+    assert json.loads((tmp_path / "timing.json").read_text())["shared"] is True
+
+
+def test_one_that_diverges_leaves_the_others_alone() -> None:
+    good, bad, fine = fk.run_together([experiment(0), experiment(1, lr=1e30), experiment(2)], dtype=torch.float64)
+    assert isinstance(bad, RunError)
+    alone = fk.run(experiment(2), engine="serial", dtype=torch.float64)
+    assert difference(finals([fine]), finals([alone])) < 1e-10
+    assert isinstance(good, fk.Run)
+
+
+def test_an_interrupt_leaves_every_run_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, places = [experiment(0), experiment(1)], [tmp_path / "a", tmp_path / "b"]
+    train = JointEngine.train
+
+    def stopped(self: JointEngine, requests: Any) -> Any:
+        if next(iter(requests.values())).round == 2:
+            raise KeyboardInterrupt
+        return train(self, requests)
+
+    monkeypatch.setattr(JointEngine, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fk.run_together(asked, out=places, dtype=torch.float64)
+    monkeypatch.undo()
+    assert [len(fk.load_run(place).records) for place in places] == [2, 2]
+    resumed = fk.run_together(asked, out=places, dtype=torch.float64)
+    assert difference(finals(resumed), finals(fk.run_together(asked, dtype=torch.float64))) == 0.0
+
+
+def test_what_a_stack_shares_may_not_differ() -> None:
+    with pytest.raises(RequestError, match="share a stack"):
+        fk.run_together([experiment(0), experiment(1, method="fedavg")])
+    with pytest.raises(RequestError, match="1 folders were given for 2"):
+        fk.run_together([experiment(0), experiment(1)], out=["a"])
+    assert fk.run_together([]) == []
+    one, other = two_tasks("fedavg")
+    method, training = build("fedavg"), Training(1, epochs=1, batch_size=3)
+    assert joinable([StackedEngine(task, method, training) for task in (one, other)])
+    longer = Training(1, epochs=2, batch_size=3)
+    assert not joinable([StackedEngine(one, method, training), StackedEngine(other, method, longer)])
+
+
+def test_runs_that_cannot_be_joined_are_made_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [experiment(0), experiment(1)]
+    monkeypatch.setattr("fedkeel.runs.together.joinable", lambda engines: False)
+    runs = fk.run_together(asked, dtype=torch.float64)
+    alone = [fk.run(one, engine="stacked", dtype=torch.float64) for one in asked]
+    assert difference(finals(runs), finals(alone)) == 0.0
+
+
+# ---- clients that have finished ------------------------------------------------------------------------------------
+def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
+    assert widths(10) == [10, 5, 2]
+    assert cuts([50] * 10) == [Cut(0, 50, 10)]
+    assert cuts([100] * 5 + [40] * 5) == [Cut(0, 40, 10), Cut(40, 100, 5)]
+    assert cuts([100, 90, 80, 20, 20, 20, 20, 20, 20, 20]) == [Cut(0, 20, 10), Cut(20, 80, 5), Cut(80, 100, 2)]
+    assert cuts([100, 99] + [98] * 8) == [Cut(0, 100, 10)]
+
+
+@pytest.mark.parametrize("lengths", [[9, 7, 7, 3, 1], [30, 1, 1, 1], [5, 5, 0, 0], [100, 99, 40, 39, 38, 2, 1]])
+def test_every_client_keeps_all_its_steps(lengths: list[int]) -> None:
+    plan = cuts(lengths)
+    for client, length in enumerate(lengths):
+        covered = {step for cut in plan if client < cut.clients for step in range(cut.first, cut.last)}
+        assert set(range(length)) <= covered
+    assert [cut.first for cut in plan[1:]] == [cut.last for cut in plan[:-1]]

@@ -1,0 +1,78 @@
+"""Captured steps on a GPU do what the plain loop does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_joint import trained, two_tasks
+from test_stacked import difference, network, problem, settled, train
+from torch import nn
+
+import fedkeel as fk
+from fedkeel.engines.engine import Training
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.engines.stacked.client_mapping import broadcasting, fused, vmapped
+from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.joint import JointEngine
+from fedkeel.methods import METHODS, build
+from fedkeel.problems.task import Task
+from problems import ABLATIONS, model_for
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # importing torch's own compiler gives some
+]
+
+CASES = [
+    *((name, broadcasting, torch.float64, 1e-11) for name in METHODS),
+    ("fedfft-d", vmapped, torch.float64, 1e-11),
+    ("fedfft-d", fused, torch.float64, 1e-11),
+    ("scaffold", fused, torch.float32, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("name", "lift", "dtype", "bound"), CASES)
+def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dtype, bound: float) -> None:
+    training, given, asks = Training(seed=1, epochs=2, batch_size=3), model_for(name, network()), build(name).asks
+    one, other = (Task(problem(model=given), device="cuda", dtype=d, asks=asks) for d in (torch.float64, dtype))
+    method = settled(name, one)
+    serial = train(SerialEngine(one, method, training), method, one)
+    engine = StackedEngine(other, method, training, lift=lift)
+    assert difference(train(engine, method, other), serial) < bound
+    assert engine.graphs.possible or lift is vmapped
+
+
+@pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
+def test_rules_of_ablations_are_compiled_and_captured(rule: fk.Rule) -> None:
+    training = Training(seed=1, epochs=2, batch_size=3)
+    task = Task(problem(model=network()), device="cuda", dtype=torch.float64)
+    method = fk.method("ablation", gradient=[rule], weights=fk.Uniform())
+    serial = train(SerialEngine(task, method, training), method, task)
+    engine = StackedEngine(task, method, training)
+    assert difference(train(engine, method, task), serial) < 1e-11
+    assert engine.graphs.graphs
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
+def test_batch_norms_in_captured_steps(dtype: torch.dtype, bound: float) -> None:
+    training, given = Training(seed=1, epochs=2, batch_size=3), network(nn.BatchNorm2d(4))
+    one, other = (Task(problem(model=given), device="cuda", dtype=d) for d in (torch.float64, dtype))
+    method = settled("fedsam", one)
+    serial = train(SerialEngine(one, method, training), method, one)
+    engine = StackedEngine(other, method, training)
+    assert difference(train(engine, method, other), serial) < bound
+    assert engine.graphs.possible
+    assert engine.graphs.graphs  # batches of different sizes do not keep steps from being captured
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedfft-d", "fedwmsam"])
+def test_two_runs_in_one_captured_stack_learn_what_they_learn_alone(name: str) -> None:
+    tasks = two_tasks(name, "cuda")
+    method, training = settled(name, tasks[0]), Training(seed=1, epochs=2, batch_size=3)
+    alone = [SerialEngine(task, method, training) for task in tasks]
+    expected = trained(name, lambda asked: {run: alone[run].train(*request) for run, request in asked.items()}, tasks)
+    joint = JointEngine([StackedEngine(task, method, training) for task in two_tasks(name, "cuda")])
+    assert difference(trained(name, joint.train, tasks), expected) < 1e-11
+    assert joint.stacked.graphs.possible

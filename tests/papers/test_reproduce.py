@@ -1,0 +1,409 @@
+"""Cells as runs: which ones, what the ledger keeps, what is done already, where a run stands."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.cli.main import call
+from fedkeel.errors import DataError
+from fedkeel.papers import Cell, find, ledger, tables
+from fedkeel.papers.order import in_order, parts
+from fedkeel.papers.reproduce import (
+    chosen,
+    done,
+    entry_of,
+    experiment_of,
+    folder_of,
+    gradient_evaluations,
+    runs_of,
+    seconds_like,
+    settings_of,
+    varied,
+)
+from fedkeel.papers.results_page import page
+from fedkeel.papers.verdicts import judge, leads
+
+ROOT = Path(__file__).parents[2]
+TINY = {
+    "dataset": "digits", "model": "logistic", "method": {"name": "fedavg"}, "rounds": 6, "epochs": 1, "lr": 0.1,
+    "batch_size": 50, "participation": 0.1, "partition": {"kind": "iid", "clients": 20},
+}  # fmt: skip
+
+
+def cell(row="A", reported=50.0, **changes):
+    return replace(Cell("fedfft", "1", row, "cifar10, 0.1", dict(TINY), reported), **changes)
+
+
+def run_of(one, seed=0, rounds=None, **options):
+    return fk.run(experiment_of(one, seed, rounds), engine="serial", **options)
+
+
+# ---- which cells ---------------------------------------------------------------------------------------------------
+def test_cells_are_chosen_by_their_words_in_any_order():
+    found = chosen("fedfft:1", "0.1, cifar10, fedfft-d")
+    assert [c.label for c in found] == ["FedFFT-D, cifar10, 0.1"]
+    assert chosen("fedfft:1", "FedFFT-D, cifar10, 0.1") == found
+    assert len(chosen("fedfft:1", "*cifar10*")) > 10
+    assert len(chosen("questions:step", "FedAvg, cifar10, 0.1")) == 1  # though its words are in other labels too
+    assert len(chosen("questions:step", "FedAvg")) > 3
+    with pytest.raises(fk.RequestError, match="no cell"):
+        chosen("fedfft:1", "FedFFT-Q")
+    with pytest.raises(fk.RequestError, match="unknown paper"):
+        chosen("fedfft2:1", None)
+
+
+def test_the_order_names_cells_that_exist_and_begins_as_it_should():
+    first = [c.row for c in in_order("a")]
+    assert first[:6] == ["FedAvg", "FedSAM", "FedFFT", "FedDyn", "FedSAM-D", "FedFFT-D"]
+    assert len(first) == len(set(first)) == 12
+    assert {c.column for c in in_order("a")} == {"cifar10, 0.1"}
+    assert len(in_order("b")) == 20
+    assert {c.paper for c in in_order("d")} == {"fedscam", "fedwmsam", "fedfsa"}
+    everything = in_order()
+    names = [(c.paper, c.table, c.label) for c in everything]
+    assert len(names) == len(set(names))
+    assert all(c.experiment["dataset"] in ("cifar10", "fashion-mnist") for c in everything)
+    assert chosen("order:c", "*0.6")[0].table == "3"
+    for part in parts():
+        assert in_order(part)
+    with pytest.raises(fk.RequestError, match="the order has no part: z"):
+        chosen("order:z", None)
+
+
+def test_a_cell_may_be_tried_with_other_settings():
+    base = cell(experiment=dict(TINY) | {"method": {"name": "fedsam", "rho": 0.1}})
+    (changed,) = varied([base], [(("lr",), 0.5), (("method", "rho"), 0.2), (("partition", "clients"), 5)])
+    assert changed.experiment["method"] == {"name": "fedsam", "rho": 0.2}
+    assert changed.experiment["partition"] == {"kind": "iid", "clients": 5}
+    assert changed.experiment["lr"] == 0.5
+    assert varied([base], []) == [base]
+    with pytest.raises(fk.RequestError, match="rounds is not a setting"):
+        varied([base], [(("rounds",), 3)])
+    with pytest.raises(fk.RequestError, match="no key: lrr\n\nhint: did you mean 'lr'"):
+        varied([base], [(("lrr",), 3)])
+
+
+# ---- what the ledger keeps -----------------------------------------------------------------------------------------
+def test_a_cell_is_run_measured_and_kept(tmp_path):
+    one = cell()
+    run = run_of(one, seed=1, rounds=4)
+    kept = entry_of(one, run, {"device": "cpu"})
+    curve = [100 * value for value in run.curve("accuracy")]
+    assert (kept.seed, kept.rounds, kept.rounds_paper, kept.shortened) == (1, 4, 6, True)
+    assert kept.measured == kept.best == pytest.approx(max(curve), abs=1e-4)
+    assert [kept.at_round(r) for r in (1, 2, 3, 4)] == pytest.approx(curve, abs=1e-4)  # below 20 rounds, each is kept
+    for r in (1, 2, 3, 4):
+        assert kept.best_by(r) == pytest.approx(max(curve[:r]), abs=1e-4)
+        reached = kept.rounds_to(curve[r - 1] - 1e-3)
+        assert reached == next(i for i, value in enumerate(curve, 1) if value >= curve[r - 1] - 1e-3)
+    assert kept.rounds_to(101.0) is None
+    assert kept.settings == {name: value for name, value in TINY.items() if name != "rounds"}
+    path = tmp_path / "results" / "ledger.jsonl"
+    ledger.append(kept, path)
+    ledger.append(kept, path)
+    assert ledger.read(path) == [kept]
+
+
+@pytest.mark.parametrize(("method", "sent"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedsmoo", 2.0)])
+def test_bytes_are_told_in_units_of_fedavg(method, sent):
+    one = cell(experiment=dict(TINY) | {"method": {"name": method}})
+    assert entry_of(one, run_of(one, rounds=1), {}).sent == pytest.approx(sent, rel=1e-2)
+
+
+def test_personal_models_are_judged_after_their_tuning_even_when_read_again(tmp_path):
+    policy = {"share": 0.3, "tune": True, "accuracy": "batch-mean"}
+    one = cell(experiment=dict(TINY) | {"evaluation": policy}, evaluation="personal best")
+    run = run_of(one, rounds=1, out=tmp_path / "run")
+    tuned = run.result["tuned"]["client_accuracy"]
+    kept = entry_of(one, run, {})
+    assert kept.measured == pytest.approx(100 * max(tuned, run.best), abs=1e-4)
+    assert entry_of(one, fk.load_run(tmp_path / "run"), {}) == kept
+    run_of(one, rounds=2, out=tmp_path / "run")
+    old = tmp_path / "run" / "result.json"
+    old.write_text(json.dumps(run.result))  # of the shorter run
+    (tmp_path / "run" / "sums.txt").unlink()
+    again = fk.load_run(tmp_path / "run")
+    assert entry_of(one, again, {}).measured == pytest.approx(100 * again.best, abs=1e-4)
+
+
+def test_a_run_serves_every_cell_that_is_the_same_experiment():
+    mine, again, other = cell(), cell("B"), cell("C", experiment=dict(TINY) | {"lr": 0.5})
+    kept = entry_of(mine, run_of(mine, rounds=2), {})
+    assert runs_of(again, [kept]) == [kept]
+    assert runs_of(other, [kept]) == []
+    old = replace(kept, settings={})  # lines of before settings were kept
+    assert runs_of(mine, [old]) == [old]
+    assert runs_of(again, [old]) == []
+
+
+def test_what_is_done_is_as_long_or_longer():
+    one = cell()
+    kept = [entry_of(one, run_of(one, rounds=3), {})]
+    assert done(one, 0, 2, kept)
+    assert done(one, 0, 3, kept)
+    assert not done(one, 0, 4, kept)
+    assert not done(one, 0, None, kept)
+    assert not done(one, 1, 3, kept)
+    assert done(one, 0, None, [replace(kept[0], rounds=6)])
+    assert done(one, 0, 999, [replace(kept[0], rounds=6)])  # a cell is never longer than the paper has it
+
+
+def test_a_longer_run_goes_on_where_a_shorter_one_ended(tmp_path):
+    short, long = experiment_of(cell(), 0, 2), experiment_of(cell(), 0)
+    fk.run(short, out=folder_of(short, tmp_path), engine="serial")
+    assert folder_of(long, tmp_path) == folder_of(short, tmp_path)
+    whole = fk.run(long, out=folder_of(long, tmp_path), engine="serial")
+    assert whole.result == fk.run(long, engine="serial").result
+    assert folder_of(short, tmp_path) != folder_of(long, tmp_path)
+
+
+def test_costs_follow_gradient_evaluations():
+    plain, sam = cell(), cell(experiment=dict(TINY) | {"method": {"name": "fedsam"}})
+    assert gradient_evaluations(sam) == 2 * gradient_evaluations(plain) == 4 * gradient_evaluations(sam, 3) / 2
+    known = [replace(entry_of(plain, run_of(plain, rounds=3), {}), seconds=30.0)]
+    assert seconds_like(plain, known) == pytest.approx(60.0)
+    assert seconds_like(sam, known) == pytest.approx(120.0)
+    wide = cell(experiment=dict(TINY) | {"model": "mlp"})
+    assert seconds_like(wide, known) is None
+    # seconds of a run beside others are better than none
+    shared = replace(entry_of(wide, run_of(wide, rounds=3), {"shared": True}), seconds=90.0)
+    assert seconds_like(wide, [shared, *known]) == pytest.approx(180.0)
+    assert seconds_like(plain, [*known, replace(known[0], seconds=90.0, environment={"shared": True})]) == 60.0
+    personal = cell(experiment=dict(TINY) | {"evaluation": {"share": 0.5, "pool": False}})
+    assert gradient_evaluations(personal) <= gradient_evaluations(plain)
+
+
+def test_a_run_that_went_on_counts_once(tmp_path):
+    one = cell()
+    lines = [entry_of(one, run_of(one, seed, rounds), {}) for seed, rounds in ((0, 3), (0, 6), (1, 3))]
+    assert [(entry.seed, entry.rounds) for entry in ledger.furthest(lines)] == [(0, 6), (1, 3)]
+    text = page([replace(entry, seconds=360.0 * entry.rounds) for entry in lines])
+    assert "2 runs, 0.9 hours" in text
+
+
+def test_a_damaged_ledger_is_said(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    for damage in (b"{not json}\n", b"3\n", b'{"paper": "fedfft"}\n', b"\xff\xfe\n"):
+        path.write_bytes(damage)
+        with pytest.raises(fk.RequestError, match="damaged in line 1"):
+            ledger.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("seconds", None, "seconds is not a number: None"),
+        ("settings", [], "settings is not a table: []"),
+        ("environment", None, "environment is not a table: None"),
+        ("seed", [1], "seed is not a whole number: [1]"),
+        ("rounds", "x", "rounds is not a whole number: 'x'"),
+        ("rounds", 2.5, "rounds is not a whole number: 2.5"),
+        ("rounds", True, "rounds is not a whole number: True"),
+        ("rounds", 0, "no run has 0 rounds"),
+        ("rounds_paper", 0, "no run has 0 rounds"),
+        ("best", "hi", "best is not a number or null: 'hi'"),
+        ("row", 3, "row is not text: 3"),
+        ("uncertain", "no", "uncertain is not true or false: 'no'"),
+        ("bests", [[1, 2, 3]], "bests is not a list of pairs of numbers: [[1, 2, 3]]"),
+        ("curve", {"1": "x"}, "curve is not a table of numbers: {'1': 'x'}"),
+    ],
+)
+def test_a_field_of_another_type_is_said_with_its_line(tmp_path, capsys, name, value, said):
+    path = tmp_path / "ledger.jsonl"
+    whole = line_of()
+    path.write_text(f"{whole.dumps()}\n\n{json.dumps(json.loads(whole.dumps()) | {name: value})}\n")
+    assert call(["reproduce", "--ledger", str(path), "--page", str(tmp_path / "page.md")]) == 2
+    assert f"ledger.jsonl is damaged in line 3: {said}" in " ".join(capsys.readouterr().err.split())
+
+
+def line_of(row="FedAvg", value=50.0, settings=None, **changes):
+    """A line of a shortened run, without the run."""
+    made = ledger.Entry(
+        "fedfft", "1", row, "cifar10, 0.1", 0, "accuracy", "best", None, None, value, value, value, value, 200, 800,
+        1.0, "f", "d", settings=dict(TINY) if settings is None else settings, bests=[[200, value]],
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first, second, third = (line_of(seed=seed, row="Ä") for seed in range(3))
+    path.write_text(f"\n{first.dumps()}\n  \n{second.dumps()}", encoding="utf-8")
+    ledger.append(third, path)
+    assert ledger.read(path) == [first, second, third]
+    ledger.append(third, path)
+    assert path.read_bytes().count(b"\n") == 6  # nothing is added where a line is whole
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "runs"
+    small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "2", "--ledger", str(book)]
+    asked += ["--out", str(out), "--engine", "serial", "--no-progress", *small]
+    assert call([*asked, "--dry-run"]) == 0
+    assert "1 runs of 1 cells" in capsys.readouterr().out
+    assert not book.exists()
+    assert call([*asked, "--rounds", "0"]) == 2
+    assert "at least 1: 0" in capsys.readouterr().err
+    assert call(["reproduce", "--ledger", str(book), "--page", str(tmp_path / "page.md")]) == 2
+    assert "there is no ledger" in capsys.readouterr().err
+    assert call(asked) == 0
+    assert "2 of 800" in capsys.readouterr().out
+    assert call(asked) == 0  # found finished: no second line
+    assert call([*asked, "--skip-done"]) == 0
+    assert len(book.read_text().splitlines()) == 1
+    capsys.readouterr()
+    assert call([*asked, "--skip-done", "--dry-run"]) == 0
+    assert "in the ledger" in capsys.readouterr().out
+    assert call([*asked, "--seeds", "0,1", "--skip-done"]) == 0
+    assert [entry.seed for entry in ledger.read(book)] == [0, 1]
+    assert call(["reproduce", "--ledger", str(book), "--page", str(tmp_path / "page.md")]) == 0
+    assert "`dataset = digits` (chosen: cifar10)" in (tmp_path / "page.md").read_text()
+
+
+def test_several_other_choices_are_tried_at_once(tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "1", "--ledger", str(book)]
+    asked += ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked += ["--out", str(tmp_path / "runs"), "--engine", "stacked", "--device", "cpu", "--no-progress"]
+    assert call([*asked, "--try", "lr=0.05, 0.01"]) == 0
+    assert [entry.settings["lr"] for entry in ledger.read(book)] == [0.05, 0.01]
+    assert call([*asked, "--try", "lr"]) == 2
+    assert "--try needs key=values: lr" in capsys.readouterr().err
+
+
+def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
+    book = tmp_path / "ledger.jsonl"
+
+    def stopped_at(rounds):
+        def train(plans, machine, display):
+            for plan in plans:
+                fk.run(plan.experiment.with_(rounds=rounds), out=plan.folder, engine="serial")
+            raise KeyboardInterrupt
+
+        return train
+
+    small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked = ["reproduce", "fedscam:2", "--cell", "FedAvg, cifar10, 0.1", "--ledger", str(book), *small]
+    asked += ["--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress"]
+    # a tenth of the rounds asked for is the least: of 15, or of 8
+    for rounds, shorter, kept in ((1, [], []), (1, ["--rounds", "8"], [1]), (3, [], [1, 3])):
+        monkeypatch.setattr("fedkeel.cli.training.train", stopped_at(rounds))
+        assert call([*asked, *shorter]) == 130
+        assert [entry.rounds for entry in ledger.read(book)] == kept
+    monkeypatch.undo()
+    assert call(asked) == 0  # goes on with round 4
+    assert [entry.rounds for entry in ledger.read(book)] == [1, 3, 15]
+
+
+def test_data_that_cannot_be_had_cost_only_their_own_cells(tmp_path, monkeypatch, capsys):
+    def fetch(names, progress):
+        if "cifar10" in names:
+            raise DataError("there is no network", "bring it yourself")
+
+    monkeypatch.setattr("fedkeel.cli.fetching.fetch", fetch)
+    small = [cell("A"), cell("B", experiment=TINY | {"dataset": "cifar10", "model": "logistic"})]
+    monkeypatch.setattr("fedkeel.papers.reproduce.chosen", lambda *given: small)
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--ledger", str(book), "--out", str(tmp_path / "runs"), "--engine", "serial"]
+    assert call([*asked, "--no-progress"]) == 1
+    assert [entry.row for entry in ledger.read(book)] == ["A"]
+    assert "cifar10: there is no network" in capsys.readouterr().err
+    monkeypatch.setattr("fedkeel.papers.reproduce.chosen", lambda *given: small[1:])
+    assert call([*asked, "--no-progress"]) == 2  # nothing else was asked for
+
+
+def test_a_cell_that_cannot_be_run_is_told_and_fails_the_command(tmp_path, monkeypatch, capsys):
+    cells = [cell("A"), cell("B", unmeasured="nobody says how")]
+    monkeypatch.setattr("fedkeel.papers.reproduce.chosen", lambda *given: cells)
+    book = tmp_path / "ledger.jsonl"
+    asked = ["reproduce", "fedfft:1", "--ledger", str(book), "--out", str(tmp_path / "runs"), "--engine", "serial"]
+    assert call([*asked, "--no-progress", "--rounds", "1"]) == 1
+    assert "skipped fedfft:1 B, cifar10, 0.1: nobody says how" in " ".join(capsys.readouterr().out.split())
+    assert [entry.row for entry in ledger.read(book)] == ["A"]
+
+
+def test_the_command_judges_as_the_page_does(tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    by_row = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    for row, value in (("FedAvg", 70.0), ("FedSAM", 60.0), ("FedFFT", 50.0)):
+        ledger.append(line_of(row, value, settings_of(by_row[row])), book)
+    (table,) = [table for table in tables("fedfft") if table.name == "1"]
+    judged = {one.cell.label: one.verdict for one in judge(table.cells, ledger.read(book))}
+    assert judged["FedSAM, cifar10, 0.1"] == "differs so far"
+    asked = ["reproduce", "fedfft:1", "--cell", "FedSAM, cifar10, 0.1", "--ledger", str(book), "--skip-done"]
+    assert call([*asked, "--rounds", "200", "--no-progress"]) == 0
+    assert "differs so far" in " ".join(capsys.readouterr().out.split())
+    tried = settings_of(by_row["FedSAM"]) | {"lr": 0.5}
+    ledger.append(line_of("FedSAM", 45.0, tried), book)
+    assert call([*asked, "--rounds", "200", "--no-progress", "--try", "lr=0.5"]) == 0
+    assert "ordering holds" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("seeds", ["", " , "])
+def test_no_seed_at_all_is_refused(seeds, tmp_path, capsys):
+    book = tmp_path / "ledger.jsonl"
+    assert call(["reproduce", "fedfft:1", "--seeds", seeds, "--ledger", str(book), "--dry-run"]) == 2
+    assert "--seeds names no seed" in capsys.readouterr().err
+
+
+def test_every_table_and_part_is_listed(capsys):
+    assert call(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in ("fedfft:13", "specgradfilter:VIII", "questions:step", "order:d"))
+
+
+def test_the_results_page_is_made_from_the_ledger():
+    entries = ledger.read(ROOT / "results" / "ledger.jsonl")
+    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert written == page(entries)
+    assert page(entries) == page(list(entries))
+
+
+def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
+    entries = ledger.read(ROOT / "results" / "ledger.jsonl")
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    def lead(spec, row, over, column):
+        paper, name = spec.split(":")
+        (table,) = [table for table in tables(paper) if table.name == name]
+        found = leads(table, judge(table.cells, entries))
+        (one,) = [x for x in found if (x.row, x.over, x.column) == (row, over, column)]
+        return one
+
+    assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
+    first, second = (lead("specgradfilter:I", "SpecGradFilter", "FedAvg", f"cifar10, {a}") for a in (0.1, 0.6))
+    assert f"leads FedAvg by {first.measured:.2f} points at Dirichlet 0.1" in said
+    assert f"its paper has {first.reported:.2f}, and by {second.measured:.2f} at 0.6 ({second.reported:.2f})" in said
+    deep = [lead("questions:resnet18", f"{b}, ratio 0.05", b, "FedFFT's setting") for b in ("FedAvg", "FedDyn")]
+    assert f"after {deep[0].round} rounds it does, by {deep[0].measured:.2f} points over FedAvg" in said
+    assert f"after all {deep[1].round} rounds, by {deep[1].measured:.2f} over FedDyn" in said
+    own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10, ")]
+    (first, second), (one, other) = ([f"{x.mean:.2f}" for x in own], [f"{x.cell.reported:.2f}" for x in own])
+    assert f"reaches {first} and {second} % on CIFAR-10 where its paper has {one} and {other}" in said
+
+
+def test_every_entry_of_the_ledger_belongs_to_a_cell():
+    for entry in ledger.read(ROOT / "results" / "ledger.jsonl"):
+        assert any((c.row, c.column) == (entry.row, entry.column) for c in find(f"{entry.paper}:{entry.table}"))
+        assert entry.rounds <= entry.rounds_paper
+        assert entry.environment.keys() >= {"device", "engine", "precision", "torch"}
+
+
+def test_no_folder_of_a_run_has_to_be_quoted():
+    for cell in chosen("questions", None):
+        if not cell.lr_matches:
+            assert shlex.quote(folder_of(experiment_of(cell, 0), Path("runs")).name).count("'") == 0
+
+
+def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
+    words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
+    assert call([*words, "partition.form=balanced"]) == 2
+    assert "known forms: class-wise" in capsys.readouterr().err
+    assert call([*words, "model=resnet9"]) == 2
+    assert "did you mean 'resnet20-gn'?" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""The digest of a problem: another one for whatever changes results, at a cost that does not grow with the data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+import fedkeel.problems.problem
+from fedkeel.errors import FolderError
+from problems import small_problem
+
+
+def with_parts():
+    problem = small_problem()
+    return replace(problem, proxy=problem.clients[1], tests=[problem.clients[i] for i in (5, 4, 3, 2, 1, 0)])
+
+
+def touched(data):
+    """The same shapes, one number changed, in the last row."""
+    x, y = data
+    x = x.clone()
+    x[-1, -1] += 1
+    return x, y
+
+
+def test_it_is_the_same_for_the_same():
+    assert with_parts().digest() == with_parts().digest()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: replace(p, clients=[*p.clients[:-1], touched(p.clients[-1])]),
+        lambda p: replace(p, test=touched(p.test)),
+        lambda p: replace(p, tests=[*p.tests[:-1], touched(p.tests[-1])]),
+        lambda p: replace(p, proxy=touched(p.proxy)),
+        lambda p: replace(p, proxy=None),
+        lambda p: replace(p, tests=None),
+        lambda p: replace(p, test=None),
+        lambda p: replace(p, clients=[p.clients[1], p.clients[0], *p.clients[2:]]),
+        lambda p: replace(p, classes=4),
+        lambda p: replace(p, head=("2.weight",)),
+        lambda p: replace(p, loss=torch.nn.functional.cross_entropy),
+        lambda p: replace(p, metrics={"accuracy": torch.eq}),
+        lambda p: replace(p, model=torch.nn.Sequential(p.model[0], torch.nn.Tanh(), p.model[2])),  # the same weights
+    ],
+)
+def test_whatever_changes_results_changes_it(change):
+    problem = with_parts()
+    assert change(problem).digest() != problem.digest()
+
+
+class Many:
+    """A hundred thousand clients of 50 rows, made when they are asked for; the last ones' differ by `shift`."""
+
+    sizes = np.full(100_000, 50)
+
+    def __init__(self, shift=0.0):
+        self.shift, self.made = shift, 0
+
+    def rows(self, client, rows):
+        self.made += len(rows)
+        x = torch.from_numpy(rows + client).float()[:, None].expand(-1, 6)
+        return x + self.shift * (client >= 90_000), torch.zeros(len(rows), dtype=torch.int64)
+
+
+def test_much_data_are_seen_in_part():
+    problem, many = small_problem(), Many()
+    whole = replace(problem, clients=many).digest()
+    assert many.made == 256 * 50 + 1  # the one tells how large rows are
+    assert replace(problem, clients=Many()).digest() == whole
+    assert replace(problem, clients=Many(shift=1.0)).digest() != whole
+    fewer = Many()
+    fewer.sizes = np.append(Many.sizes[:-1], 49)
+    assert replace(problem, clients=fewer).digest() != whole
+
+
+def test_large_clients_are_seen_in_part(monkeypatch):
+    monkeypatch.setattr(fedkeel.problems.problem, "SEEN_BYTES", 32 * 1000)
+    problem, few = small_problem(), Many()
+    few.sizes = np.array([400_000, 3, 0, 400_000])
+    replace(problem, clients=few).digest()
+    assert few.made == 333 + 3 + 333 + 1
+
+
+def test_a_network_given_from_python_is_known_by_its_layers_and_weights(tmp_path):
+    def experiment(*layers, rounds=1):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            made = [layer() for layer in layers]
+        return fk.Experiment(dataset="digits", model=torch.nn.Sequential(*made), rounds=rounds, method="fedavg")
+
+    flat, small, wide = torch.nn.Flatten, lambda: torch.nn.Linear(64, 10), lambda: torch.nn.Linear(64, 64)
+    one = experiment(flat, small)
+    assert one.fingerprint() == experiment(flat, small).fingerprint()
+    others = [experiment(flat, wide, kind, small) for kind in (torch.nn.ReLU, torch.nn.Tanh)]
+    assert len({e.fingerprint() for e in (one, *others)}) == 3
+    fk.run(one, out=tmp_path / "a", engine="serial")
+    with pytest.raises(FolderError, match="differs in: model"):
+        fk.run(others[0], out=tmp_path / "a", engine="serial")
+    assert fk.run(experiment(flat, small, rounds=2), out=tmp_path / "a", engine="serial").result["rounds"] == 2

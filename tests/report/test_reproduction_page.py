@@ -1,0 +1,129 @@
+"""The page drawn from a ledger: whole, self-contained, and about every cell that was measured."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+from fedkeel.cli.main import call
+from fedkeel.papers import find, results_page
+from fedkeel.papers.ledger import Entry, append
+from fedkeel.papers.ledger import read as read_ledger
+from fedkeel.papers.reproduce import done, runs_of, settings_of
+from fedkeel.papers.verdicts import judge
+from fedkeel.report.dots import scale, ticks
+from fedkeel.report.reproduction import page
+
+VOID = {"meta", "link", "circle", "line", "path"}
+
+
+class Nesting(HTMLParser):
+    """Fails on an element that is closed out of turn; gathers text and addresses."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.addresses = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("href", "src")]
+        if tag not in VOID or tag == "path":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        if tag in VOID and tag not in self.open[-1:]:
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def line(cell, value, rounds, **changes):
+    return Entry(
+        cell.paper, cell.table, cell.row, cell.column, 0, cell.kind, cell.evaluation, cell.reported, cell.spread, value,
+        value, value, value, rounds, cell.experiment["rounds"], 60.0, "f", "d", settings=settings_of(cell) | changes,
+        bests=[[1, 10.0], [rounds, value]], environment={"device": "cpu"},
+    )  # fmt: skip
+
+
+def ledger():
+    cells = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    lines = [line(cells["FedSAM"], 75.0, 800), line(cells["FedFFT"], 60.0, 200), line(cells["FedAvg"], 60.0, 800)]
+    return [*lines, line(cells["FedAvg"], 75.9, 800, lr=0.05)]
+
+
+def read(text):
+    reader = Nesting()
+    # circles and lines are written closed, or with a title inside
+    reader.feed(text)
+    return reader
+
+
+def test_the_page_is_whole_and_asks_for_nothing():
+    text = page(ledger(), "A <title>")
+    found = read(text.replace("<circle", "<g").replace("</circle>", "</g>"))
+    assert found.open == []
+    assert found.addresses == ["data:,"]
+    assert "<script" not in text
+    assert "url(" not in text
+    assert "A &lt;title&gt;" in text
+    assert text == page(ledger(), "A <title>")
+
+
+def test_the_page_tells_numbers_leads_contradictions_and_what_was_tried():
+    words = " ".join(" ".join(read(page(ledger(), "t")).text).split())
+    for expected in ("FedSAM, cifar10, 0.1", "200 of 800", "FedFFT − FedSAM", "within seed noise", "74.92"):
+        assert expected in words
+    assert "lr = 0.05 (chosen: 0.1): 75.90" in " ".join(words.replace("lr = 0.05 (", "lr = 0.05 (").split())
+    assert "Not measured, and why" in words
+    assert "Contradictions" not in " ".join(read(page([], "t")).text)
+
+
+def test_rows_without_a_curve_are_named_and_another_seed_is_drawn():
+    cells = {c.row: c for c in find("fedfft:1") if c.column == "cifar10, 0.1"}
+    old = replace(line(cells["FedAvg"], 60.0, 800), bests=[])
+    again = [replace(line(cells["FedDyn"], 70.0, 800), bests=[]), replace(line(cells["FedDyn"], 71.0, 800), seed=1)]
+    text = page([old, *again, line(cells["FedSAM"], 75.0, 800)], "Curves")
+    assert "cifar10, 0.1: best accuracy so far, by round, one seed each; not recorded for FedAvg<" in text
+    assert text.count("FedDyn</span>") == 1
+
+
+def test_a_single_number_has_an_axis():
+    low, high, step = scale(70.66, 70.66)
+    assert low < 70.66 - step < 70.66 + step < high
+    for ends in ((0.0, 800.0), (-16.2, 22.9), (70.0, 70.001)):
+        low, high, step = scale(*ends)
+        assert low <= ends[0] < ends[1] <= high
+        assert 3 <= len(ticks(low, high, step)) <= 9
+
+
+def test_the_command_draws_a_ledger(tmp_path, capsys):
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "new" / "page.html"
+    for one in ledger():
+        append(one, book)
+    assert call(["report", "--ledger", str(book), "-o", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert call(["report"]) == 2
+
+
+def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path):
+    """Whatever asks the ledger: verdicts, what is to be run, both pages; a new run of the cell takes its place."""
+    cell = next(c for c in find("fedfft:1") if (c.row, c.column) == ("FedAvg", "cifar10, 0.1"))
+    old = replace(line(cell, 75.9, 800), superseded="computed otherwise")
+    book = tmp_path / "ledger.jsonl"
+    append(old, book)
+    (entry,) = read_ledger(book)
+    assert entry == old
+    assert runs_of(cell, [entry]) == []
+    assert not done(cell, 0, None, [entry])
+    assert [judged.entries for judged in judge([cell], [entry])] == [()]
+    markdown, drawn = results_page.page([entry]), "".join(read(page([entry], "Ours")).text)
+    for text in (markdown, drawn):
+        assert text.count("computed otherwise") == 1
+        assert text.count("75.90") == 1
+    append(line(cell, 70.0, 800), book)
+    (entry,) = read_ledger(book)
+    assert done(cell, 0, None, [entry])
+    assert "Superseded" not in results_page.page([entry])

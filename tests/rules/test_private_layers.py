@@ -1,0 +1,134 @@
+"""Private layers under every method: they stay where they are, and the method is itself on the shared ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.catalogue.cards import card
+from fedkeel.core.round import broadcast, init_server
+from fedkeel.core.trees import Tree
+from fedkeel.engines.cost import sent, whole
+from fedkeel.engines.engine import Training
+from fedkeel.engines.serial import SerialEngine
+from fedkeel.methods import METHODS, build
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
+from problems import CENTRE, CURVATURE, quadratic, small_problem
+
+SCHEDULE = [[0], [0, 1], [1], [0, 1, 2]]
+CLIENTS = [(CURVATURE[i : i + 1], CENTRE[i : i + 1]) for i in range(3)]
+SETTINGS = {"rounds": 4, "epochs": 2, "batch_size": 1, "lr": 0.1, "lr_decay": 0.9, "participants": SCHEDULE}
+ONES = torch.ones(2, dtype=torch.float64)
+
+
+def both(params, batch):
+    """The quadratic of w, and beside it, without touching it, one of v."""
+    return quadratic(params, batch) + alone(params, batch)
+
+
+def alone(params, batch):
+    return (batch[0] * (params["v"] + batch[1]) ** 2).sum(-1)
+
+
+def toy(params, loss, method, **more):
+    problem = fk.Problem(params=params, loss=loss, clients=CLIENTS, tests=CLIENTS, **more)
+    experiment = fk.Experiment(problem=problem, method=method, evaluation={"model": "received"}, **SETTINGS)
+    return fk.run(experiment, dtype=torch.float64, engine="serial", keep_params=True)
+
+
+def heads(run):
+    return [record.extra["client_v"] for record in run.records]
+
+
+def with_private(name, **settings):
+    method = build(name, settings)
+    return replace(method, personal=(*method.personal, fk.PrivateLayers()))
+
+
+BASES = [
+    ("fedavg", {}), ("fedavgm", {}), ("fedadam", {}), ("scaffold", {}), ("feddyn", {}), ("fedcm", {}), ("feddc", {}),
+    ("fedspeed", {"rho": 0.0}), ("fedgloss", {"rho_local": 0.0}), ("fedlesam", {}), ("fedlesam-s", {}),
+    ("fedlesam-d", {}), ("fedwmsam", {}), ("fedlws", {}), ("fedawa", {}),
+    ("fedawa@released", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), BASES)
+def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_ones(name, settings):
+    seen = {"metrics": {"v": lambda params, batch: params["v"].sum()}, "head": ("v",)}
+    run = toy({"v": ONES, "w": ONES}, both, with_private(name, **settings), **seen)
+    shared = toy({"w": ONES}, quadratic, build(name, settings))
+    for one, other in zip(run.history, shared.history, strict=True):
+        torch.testing.assert_close(one["w"], other["w"], atol=1e-14, rtol=0)
+        assert torch.equal(one["v"], ONES)
+    local = toy({"v": ONES}, alone, with_private("fedavg"), **seen)
+    assert heads(run) == pytest.approx(heads(local), abs=1e-14)
+    assert len(set(heads(run))) == 4
+
+
+REFUSED = (
+    "fedsol", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released", "fedspeed@released", "fedsmoo@released",
+)  # fmt: skip
+
+
+# what travels in FedCR besides is of the head's shape, see its own tests
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedcr"])
+def test_private_layers_never_travel_or_are_refused_in_a_line(name):
+    given = replace(small_problem((7, 4, 5), test=4), classes=3)
+    given = replace(given, proxy=given.test)
+    method = build(name) if name in ("fedper", "plgu") else with_private(name)
+    experiment = fk.Experiment(problem=given, method=method, rounds=2, epochs=1, batch_size=4, lr=0.1)
+    task = task_maker(experiment, torch.device("cpu"), torch.float64)(problem_of(experiment))
+    if name in REFUSED:
+        with pytest.raises(fk.MethodError, match=f"^{name}: ") as refused:
+            method_of(experiment, task)
+        assert "\n" not in refused.value.message
+        assert refused.value.hint
+        return
+    method = method_of(experiment, task)
+    message = broadcast(method, init_server(method, task.initial))
+    (outcome,) = SerialEngine(task, method, Training(0, 1, 4)).train(message, 0, 0.1, [0], [None])
+    for slot in (*outcome.report.values(), *sent(method, message).values()):
+        assert not isinstance(slot, Tree) or not {"2.weight", "2.bias"} & set(slot)
+    assert set(outcome.state["private"]) == {"2.weight", "2.bias"}
+    assert torch.equal(whole(sent(method, message), task.initial)["params"].buffer, message["params"].buffer)
+    assert not any(record.dropped for record in fk.run(experiment, engine="serial").records)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedfft-d", "fedwmsam", "fedsmoo"])
+def test_stacked_clients_are_the_same(name):
+    given = fk.Experiment(
+        problem=small_problem((7, 4, 5, 1)), method=with_private(name), rounds=3, participation=0.5, epochs=2,
+        batch_size=3, lr=0.05, clip=1.0,
+    )  # fmt: skip
+    one, other = (fk.run(given, dtype=torch.float64, engine=engine) for engine in ("serial", "stacked"))
+    for name, leaf in one.params.items():
+        torch.testing.assert_close(leaf, other.params[name], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fedper", "plgu"])
+def test_both_ways_weigh_the_shared_layers(name):
+    head, whole = 128 * 10 + 10, 64 * 128 + 128 + 128 * 10 + 10
+    costs = card(name).costs
+    assert (costs.down, costs.up) == (pytest.approx(1 - head / whole), pytest.approx(1 - head / whole))
+
+
+def test_codes_weigh_two_rows_for_each_class_besides():
+    body, rows = 64 * 128 + 128 + 128 * 128 + 128, 2 * 10 * 64
+    whole = body + 10 * 64 + 10
+    costs = card("fedcr").costs
+    assert (costs.down, costs.up) == (pytest.approx((body + rows) / whole), pytest.approx((body + rows) / whole))
+
+
+def test_the_wire_of_a_federation_carries_what_is_counted():
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from fedkeel.engines.flower.message_schema import expected
+
+    given = fk.Experiment(problem=small_problem((7, 4)), method="fedper", rounds=1, participation=0.5, batch_size=4)
+    task = task_maker(given, torch.device("cpu"), torch.float32)(problem_of(given))
+    sample = expected(method_of(given, task), task).message
+    assert set(sample["params"]) == {"0.weight", "0.bias"}
+    assert fk.run(given, engine="serial").records[0].bytes_down == sample["params"].buffer.nbytes

@@ -1,0 +1,146 @@
+"""Observers of rounds: they see what the server saw, change nothing, and their numbers are those of the analysis."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.analysis.drift import drift
+from fedkeel.analysis.spectrum import band_drift
+from fedkeel.core.trees import Tree
+from fedkeel.runs.folder import read_rounds
+from fedkeel.runs.observers import SPECTRUM_EVERY, Seen, observe_state, observed
+from problems import CENTRE, CURVATURE
+
+ENGINES = ("serial", "stacked")
+
+
+def experiment(problem, **changes):
+    settings = {"method": "scaffold", "rounds": 7, "participation": 0.5, "epochs": 1, "batch_size": 4, "lr": 0.1}
+    return fk.Experiment(problem=problem, **settings | changes)
+
+
+def test_tracking_changes_no_result(small, tmp_path):
+    plain = fk.run(experiment(small), out=tmp_path / "plain", engine="serial")
+    tracked = fk.run(experiment(small), out=tmp_path / "tracked", engine="serial", track=("drift", "spectrum", "state"))
+    assert plain.result == tracked.result
+    assert not [name for name in plain.records[0].extra if "/" in name]
+    back = read_rounds(tmp_path / "tracked")
+    assert [record.extra for record in back] == [record.extra for record in tracked.records]
+
+
+def test_numbers_are_those_of_the_analysis(small):
+    seen = []
+
+    def keep(round_seen):
+        seen.append(round_seen)
+        return {"mine": 10.0 * round_seen.round}
+
+    run = fk.run(experiment(small), engine="serial", track=("drift", "spectrum", keep))
+    assert [one.round for one in seen] == [1, 2, 3, 4, 5, 6, 7]
+    for one, record in zip(seen, run.records, strict=True):
+        found = drift(one.reports["delta"])
+        assert record.extra["mine"] == 10 * record.round
+        assert record.extra["update/cosine"] == found.cosine
+        assert record.extra["update/spread"] == found.spread
+        assert record.drift == pytest.approx(found.mean)
+        assert ("spectrum/distance/1" in record.extra) == (record.round % SPECTRUM_EVERY == 1)
+    first = band_drift(seen[0].reports["delta"])
+    assert run.records[0].extra["spectrum/distance/1"] == pytest.approx(float(first.distance[0]))
+    assert run.records[0].extra["spectrum/deviation/10"] == pytest.approx(float(first.deviation[9]))
+    assert torch.equal(seen[-1].server["params"].buffer, run.server["params"].buffer)  # after the step
+
+
+def test_a_single_client_has_no_spectrum(small):
+    run = fk.run(experiment(small, rounds=1, participants=[[2]]), engine="serial", track=("drift", "spectrum"))
+    assert run.records[0].extra["update/cosine"] == 1
+    assert "spectrum/distance/1" not in run.records[0].extra
+
+
+def test_numbers_that_rules_keep():
+    per_layer = Tree.of({"fc1": torch.tensor(0.2), "fc2": torch.tensor(0.8)})
+    server = {"params": Tree.of({"w": torch.ones(3)}), "alpha": torch.tensor(0.25), "critical": per_layer}
+    reports = {
+        "radius": torch.tensor([0.1, 0.3]),
+        "size": torch.tensor([5.0, 5.0]),
+        "delta": server["params"].expand(2),
+    }
+    found = observe_state(Seen(1, {}, reports, server))
+    assert found == pytest.approx(
+        {"state/alpha": 0.25, "state/critical/fc1": 0.2, "state/critical/fc2": 0.8, "report/radius": 0.2}
+    )
+
+
+def one_step_rounds(problem, method, rounds, engine, track, lr=0.2):
+    """Every client takes part with a single step of its whole data."""
+    plain = {"epochs": 1, "batch_size": 1, "participation": 1.0, "lr": lr, "lr_decay": 1.0}
+    settings = plain | {"weight_decay": 0.0, "clip": None}
+    exp = fk.Experiment(problem=problem, method=method, rounds=rounds, **settings)
+    return fk.run(exp, dtype=torch.float64, keep_params=True, engine=engine, track=track)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_alpha_is_the_weight_that_fedwmsam_mixes_with_in_each_round(toy, engine):
+    """Worked out from the method's lines; with one step a round there is nowhere to climb to."""
+    run = one_step_rounds(toy, {"name": "fedwmsam", "alpha": 0.5}, 6, engine, ("alpha",), lr=1.5)
+    H, b, lr, w = CURVATURE.numpy(), CENTRE.numpy(), 1.5, np.ones(2)
+    m, c, c_i, alpha, expected, aims = np.zeros(2), np.zeros(2), np.zeros((3, 2)), 0.5, [], []
+    for _ in range(6):
+        expected.append(alpha)
+        direction = alpha * H * (w - b) + (1 - alpha) * (m + alpha / (1 - alpha) * (c - c_i))
+        moved = -lr * direction
+        cosines = moved @ m / (np.linalg.norm(moved, axis=1) * max(np.linalg.norm(m), 1e-30))
+        far = np.clip((1 + cosines).mean() if m.any() else 0.0, 0.1, 0.9)
+        aims.append(far)
+        alpha = 0.99 * alpha + 0.01 * far
+        c_i = c_i - c + direction
+        m, c, w = direction.mean(0), c_i.mean(0), w + moved.mean(0)
+    assert run.curve("alpha") == pytest.approx(expected, rel=1e-12)
+    assert any(0.1 < far < 0.9 for far in aims[:-1])  # the cosines count, not the bounds alone
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_radii_of_fedscam_shrink_with_the_gradients_of_its_clients(toy, engine):
+    """At w = (1, 1) the gradients of the three clients are (0, 2), (2, 0) and (2, 2)."""
+    method = {"name": "fedscam", "rho_max": 0.1, "alpha_rho": 0.5, "kappa": 0.0}
+    run = one_step_rounds(toy, method, 3, engine, ("radius",))
+    first = [0.1 / (1 + 0.5 * norm) for norm in (2, 2, 8**0.5)]
+    assert run.records[0].extra == pytest.approx(
+        {"radius/mean": sum(first) / 3, "radius/least": first[2], "radius/most": first[0]}
+    )
+    for before, record in zip(run.history, run.records[1:], strict=False):
+        norms = (CURVATURE * (before["w"] - CENTRE)).norm(dim=1)
+        assert record.extra["radius/mean"] == pytest.approx(float((0.1 / (1 + 0.5 * norms)).mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_critical_layers_of_fedfsa_are_counted_over_the_clients(engine):
+    """Each client's loss pulls one layer harder than the others: that one moves most, and is marked."""
+
+    def loss(params, batch):
+        return sum(batch[:, i] * params[name].square().sum() for i, name in enumerate(params))
+
+    pulls = torch.tensor([[9.0, 1.0, 0.0, 50.0], [1.0, 9.0, 0.0, 50.0], [1.0, 9.0, 0.0, 50.0]], dtype=torch.float64)
+    names = ("conv.weight", "fc.weight", "fc2.weight", "fc.bias")
+    params = {name: torch.ones((3,) if "bias" in name else (1, 3), dtype=torch.float64) for name in names}
+    problem = fk.Problem(params=params, loss=loss, clients=[(pulls[i : i + 1],) for i in range(3)])
+    method = {"name": "fedfsa", "top": 1, "rho": 0.0, "rho_larger": 0.0}
+    run = one_step_rounds(problem, method, 1, engine, ("critical",))
+    assert run.records[0].extra == pytest.approx(  # biases are never marked, however far they move
+        {"critical/conv.weight": 1 / 3, "critical/fc.weight": 2 / 3, "critical/fc2.weight": 0.0}
+    )
+
+
+def test_methods_without_such_numbers_give_none(small):
+    run = fk.run(experiment(small, rounds=1), engine="serial", track=("alpha", "radius", "critical"))
+    assert not [name for name in run.records[0].extra if name.startswith(("alpha", "radius", "critical"))]
+
+
+def test_what_is_not_a_number_becomes_nothing():
+    assert observed([lambda seen: {"a": float("nan"), "b": 1.0}], Seen(1, {}, {}, {})) == {"a": None, "b": 1.0}
+
+
+def test_unknown_names(small):
+    with pytest.raises(fk.RequestError, match="spectrums") as error:
+        fk.run(experiment(small), track=("spectrums",))
+    assert "spectrum" in error.value.hint

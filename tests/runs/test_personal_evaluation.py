@@ -1,0 +1,221 @@
+"""Personal models: what stays with a client, and how its model is judged."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.engines.engine import Model
+from fedkeel.engines.scoring import Scorer
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.policy import spread
+from fedkeel.problems.task import Task
+from fedkeel.runs import evaluate as judging
+from fedkeel.runs.folder import RunFolder
+from problems import small_problem
+
+F64 = torch.float64
+SIZES = (7, 12, 5, 1, 9, 16)
+
+
+def experiment(method="fedavg", **changes):
+    base = small_problem(SIZES)
+    problem = fk.Problem(
+        model=base.model, loss=base.loss, clients=base.clients, tests=base.clients, test=base.test, classes=3
+    )
+    settings = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 4, "lr": 0.1} | changes
+    quick = {"name": "fedala", "passes": 2} if method == "fedala" else method
+    return fk.Experiment(problem=problem, method=quick, **settings)
+
+
+def judged(run, net, client):
+    net.load_state_dict(run)
+    inputs, labels = small_problem(SIZES).clients[client]
+    return (net(inputs).argmax(-1) == labels).double().mean().item()
+
+
+def test_the_global_model_on_each_clients_data():
+    policy = {"model": "global", "weights": "size"}
+    run = fk.run(experiment(evaluation=policy), engine="serial")
+    scores = [judged(run.params, small_problem(SIZES).model, client) for client in range(6)]
+    last = run.records[-1]
+    assert last.accuracy == pytest.approx(sum(s * n for s, n in zip(scores, SIZES, strict=True)) / sum(SIZES))
+    assert last.extra["client_accuracy_worst"] == pytest.approx(min(scores))
+    assert "server_accuracy" in last.extra
+
+
+def test_batches_may_weigh_alike_though_the_last_is_short():
+    policy = fk.Evaluation(accuracy="batch-mean")
+    scores = [{"accuracy": (4.0, 4)}, {"accuracy": (0.0, 1)}]
+    assert policy.of_client(scores, "accuracy") == 0.5
+    assert fk.Evaluation().of_client(scores, "accuracy") == 0.8
+
+
+@pytest.mark.parametrize(("report", "expected"), [("best", 0.9), ("last", 0.3), ("mean-last", 0.6)])
+def test_what_is_reported(report, expected):
+    assert fk.Evaluation(report=report, last=2).reported([0.1, 0.9, 0.3]) == pytest.approx(expected)
+
+
+def test_spread_over_clients():
+    values = [0.1 * i for i in range(1, 21)]
+    found = spread(values, [1.0] * 20, "accuracy")
+    assert found["client_accuracy_worst"] == pytest.approx(0.1)
+    assert found["client_accuracy_worst_tenth"] == pytest.approx(0.15)
+    assert found["client_accuracy_std"] == pytest.approx(torch.tensor(values).std(correction=0).item(), abs=1e-6)
+    assert spread([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
+
+
+def test_fine_tuning_moves_the_head_alone_and_is_judged():
+    method = fk.METHODS["fedavg-ft"]()
+    run = fk.run(experiment(method, evaluation={"model": "global"}, weight_decay=0.1), engine="serial")
+    assert {"tuned", "reported"} <= run.result.keys()
+    assert run.result["tuned"]["client_loss"] < run.records[-1].extra["client_loss"]
+    assert fk.run(experiment("fedavg", evaluation={"model": "global", "tune": True}), engine="serial").result["tuned"]
+
+
+@pytest.mark.parametrize("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
+def test_those_who_never_took_part_are_tuned_beside_the_others(method):
+    asked = experiment(method, evaluation={"model": "global", "tune": True}, rounds=1)
+    one, other = (fk.run(asked, engine=engine, dtype=F64).result["tuned"] for engine in ("serial", "stacked"))
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_a_private_head_never_reaches_the_server():
+    run = fk.run(experiment("fedper"), engine="serial")
+    start = dict(small_problem(SIZES).model.named_parameters())
+    assert torch.equal(run.params["2.weight"], start["2.weight"].detach())
+    assert not torch.equal(run.params["0.weight"], start["0.weight"].detach())
+    plain = fk.run(experiment("fedavg"), engine="serial")
+    assert run.records[0].bytes_up < plain.records[0].bytes_up
+
+
+@pytest.mark.parametrize("model", ["global", "local", "received"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ["fedala", "ditto"])
+def test_resuming_judges_the_same_models(tmp_path, model, when, method):
+    policy = {"model": model, "when": when, "clients": "selected"}
+    exp = experiment(method, evaluation=policy)
+    fk.run(exp.with_(rounds=1), out=tmp_path / "run", engine="serial")
+    resumed, whole = fk.run(exp, out=tmp_path / "run", engine="serial"), fk.run(exp, engine="serial")
+    assert [r.extra for r in resumed.records] == [r.extra for r in whole.records]
+
+
+def stopping_after(rounds, append):
+    def appended(folder, record):
+        if record.round > rounds:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    return appended
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("changes", [{}, {"evaluate_every": 2}, {"evaluation": {"when": "before", "tune": True}}])
+def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
+    exp = experiment("fedala", **{"rounds": 6, "evaluation": {}} | changes)
+    counts, score = [], judging.evaluated
+
+    def counted(engine, models):
+        found = score(engine, models)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(judging, "evaluated", counted)
+    found = fk.run(exp, engine=engine)
+    least, most = 3, 3 * exp.evaluate_every  # half of the clients train in a round
+    assert counts[0] == 6
+    assert all(least <= count <= most for count in counts[1:6])
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", stopping_after(4, RunFolder.append))  # scored, but not written down
+        with pytest.raises(KeyboardInterrupt):
+            fk.run(exp, out=tmp_path, engine=engine)
+    counts.clear()
+    resumed = fk.run(exp, out=tmp_path, engine=engine)
+    assert all(least <= count <= most for count in counts[:2])  # also the first round after a crash
+    monkeypatch.setattr(judging.Judge, "settle", lambda judge, clients: judge.unchanged.clear())
+    thorough = fk.run(exp, engine=engine)
+    assert [r.extra for r in resumed.records] == [r.extra for r in found.records]
+    assert [r.extra for r in thorough.records] == [r.extra for r in found.records]
+    assert thorough.result == resumed.result == found.result
+
+
+@pytest.mark.parametrize("model", ["global", "local", "received"])
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_engines_judge_alike(engine, model):
+    policy = {"model": model, "accuracy": "batch-mean", "batch": 4}
+    exp = experiment("fedala", evaluation=policy, rounds=2)
+    # stacked clients are trained in another order of additions, but judged in the same batches
+    near = 0.0 if engine == "processes" else 1e-12
+    workers = {"workers": 2} if engine == "processes" else {}
+    one, other = fk.run(exp, dtype=F64, engine="serial"), fk.run(exp, dtype=F64, engine=engine, **workers)
+    for mine, theirs in zip(one.records, other.records, strict=True):
+        assert theirs.extra == pytest.approx(mine.extra, rel=near, abs=near)
+
+
+def several(batch):
+    """A task whose clients have test sets of 7 to 1 samples, and three models."""
+    problem = experiment().problem
+    task = Task(problem, dtype=F64, personal_chunk=batch)
+    return task, [Model(k * task.initial, None, f"client {k}") for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("batch", [4, 500])
+def test_many_models_are_scored_as_one_by_one_and_waited_for_once(monkeypatch, batch):
+    task, models = several(batch)
+    workspace = Workspace(task)
+    expected = [[workspace.score(m.params, None, part) for part in task.parts(m.split)] for m in models]
+    waits, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: waits.append(1) or tolist(tensor))
+    found = Scorer(workspace).many(iter(models))
+    assert waits == [1]
+    assert found == expected
+    assert [len(scores) for scores in found] == ([3, 2, 1] if batch == 4 else [1, 1, 1])
+
+
+def test_models_are_made_as_they_are_scored():
+    task, models = several(4)
+    alive = []
+
+    def made():
+        for model in models:
+            params = 1.0 * model.params
+            assert not [ref for ref in alive if ref() is not None]
+            alive.append(weakref.ref(params.buffer))
+            yield Model(params, None, model.split)
+            del params
+
+    assert len(Scorer(Workspace(task)).many(made())) == 3
+
+
+def test_a_data_set_is_divided_for_personal_tests():
+    settings = {"dataset": "digits", "partition": fk.Iid(clients=20), "rounds": 1, "evaluation": {"share": 0.3}}
+    run = fk.run(fk.Experiment(method="fedper", **settings), engine="serial")
+    problem = run.problem
+    kept, aside = problem.data.sizes, problem.tests_of_clients.sizes
+    assert problem.test is None
+    assert (aside == (0.3 * (kept + aside) + 1e-9).astype(int)).all()
+    assert fk.Experiment.load(run.experiment.save()).policy == run.experiment.policy
+
+
+@pytest.mark.parametrize(
+    ("method", "what"), [("fedlaw", "proxy"), ("feddisco", "classes"), ("fedlc", "classes"), ("fedsol", "module")]
+)
+def test_a_problem_that_lacks_something_is_refused_with_a_hint(method, what):
+    base = small_problem(SIZES)
+    problem = fk.Problem(model=base.model, loss=base.loss, clients=base.clients)
+    if what == "module":
+        problem = fk.Problem(
+            params={"w": torch.ones(2)}, loss=lambda p, b: (p["w"] * b).sum(-1), clients=[torch.ones(3, 2)]
+        )
+    with pytest.raises(fk.MethodError) as refused:
+        fk.run(fk.Experiment(problem=problem, method=method, rounds=1), engine="serial")
+    assert what in refused.value.hint
+
+
+def test_clients_without_tests_cannot_be_judged():
+    problem = small_problem(SIZES)
+    with pytest.raises(fk.ExperimentError, match="no test sets"):
+        fk.run(fk.Experiment(problem=problem, rounds=1, evaluation={}), engine="serial")

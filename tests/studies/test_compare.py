@@ -1,0 +1,208 @@
+"""Runs held against each other."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.cli.main import call
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.compare import (
+    common_target,
+    cost_to,
+    document,
+    grouped,
+    judged_as,
+    machines,
+    mean_and_std,
+    paired,
+    unfair,
+)
+from problems import small_problem
+
+ROUNDS = "rounds.jsonl"
+
+
+def made(method, seed, accuracies, selected=(0,), **changes):
+    exp = fk.Experiment(problem=small_problem(), method=method, seed=seed, rounds=len(accuracies), **changes)
+    fixed = dict(loss=1.0, drift=1.0, backward_passes=10, bytes_down=6_000_000, bytes_up=4_000_000, seconds=2.0)
+    records = [RoundRecord(i, list(selected), **fixed, accuracy=a) for i, a in enumerate(accuracies, 1)]
+    return Run(exp, records, {"best": max(accuracies), "last": accuracies[-1]}, {}, None, None, None)
+
+
+def test_runs_are_grouped_by_all_but_their_seed():
+    runs = [made("fedavg", s, [0.5]) for s in (1, 0)] + [made("fedsam", 0, [0.6]), made("fedsam", 0, [0.7], lr=0.01)]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["fedavg", "fedsam (lr=0.1)", "fedsam (lr=0.01)"]
+    assert list(groups[0].runs) == [0, 1]
+
+
+def test_differences_are_paired_by_seed():
+    ours = grouped([made("fedsam", s, [v]) for s, v in enumerate((0.6, 0.8, 0.7))])[0]
+    base = grouped([made("fedavg", s, [v]) for s, v in enumerate((0.5, 0.6, 0.7, 0.9))])[0]
+    told = paired(ours, base)
+    assert told.seeds == 3
+    assert told.mean == pytest.approx(0.1)  # of 0.1, 0.2, 0.0
+    half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom; their deviation is 0.1
+    assert (told.low, told.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
+    assert paired(grouped([made("fedsam", 0, [0.6])])[0], base).low is None
+    assert paired(grouped([made("fedsam", 7, [0.6])])[0], base) is None
+
+
+def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
+    curves = ([0.1, 0.5, 0.4], [0.6, 0.5, 0.4], [0.1, 0.1, 0.1])
+    (group,) = grouped([made("fedavg", seed, curve) for seed, curve in enumerate(curves)])
+    cost = cost_to(group, 0.5)
+    assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
+    assert cost_to(group, 0.9) is None
+
+
+def test_runs_without_an_accuracy_are_compared_by_their_losses():
+    def fitted(method, losses):
+        run = made(method, 0, [0.0] * len(losses))
+        records = [replace(r, accuracy=None, extra={"test_loss": v}) for r, v in zip(run.records, losses, strict=True)]
+        return replace(run, records=records, result={"best": min(losses), "last": losses[-1]})
+
+    groups = grouped([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
+    target = common_target(groups)
+    assert target == 1.0  # both came down to it
+    found = document(groups, groups[0], target)
+    assert found["judged_on"] == "test_loss"
+    assert [one["cost"]["rounds"] for one in found["methods"]] == [3, 2]
+
+
+def test_what_else_differs_is_said():
+    rates = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
+    assert unfair(rates) == ["lr"]
+    assert unfair(rates, tuned={"lr"}) == []  # each method chose its own
+    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == ["participation"]
+
+
+def test_runs_of_one_seed_have_one_split_and_one_sequence_of_clients():
+    base = made("fedavg", 0, [0.5, 0.6])
+    assert unfair(grouped([base, made("fedsam", 0, [0.5])])) == ["rounds"]  # the rounds both have are the same
+    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], selected=(1,))])) == ["selected clients"]
+    assert unfair(grouped([base, made("fedsam", 1, [0.5, 0.6], selected=(1,))])) == []  # another seed, other clients
+    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], partition_seed=7)])) == ["partition_seed"]
+
+
+def test_a_method_that_takes_samples_from_the_clients_is_told():
+    kept = "samples that the server takes from the clients"
+    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedlaw", 0, [0.5])])) == [kept]
+    assert unfair(grouped([made("fedlaw", s, [0.5]) for s in (0, 1)])) == []
+
+
+def test_a_comparison_as_data():
+    groups = grouped([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
+    assert common_target(groups) == 0.5
+    found = document(groups, groups[0], 0.55)
+    plain, sam = found["methods"]
+    assert plain["cost"] is None
+    assert plain["difference"] is None
+    assert sam["best"] == {"mean": pytest.approx(0.6), "std": 0.0}
+    assert sam["difference"]["mean"] == pytest.approx(0.1)
+    assert sam["cost"]["gradients"] == 10
+
+
+def test_what_is_reported_is_compared_where_every_run_tells_it():
+    def personal(method, seed, best, reported):
+        run = made(method, seed, [best], evaluation={"report": "last"})
+        return replace(run, result=run.result | ({} if reported is None else {"reported": reported}))
+
+    whole = grouped([personal(m, s, 0.9, v) for m, v in (("fedavg", 0.5), ("fedper", 0.7)) for s in (0, 1)])
+    found = document(whole, whole[0], 0.5)
+    assert found["difference_of"] == "reported"
+    assert [one["reported"]["mean"] for one in found["methods"]] == pytest.approx([0.5, 0.7])
+    assert found["methods"][1]["difference"]["mean"] == pytest.approx(0.2)
+    partly = grouped([personal("fedavg", 0, 0.9, 0.5), personal("fedper", 0, 0.8, None)])
+    found = document(partly, partly[0], 0.5)
+    assert found["difference_of"] == "best"
+    assert found["methods"][1]["difference"]["mean"] == pytest.approx(-0.1)
+    assert judged_as(grouped([made("fedavg", 0, [0.5])])) == []
+
+
+def test_means():
+    assert mean_and_std([]) == (None, None)
+    assert mean_and_std([2.0]) == (2.0, None)
+    assert mean_and_std([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    small = ["--dataset", "digits", "--model", "logistic", "--partition", "iid:clients=4", "--rounds", "3"]
+    asked = ["run", "--method", "fedavg,scaffold", "--seeds", "0,1,2", *small, "--out", str(out), "--no-progress"]
+    assert call([*asked, "--engine", "serial"]) == 0
+    return out
+
+
+def test_the_command_tells_what_the_folders_hold(folders, capsys):
+    target = 0.89  # reached after the first round
+    assert call(["compare", str(folders), "--json", "--target", str(target), "--baseline", "scaffold"]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""  # nothing else differs
+    plain, other = json.loads(told.out)["methods"]
+    records = {
+        (method, seed): [json.loads(line) for line in (folders / method / str(seed) / ROUNDS).read_text().splitlines()]
+        for method in ("fedavg", "scaffold")
+        for seed in range(3)
+    }
+    for seed in range(3):
+        assert len({repr([r["selected"] for r in records[m, seed]]) for m in ("fedavg", "scaffold")}) == 1
+    best = {run: max(record["accuracy"] for record in found) for run, found in records.items()}
+    gaps = [best["fedavg", seed] - best["scaffold", seed] for seed in range(3)]
+    assert plain["difference"]["mean"] == pytest.approx(sum(gaps) / 3)
+    assert other["difference"] is None
+    reached = [next(r["round"] for r in records["scaffold", s] if r["accuracy"] >= target) for s in range(3)]
+    sent = [r["bytes_up"] + r["bytes_down"] for s in range(3) for r in records["scaffold", s][: reached[s]]]
+    assert other["cost"]["megabytes"] == pytest.approx(sum(sent) / 3e6)
+    assert other["cost"]["rounds"] == pytest.approx(sum(reached) / 3)
+    assert max(reached) > 1
+
+
+def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_path, capsys):
+    again = tmp_path / "again"
+    shutil.copytree(folders / "fedavg" / "0", again)
+    data = json.loads((again / "environment.json").read_text())
+    (again / "environment.json").write_text(json.dumps(data | {"engine": "stacked", "engines": []}))
+    assert call(["compare", str(folders), str(folders / "fedavg"), str(again)]) == 0
+    told = capsys.readouterr().err
+    assert "1 run is of an experiment and seed given later, and left out" in told  # a folder named twice is one
+    assert re.search("seconds are of different machines: cpu serial float32.*; cpu stacked float32.*; none are", told)
+    assert machines(grouped([made("fedavg", 0, [0.5])])) == []  # in memory alone
+
+
+def test_seconds_of_several_machines_or_engines_are_not_averaged(tmp_path):
+    """Two seeds took 2 s a round on one engine, a third 2 s on another machine that is said to take 100."""
+    runs = [replace(made("fedavg", seed, [0.5, 0.6]), path=tmp_path / str(seed)) for seed in range(3)]
+    slow = [replace(record, seconds=100.0) for record in runs[2].records]
+    runs[2] = replace(runs[2], records=slow)
+    for run, engine in zip(runs, ("serial", "serial", "processes"), strict=True):
+        run.path.mkdir()
+        place = {"device": "cpu", "engine": engine, "precision": "float32", "machine": "a, 2 cores"}
+        (run.path / "environment.json").write_text(json.dumps(place))
+    (group,) = grouped(runs)
+    assert cost_to(group, 0.6).seconds == pytest.approx(4.0)
+    assert cost_to(group, 0.6).reached == 3
+    other = {"device": "cpu", "engine": "serial", "precision": "float32", "machine": "b, 8 cores"}
+    (runs[2].path / "environment.json").write_text(json.dumps(other))
+    assert cost_to(group, 0.6).seconds == pytest.approx(4.0)
+    assert len(machines([group])) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "75"], "75 % is 0.75"),
+        (["--target", "-1"], "above 0"),
+        (["--baseline", "fedavgg"], "did you mean 'fedavg'"),
+    ],
+)
+def test_wrong_comparisons_are_refused(folders, capsys, words, message):
+    assert call(["compare", str(folders), *words]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""Runs on a local Ray of two workers: one is killed, its run resumes, and results are those of serial runs."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.exceptions", reason='needs ray: pip install "fedkeel[ray]"')
+
+import ray
+
+import fedkeel as fk
+from fedkeel.runs.folder import read_rounds
+from fedkeel.studies.ray_cluster import Cluster, RunRequest, execute, finished_result, imported, runs_on_ray
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves handles of its own processes open
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    path = os.path.dirname(os.path.dirname(fk.__file__))
+    imported().init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def request(out, rounds=3, **changes):
+    settings = dict(dataset="digits", model="mlp", method="scaffold", partition="iid:clients=4", participation=0.5)
+    exp = fk.Experiment(rounds=rounds, epochs=1, **settings | changes)
+    return exp, RunRequest(exp.save(), str(out), engine="serial", device="cpu")
+
+
+def workers_that_run(name):
+    """Processes that come from this one and run a task of ours."""
+    parents, found = {}, []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if (entry / "cmdline").read_bytes().startswith(b"ray::" + name.encode()):
+                found.append(int(entry.name))
+
+    def ours(process):
+        return process == os.getpid() or (process in parents and ours(parents[process]))
+
+    return [process for process in found if ours(process)]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds the worker in /proc")
+def test_a_killed_worker_costs_nothing_but_time(two_workers, tmp_path, caplog):
+    asked = [request(tmp_path / str(seed), rounds=100, seed=seed) for seed in range(2)]
+
+    killed = []
+
+    def kill_one():
+        """As soon as the first run has a few rounds behind it."""
+        until = time.monotonic() + 300
+        while time.monotonic() < until and not killed:
+            if all(len(read_rounds(tmp_path / str(seed))) > 2 for seed in range(2)):
+                killed.extend(workers_that_run("make")[:1])
+                for worker in killed:
+                    os.kill(worker, signal.SIGKILL)
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    ends = execute([r for _, r in asked], Cluster())
+    killer.join()
+    assert killed
+    assert "died; the run goes on elsewhere" in caplog.text
+    for (exp, _), end in zip(asked, ends, strict=True):
+        assert end.result == fk.run(exp, engine="serial").result
+
+
+def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_workers, tmp_path):
+    exp, done = request(tmp_path / "done")
+    fk.run(exp, out=done.out, engine="serial")
+    stamp = os.stat(os.path.join(done.out, "rounds.jsonl")).st_mtime_ns
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.tex").write_text("precious")
+    _, wrong = request(tmp_path / "taken")
+    _, fresh = request(tmp_path / "fresh", seed=5)
+    told = []
+    ends = execute([done, wrong, fresh], tell=told.append)
+    assert [bool(end.result) for end in ends] == [True, False, True]
+    assert "holds something that is not a run" in ends[1].problem
+    assert os.stat(os.path.join(done.out, "rounds.jsonl")).st_mtime_ns == stamp
+    assert {end.request.out for end in told} == {r.out for r in (done, wrong, fresh)}
+    assert finished_result(fresh) == ends[2].result
+
+
+def test_more_rounds_extend_a_finished_run(two_workers, tmp_path):
+    _, short = request(tmp_path / "run", rounds=2)
+    exp, longer = request(tmp_path / "run", rounds=4)
+    assert execute([short])[0].result["rounds"] == 2
+    assert execute([longer])[0].result == fk.run(exp, engine="serial").result
+
+
+def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):
+    good, _ = request(tmp_path)
+    bad, _ = request(tmp_path, seed=1)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "thesis.tex").write_text("precious")
+    made = runs_on_ray([("a", good), ("b", bad)], lambda exp: tmp_path / str(exp.seed), "serial", "cpu")
+    assert made[0].result == fk.run(good, engine="serial").result
+    assert made[1] is None
+    assert "b failed: " in caplog.text
+
+
+SWEEP = """
+dataset = "digits"
+model = "mlp"
+partition = "iid:clients=4"
+participation = 1.0
+epochs = 5
+rounds = 60
+validation = 0.2
+[methods.fedavg]
+"""
+
+
+def test_the_command_stops_at_once_and_goes_on_later(tmp_path):
+    """Ctrl-C while the only run is in the middle of its rounds."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    command = [sys.executable, "-m", "fedkeel", "sweep", "sweep.toml", "--on", "ray", "--engine", "serial"]
+    path = {"PYTHONPATH": os.path.dirname(os.path.dirname(fk.__file__)), "OMP_NUM_THREADS": "1"}
+    options = dict(cwd=tmp_path, env=os.environ | path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **options) as going:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not any(len(read_rounds(f)) > 2 for f in tmp_path.glob("runs/sweep/*")):
+            time.sleep(0.05)
+        going.send_signal(signal.SIGINT)
+        _, told = going.communicate(timeout=60)
+    assert going.returncode == 130, told
+    assert "interrupted: the same command again goes on" in told
+    (folder,) = tmp_path.glob("runs/sweep/*")
+    assert 2 < len(read_rounds(folder)) < 60
+    ended = subprocess.run(command, **options, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "fedavg is done" in ended.stderr
+    made = fk.load_run(folder)
+    assert made.result["model_digest"] == fk.run(made.experiment, engine="serial").result["model_digest"]

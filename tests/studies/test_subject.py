@@ -1,0 +1,157 @@
+"""A run put back on its data, and the files that `analyse` leaves in its folder."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.analysis.curvature import gradient, loss_value
+from fedkeel.studies.diagnose import DIAGNOSTICS, Extent, analyse, by, features_by_class, read_diagnostics
+from fedkeel.studies.subject import Subject
+
+SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of a method that perturbs, filters and keeps state at clients."""
+    out = tmp_path_factory.mktemp("runs") / "a"
+    fk.run(fk.Experiment(dataset="digits", model="mlp", method="fedfft-d", rounds=2), out=out, engine="serial")
+    return out
+
+
+def test_the_gradient_of_a_client_is_the_gradient_of_its_mean_loss(toy):
+    """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: the gradient is H_i (w − b_i)."""
+    run = fk.run(fk.Experiment(problem=toy, rounds=2, batch_size=1, participation=1.0, lr=0.1), dtype=torch.float64)
+    subject = Subject(run)
+    assert subject.clients == [0, 1, 2]
+    for i, (curvature, centre) in enumerate(toy.clients):
+        expected = curvature[0] * (run.params["w"] - centre[0])
+        assert torch.allclose(subject.gradients["w"][i], expected, rtol=1e-12)
+    mean = gradient(subject.loss, subject.params).buffer
+    assert torch.allclose(mean, subject.gradients.mean().buffer, rtol=1e-12)
+
+
+def test_one_more_round_is_the_next_round_of_the_run(small):
+    """With every client taking part, the mean update of the subject is the step that a longer run takes."""
+    exp = fk.Experiment(problem=small, method="uniform", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.1)
+    two = fk.run(exp, dtype=torch.float64, keep_params=True)
+    three = fk.run(exp.with_(rounds=3), dtype=torch.float64, keep_params=True)
+    moved = Subject(two).updates.mean()
+    for name in two.params:
+        assert torch.allclose(three.params[name] - two.params[name], moved[name], rtol=1e-9, atol=1e-14)
+
+
+def test_states_of_clients_come_from_the_folder(folder):
+    """FedDyn's duals: what a client would do next depends on what it remembers."""
+    run = fk.load_run(folder)
+    subject = Subject(run, clients=20)
+    assert any(state is not None for state in subject.states)
+    answered = {client for record in run.records for client in record.selected}
+    known = {c for c, state in zip(subject.clients, subject.states, strict=True) if state is not None}
+    assert known == answered & set(subject.clients)
+
+
+def test_the_perturbations_are_the_methods_own(folder):
+    subject = Subject(fk.load_run(folder), clients=3)
+    expected = 0.1 * subject.gradients.unit()
+    assert torch.allclose(subject.perturbations.buffer, by(fk.HighPass(0.01))(expected).buffer, atol=1e-7)
+
+
+ONE_STEP = {"epochs": 1, "batch_size": 1, "participation": 1.0, "lr": 0.2, "weight_decay": 0.0, "clip": None}
+UNIT = 2e-7  # `unit` divides by ‖v‖ + 1e-7
+
+
+def test_the_perturbation_of_fedwmsam_points_along_the_clients_momentum(toy):
+    """There is none in a first step. In memory clients have forgotten c_i: m_i = m + α / (1 − α) c, both along ḡ."""
+    method = {"name": "fedwmsam", "alpha": 0.5, "rho": 0.3}
+    run = fk.run(fk.Experiment(problem=toy, method=method, rounds=1, **ONE_STEP), dtype=torch.float64)
+    subject = Subject(run)
+    gradients = torch.stack([curvature[0] * (1 - centre[0]) for curvature, centre in toy.clients])  # at w = (1, 1)
+    expected = 0.3 * gradients.mean(0) / gradients.mean(0).norm()
+    assert torch.allclose(subject.perturbations.buffer, expected.expand(3, -1), rtol=UNIT)
+
+
+def test_the_perturbation_of_fedscam_has_the_radius_it_trains_with(toy, tmp_path):
+    """Not that of the pilot step, which is half as long."""
+    method = {"name": "fedscam", "rho_max": 0.1, "alpha_rho": 0.5, "kappa": 0.0}
+    exp = fk.Experiment(problem=toy, method=method, rounds=1, **ONE_STEP)
+    run = fk.run(exp, out=tmp_path / "run", dtype=torch.float64, engine="serial")
+    lengths = Subject(run).perturbations.norm()
+    # what clients remember: ‖g_i(1, 1)‖ = 2, 2, √8
+    assert lengths.tolist() == pytest.approx([0.1 / 2, 0.1 / 2, 0.1 / (1 + 2**0.5)], rel=UNIT)
+
+
+def test_features_are_means_of_a_class_before_the_last_layer(small):
+    run = fk.run(fk.Experiment(problem=small, rounds=1, epochs=1, batch_size=8, lr=0.1), engine="serial")
+    subject = Subject(run, clients=2)
+    points = features_by_class(subject, SMALL)
+    x, y = small.test
+    hidden = subject.model(subject.params)[0](x).detach()
+    classes = sorted(set(y.tolist()))
+    assert points.classes == classes * 3  # two clients and the server
+    assert points.names[-1] == f"server, class {classes[-1]}"
+    for row, c in zip(points.rows[-len(classes) :], classes, strict=True):
+        assert torch.allclose(row, hidden[y == c].mean(0), atol=1e-6)
+
+
+def test_parameters_in_a_plane_lie_as_far_apart_as_the_clients_models(small):
+    """Two principal components of three clients keep every distance."""
+    run = fk.run(fk.Experiment(problem=small, rounds=1, epochs=1, batch_size=8, lr=0.1), engine="serial")
+    found = analyse(run, ["embedding"], Extent(clients=3, samples=40))["embedding"]["kinds"]["parameter"]
+    updates = Subject(run, clients=3).updates.buffer.to(torch.float64)
+    points = torch.tensor(found["pca"], dtype=torch.float64)
+    assert torch.allclose(torch.cdist(points, points), torch.cdist(updates, updates), atol=1e-6)
+    assert sum(found["explained"]) == pytest.approx(1)
+
+
+def test_every_diagnostic_is_written_and_read_back(folder):
+    run = fk.load_run(folder)
+    found = analyse(run, extent=SMALL)
+    assert set(found) == set(DIAGNOSTICS)
+    back = read_diagnostics(folder)
+    assert back.keys() == found.keys()
+    assert all(data["round"] == 2 for data in back.values())
+    assert set(back["spectrum"]["kinds"]) == {"gradient", "perturbation", "update"}
+    assert back["spectrum"]["ratio"] == 0.01  # the method's own filter
+    assert set(back["embedding"]["kinds"]) == {"parameter", "perturbation", "feature"}
+    assert np.shape(back["landscape"]["plane"]["values"]) == (3, 3)
+    middle = back["landscape"]["plane"]["values"][1][1]
+    subject = Subject(run, samples=SMALL.samples)
+    assert middle == pytest.approx(loss_value(subject.loss, subject.params))
+    assert np.shape(back["drift"]["cosines"]) == (4, 4)
+    assert back["drift"]["accuracy_spread"]["least"] <= back["drift"]["accuracy_spread"]["mean"]
+    assert set(back["cka"]["mean"]) == {"fc1", "fc2", "fc3"}
+    for file in (folder / "analysis").iterdir():
+        json.loads(file.read_text(), parse_constant=pytest.fail)  # no NaN: other programs read these files
+
+
+def test_analysing_does_not_change_the_run(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "analysis" not in path.parts}
+    analyse(fk.load_run(folder), ["drift", "cka"], SMALL)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_eigenvectors_as_directions(folder):
+    found = analyse(fk.load_run(folder), ["landscape"], Extent(samples=40, directions="eigen", points=3))
+    assert found["landscape"]["plane"]["along"] == "top Hessian eigenvectors"
+
+
+def test_unknown_names_are_refused_with_the_nearest(folder):
+    with pytest.raises(fk.RequestError, match="spektrum") as error:
+        analyse(fk.load_run(folder), ["spektrum"])
+    assert "spectrum" in error.value.hint
+    with pytest.raises(fk.RequestError, match="directions"):
+        Extent(directions="eigenvector")
+
+
+def test_a_problem_without_layers(toy):
+    run = fk.run(fk.Experiment(problem=toy, rounds=1, batch_size=1, participation=1.0))
+    found = analyse(run, ["spectrum", "drift", "hessian"], SMALL)
+    # the mean Hessian is diag(4/3, 4/3)
+    assert found["hessian"]["eigenvalues"] == pytest.approx([4 / 3] * len(found["hessian"]["eigenvalues"]), rel=1e-5)
+    assert found["hessian"]["trace"] == pytest.approx(8 / 3, rel=1e-5)
+    with pytest.raises(fk.RequestError, match="no module"):
+        analyse(run, ["cka"], SMALL)

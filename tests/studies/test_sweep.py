@@ -1,0 +1,333 @@
+"""Every method is tuned alike: the same grid rules, the same budget, on validation data."""
+
+import json
+import math
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.cli.main import call
+from fedkeel.runs.finished_run import Run, validation_score
+from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.sweep import Sweep, finals, tune, tune_all, unequal
+from problems import small_problem
+
+BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
+
+
+def landscape(score):
+    """An executor whose runs score as a function of their experiment says; and what it was asked for."""
+    asked = []
+
+    def execute(requests):
+        runs = []
+        for _, experiment in requests:
+            asked.append(experiment)
+            value = score(experiment)
+            record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra={"validation_accuracy": value})
+            runs.append(None if value is None else Run(experiment, [record], {}, {}, None, None, None))
+        return runs
+
+    return execute, asked
+
+
+def test_the_optimum_inside_a_grid_is_taken():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
+    execute, asked = landscape(lambda e: -abs(e.lr - 0.1))
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 0.1}
+    assert len(asked) == 3
+    assert tuned.widened == []
+
+
+def test_an_optimum_on_the_edge_widens_the_grid():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}})
+    execute, _ = landscape(lambda e: -abs(e.lr - 10.0))
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 10.0}
+    assert sorted(dict(s)["lr"] for s in tuned.scores) == [0.01, 0.1, 1.0, 10.0, 100.0]
+
+
+def test_a_grid_is_widened_beside_its_best_setting():
+    methods = {"fedprox": {"method": {"mu": [0.1, 0.2]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods})
+    execute, asked = landscape(lambda e: -abs(math.log(e.lr / 1.0)) - abs(e.composed.phases[0].gradient[0].mu - 0.15))
+    tuned = tune(sweep, "fedprox", execute)
+    assert dict(tuned.best)["lr"] == 1.0
+    assert tuned.edge == ""
+    assert [e.lr for e in asked[4:]] == [
+        1.0,
+        10.0,
+        1.0,
+    ]  # two rates with the best mu, then one more mu with the best rate
+    assert len(asked) == len(tuned.scores) == 7
+
+
+def test_an_edge_that_the_budget_did_not_reach_is_said():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}, "budget": 3})
+    execute, _ = landscape(lambda e: e.lr)
+    tuned = tune(sweep, "fedavg", execute)
+    assert dict(tuned.best) == {"lr": 1.0}
+    assert tuned.edge == "lr"
+
+
+def test_no_method_gets_more_than_the_budget():
+    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.1, 0.2, 0.3]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 7})
+    for method in methods:
+        execute, asked = landscape(lambda e: e.lr)
+        tune(sweep, method, execute)
+        assert len(asked) == 7
+
+
+def test_whole_numbers_stay_whole():
+    """Beyond the edge and between its values, a grid of epochs is one of whole numbers."""
+    methods = {"fedavg": {}, "fedprox": {"method.mu": [0.01, 0.1, 1.0]}}
+    sweep = Sweep.load(BASE | {"grid": {"epochs": [1, 2, 4]}, "methods": methods, "budget": 9})
+    execute, asked = landscape(lambda e: -abs(e.epochs - 11.0))
+    plain, _ = tune_all(sweep, execute)
+    assert dict(plain.best)["epochs"] == 11
+    assert {type(e.epochs) for e in asked} == {int}
+    assert plain.widened == ["epochs = 8", "epochs = 16"]
+
+
+def test_a_grid_ends_where_no_experiment_takes_the_next_value():
+    sweep = Sweep.load(BASE | {"methods": {"fedavgm": {"method.momentum": [0.5, 0.9]}}})
+    execute, asked = landscape(lambda e: len(asked))
+    tuned = tune(sweep, "fedavgm", execute)
+    assert (len(asked), tuned.edge, tuned.widened) == (2, "", [])
+    one = Sweep.load(BASE | {"grid": {"epochs": [1, 2]}, "methods": {"fedavg": {}}})
+    execute, asked = landscape(lambda e: -e.epochs)
+    assert dict(tune(one, "fedavg", execute).best) == {"epochs": 1}
+    assert len(asked) == 2
+
+
+def test_every_method_tries_equally_many_settings():
+    """FedAvg has no number of its own: it tries more learning rates instead, between those around its best."""
+    methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": methods})
+
+    def near(experiment):
+        mu = (
+            getattr(experiment.composed.phases[0].gradient[0], "mu", 0.1)
+            if experiment.composed.name != "fedavg"
+            else 0.1
+        )
+        return -abs(math.log(experiment.lr / 0.06)) - abs(math.log(mu / 0.1))
+
+    execute, asked = landscape(near)
+    plain, prox = tune_all(sweep, execute)
+    assert len(plain.scores) == len(prox.scores) == 9
+    assert (plain.refined, prox.refined) == (6, 0)
+    assert len(asked) == 18
+    assert abs(math.log(dict(plain.best)["lr"] / 0.06)) < abs(math.log(0.1 / 0.06)) / 3  # it came nearer
+    assert all(0.01 <= dict(s)["lr"] <= 1.0 for s in plain.scores)
+
+
+def test_a_method_without_numbers_is_left_as_it_is():
+    sweep = Sweep.load(BASE | {"methods": {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}})
+    execute, _ = landscape(lambda e: 0.5 - abs(e.lr - 0.1))
+    plain, prox = tune_all(sweep, execute)
+    assert len(plain.scores) == plain.save()["tries"] == 1
+    assert len(prox.scores) == prox.save()["tries"] >= 3
+    assert unequal([plain, prox]) == [f"fedavg was tuned with 1 of {len(prox.scores)} tries"]
+    assert unequal([prox]) == []
+
+
+def test_what_every_method_chose_is_known():
+    methods = {"fedavg": {"epochs": [1]}, "fedprox": {"epochs": [1, 2], "method.mu": [0.01, 0.1]}}
+    assert Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods}).tuned == {"lr"}
+
+
+def test_failed_settings_are_passed_over():
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
+    execute, _ = landscape(lambda e: None if e.lr > 0.5 else e.lr)
+    assert dict(tune(sweep, "fedavg", execute).best)["lr"] == 0.1
+    execute, _ = landscape(lambda e: None)
+    tuned = tune(sweep, "fedavg", execute)
+    assert tuned.best is None
+    assert finals(sweep, tuned) == []
+
+
+def test_methods_are_compared_on_equal_terms():
+    data = BASE | {"grid": {"lr": [0.1]}, "methods": {"fedavg": {}, "fedsam": {"method.rho": [0.05]}}, "seeds": [3, 4]}
+    sweep = Sweep.load(data)
+    ends = {}
+    for method in ("fedavg", "fedsam"):
+        execute, _ = landscape(lambda e: 0.5)
+        ends[method] = [experiment for _, experiment in finals(sweep, tune(sweep, method, execute))]
+    for one, other in zip(ends["fedavg"], ends["fedsam"], strict=True):
+        mine, theirs = one.save(), other.save()
+        assert {k for k in mine if mine[k] != theirs[k]} == {"method"}
+    assert [e.seed for e in ends["fedavg"]] == [3, 4]
+    assert ends["fedsam"][0].composed.phases[0].perturb == (fk.Sam(0.05),)
+
+
+def test_the_choice_is_made_on_validation_data():
+    exp = fk.Experiment(problem=small_problem(), rounds=3, participation=1.0, batch_size=4, epochs=1, validation=0.3)
+    run = fk.run(exp)
+    assert validation_score(run) == max(run.curve("validation_accuracy"))
+
+
+def test_where_clients_models_are_judged_the_choice_is_made_by_them():
+    """The server's model of FedPer has a head that nobody trained: its score says nothing."""
+    sweep = Sweep.load(BASE | {"evaluation": {}, "grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedper": {}}})
+
+    def execute(requests):
+        found = []
+        for _, experiment in requests:
+            own = 1 - abs(math.log10(experiment.lr / 0.1)) / 4
+            extra = {"validation_accuracy": 1 - own, "validation_client_accuracy": own}
+            record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra=extra)
+            found.append(Run(experiment, [record], {}, {}, None, None, None))
+        return found
+
+    assert dict(tune(sweep, "fedper", execute).best) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": {}}, "names its methods"),
+        ({"methods": {"fedavg": {}}, "validation": 0}, "validation"),
+        ({"methods": {"fedavgg": {}}}, "unknown method"),
+        ({"methods": {"fedavg": {"method.rho": [1]}}}, "no hyper-parameter"),
+        ({"methods": {"fedavg": {}}, "grid": {"lrr": [1]}}, "no key: lrr"),
+        ({"methods": {"fedprox": {"mu": [1]}}}, "no key: mu\n\nhint: did you mean 'method.mu'"),
+        ({"methods": {"fedavg": {}}, "buget": 3}, "no key: buget\n\nhint: did you mean 'budget'"),
+        ({"methods": {"fedavg": {}}, "seed": 3}, "no key: seed\n\nhint: did you mean 'seeds'"),
+        ({"methods": {"fedavg": {}}, "method": "fedavg"}, "no key: method\n\nhint: did you mean 'methods'"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": []}}, "grid of lr is empty"),
+        ({"methods": {"fedavg": {}}, "grid": {"seed": [0, 1]}}, "no key: seed"),
+        ({"methods": {"fedavg": {}}, "grid": {"partition.alpha": [0.1, 1.0]}}, "same partition"),
+        ({"methods": {"fedavg": {}}, "grid": {"validation": [0.1, 0.2]}}, "same validation"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": [0.1, "fast"]}}, "lr must be a number"),
+        ({"methods": {"fedavg": {}}, "grid": {"lr": [0.1, 0.2, 0.3]}, "budget": 2}, "more than the budget of 2"),
+        ({"methods": {"fedavg": {}}, "seeds": [0, "b"]}, "seeds must be"),
+        ({"methods": {"fedavg": {}}, "seeds": [1, 2, 1]}, "a seed is given twice"),
+        ({"methods": {"fedavg": {}}, "seeds": 3}, "seeds must be"),
+        ({"methods": {"fedavg": {}}, "budget": 0}, "budget must be"),
+    ],
+)
+def test_a_wrong_sweep_is_refused(changes, words):
+    with pytest.raises(fk.RequestError, match=words):
+        Sweep.load(BASE | changes)
+
+
+def test_optuna_proposes_within_the_ends_and_the_budget():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.studies.samplers import propose
+
+    methods = {"fedprox": {"method.mu": [0.001, 1.0]}}
+    sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 1.0], "augment": ["none"]}, "methods": methods, "budget": 15})
+    found = []
+    for _ in range(2):
+        execute, asked = landscape(lambda e: 1 - abs(e.lr - 0.3))
+        tuned = propose(sweep, "fedprox", execute)
+        assert len(asked) <= 15
+        assert all(0.01 <= e.lr <= 1.0 and 0.001 <= e.composed.phases[0].gradient[0].mu <= 1.0 for e in asked)
+        assert abs(dict(tuned.best)["lr"] - 0.3) < 0.2
+        found.append(tuned.scores)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("grid", "score", "edge"),
+    [
+        ({"lr": [0.01, 1.0]}, lambda e: e.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -e.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -abs(math.log(e.lr / 0.1)), ""),
+        ({"epochs": [1, 8]}, lambda e: e.epochs, "epochs"),
+        ({"epochs": [1, 8]}, lambda e: -e.epochs, ""),  # there is nothing below one epoch
+        ({"augment": ["none"]}, lambda e: 0.5, ""),
+    ],
+)
+def test_an_optimum_at_the_end_of_an_interval_is_said(grid, score, edge):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.studies.samplers import propose
+
+    sweep = Sweep.load(BASE | {"grid": grid, "methods": {"fedavg": {}}, "budget": 30, "sampler": "optuna"})
+    execute, _ = landscape(score)
+    assert propose(sweep, "fedavg", execute).edge == edge
+
+
+def test_optuna_proposes_whole_numbers_between_whole_ones():
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    from fedkeel.studies.samplers import propose
+
+    sweep = Sweep.load(BASE | {"grid": {"epochs": [1, 8]}, "methods": {"fedavg": {}}, "budget": 6, "sampler": "optuna"})
+    execute, asked = landscape(lambda e: e.epochs / 10)
+    propose(sweep, "fedavg", execute)
+    assert {type(e.epochs) for e in asked} == {int}
+    assert all(1 <= e.epochs <= 8 for e in asked)
+
+
+def test_the_command_tells_what_is_unequal_and_leaves_tuned_rates_alone(tmp_path, capsys):
+    text = """
+    dataset = "digits"
+    model = "logistic"
+    partition = "iid:clients=4"
+    epochs = 1
+    rounds = 1
+    validation = 0.2
+    evaluation.report = "last"
+    budget = 2
+    [methods.fedavg]
+    [methods.fedper]
+    weight_decay = [0.001, 0.1]
+    """
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    asked = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress", "--json"]
+    assert call(asked) == 0
+    told = capsys.readouterr()
+    assert "fedavg was tuned with 1 of 2 tries" in told.err
+    assert "the runs differ in weight_decay" in told.err  # FedAvg had no choice
+    found = json.loads(told.out)
+    assert [one["tries"] for one in found["tuning"]] == [1, 2]
+    assert found["difference_of"] == "reported"
+    file.write_text(
+        text.replace("budget = 2", "grid.weight_decay = [0.0001, 0.01]").replace("[0.001, 0.1]", "[0.1, 1.0]")
+    )
+    assert call(asked) == 0
+    assert "differ in" not in capsys.readouterr().err
+
+
+def test_the_command_tunes_and_compares(tmp_path, capsys):
+    text = """
+    dataset = "digits"
+    model = "logistic"
+    partition = "iid:clients=4"
+    participation = 0.5
+    epochs = 1
+    rounds = 2
+    validation = 0.2
+    seeds = [0, 1]
+    grid.lr = [0.01, 0.1]
+    budget = 3
+    [methods.fedavg]
+    [methods.fedprox]
+    "method.mu" = [0.01]
+    """
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    asked = ["sweep", str(file), "--out", str(tmp_path / "runs"), "--engine", "serial", "--no-progress"]
+    assert call(asked) == 0
+    table = capsys.readouterr().out
+    assert "grid grew by" in table
+    assert "95 % interval" in table
+    assert call([*asked, "--json", "--baseline", "fedprox", "--target", "0.01"]) == 0  # all found finished
+    found = json.loads(capsys.readouterr().out)
+    assert (found["baseline"], found["target"]) == ("fedprox", 0.01)
+    plain, prox = found["methods"]
+    assert plain["seeds"] == prox["seeds"] == [0, 1]
+    assert plain["difference"]["seeds"] == 2
+    assert prox["difference"] is None
+    assert plain["cost"]["rounds"] == 1.0
+    tuned = found["tuning"][0]
+    assert tuned["method"] == "fedavg"
+    assert len(tuned["tried"]) == 3
+    assert tuned["chosen"] == max(tuned["tried"], key=lambda one: one["score"])["setting"]
+    assert call([*asked, "--target", "75"]) == 2
+    assert "75 % is 0.75" in capsys.readouterr().err
+    assert call([*asked, "--on", "mars"]) == 2

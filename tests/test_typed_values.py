@@ -1,0 +1,265 @@
+"""Values that are not what they should be: one line that names the key, what it got and what it wants; and a hint."""
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import fedkeel as fk
+from fedkeel.cli.main import call
+from fedkeel.errors import ExperimentError, MethodError, RequestError
+from fedkeel.importing import Trust
+from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
+from fedkeel.problems.policy import Evaluation
+from fedkeel.rules import RULES
+from fedkeel.runs.experiment import Experiment
+from fedkeel.typed_values import fits, types_of
+
+if TYPE_CHECKING:
+    from nowhere import Number
+
+OWN = """
+from dataclasses import dataclass
+import fedkeel as fk
+
+@dataclass(frozen=True)
+class Pull(fk.Rule):
+    mu: float
+
+class Outer:
+    Inner = Pull
+
+def pulled(mu: float = 0.1):
+    return fk.method("pulled", gradient=Pull(mu), weights=fk.BySize())
+
+mine = pulled(0.2)
+number = 3
+"""
+
+
+def experiment(**changes):
+    return Experiment(**{"dataset": "digits", "model": "logistic"} | changes)
+
+
+def refused(error, *words):
+    """Refused with all these words in one line, and a hint."""
+    assert all(word in error.message for word in words), error.message
+    assert "\n" not in error.message
+    assert error.hint
+    return True
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with modules of the user's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in {
+        "own_code": OWN,
+        "own_broken": "def f(:",
+        "own_raising": "1 / 0",
+        "own_leaving": "import sys; sys.exit('bye')",
+        "own_needing": "import no_such_module",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+
+
+# ---- keys of an experiment ----
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epochs", 2.5),
+        ("epochs", True),
+        ("epochs", [1, 2, 3]),
+        ("epochs", [1, "a"]),
+        ("dataset", 3),
+        ("dataset", [1]),
+        ("problem", 3),
+        ("model", 3),
+        ("augment", 3),
+        ("participants", 3),
+        ("participants", "ab"),
+        ("participants", [["a"]]),
+        ("participants", [[True]]),
+        ("init", 3),
+        ("evaluation", 3),
+        ("evaluation", {"tune": -3}),
+        ("evaluation", {"tune": "x"}),
+        ("evaluation", {"last": "x"}),
+        ("lr", True),
+        ("lr", "fast"),
+        ("seed", True),
+        ("seed", 1.0),
+        ("seed", 2**64),
+        ("seed", -(2**63)),
+        ("partition_seed", 2**63),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_its_key(key, value):
+    with pytest.raises(ExperimentError) as caught:
+        experiment(**{key: value})
+    assert refused(caught.value, key, "must ")
+
+
+def test_seeds_of_the_range_are_different_experiments():
+    assert len({experiment(seed=seed).fingerprint() for seed in (0, -1, 1, 2**63 - 1, -(2**63) + 1)}) == 5
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = experiment(
+        lr=np.float32(0.5), rounds=np.int64(3), seed=np.uint8(2), epochs=np.array([1, 2]), participants=[range(2)] * 3,
+        evaluation={"tune": np.bool_(True)}, method={"name": "fedsam", "rho": np.float64(0.1)},
+    )  # fmt: skip
+    plain = experiment(
+        lr=0.5, rounds=3, seed=2, epochs=(1, 2), participants=[[0, 1]] * 3,
+        evaluation={"tune": True}, method={"name": "fedsam", "rho": 0.1},
+    )  # fmt: skip
+    assert given == plain
+    assert type(given.rounds) is int
+    assert type(given.lr) is float
+
+
+# ---- methods and rules ----
+SAM = {"rule": "Sam", "rho": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"perturb": 3}, ["perturb", "3"]),
+        ({"perturb": "Sam"}, ["perturb", "Sam"]),
+        ({"perturb": ["Sam"]}, ["rule", "Sam"]),
+        ({"perturb": [[SAM]]}, ["rule"]),
+        ({"weights": "Uniform"}, ["rule", "Uniform"]),
+        ({"perturb": [{"rule": "Sam", "rho": "a"}]}, ["rho of rule Sam", "a number", "'a'"]),
+        ({"perturb": [{"rule": "Sam", "rho": True}]}, ["rho of rule Sam", "a number", "True"]),
+        ({"perturb": [{"rule": "On", "patterns": "fc", "inner": 3}]}, ["inner of rule On", "3"]),
+        ({"perturb": [{"rule": "builtins:print"}]}, ["builtins:print", "part of Python, not a rule"]),
+        ({"perturb": [SAM], "name": ""}, ["name"]),
+        ({"perturb": [SAM], "name": 3}, ["name", "3"]),
+        ({"perturb": [SAM], "server_lr": "a"}, ["server_lr", "a number"]),
+        ({"perturb": [SAM], "server": 3}, ["server", "3"]),
+        ({"perturb": [SAM], "final": 3}, ["phase", "3"]),
+        ({"phases": 3}, ["phases", "3"]),
+        ({"phases": [3]}, ["phase", "3"]),
+        ({"phases": [{"batches": "a"}]}, ["batches of a phase", "a whole number"]),
+        ({"name": "fedsam", "rho": "abc"}, ["rho of method fedsam", "a number", "'abc'"]),
+        ({"name": "fedsam", "rho": True}, ["rho of method fedsam", "a number"]),
+        ({"name": "fsa+fedsam", "top": 1.5}, ["top", "a whole number"]),
+        ({"name": "plgu", "head": "fc"}, ["head of method plgu", "a list of texts"]),
+    ],
+)
+def test_a_wrong_part_of_a_method_is_named(method, words):
+    with pytest.raises(MethodError) as caught:
+        experiment(method=method)
+    assert refused(caught.value, *words)
+
+
+def test_an_empty_list_is_no_method():
+    with pytest.raises(ExperimentError) as caught:
+        experiment(method=[])
+    assert refused(caught.value, "a method is", "[]")
+
+
+def test_a_rule_alone_is_a_chain_of_one():
+    sam, uniform = fk.Sam(0.1), fk.Uniform()
+    made = fk.method("m", perturb=sam, weights=uniform, papers="sam")
+    assert made == fk.method("m", perturb=[sam], weights=uniform, papers=["sam"])
+    assert made == composition.load({"name": "m", "perturb": SAM, "weights": {"rule": "Uniform"}, "papers": ["sam"]})
+
+
+@pytest.mark.parametrize("wrong", [3, "Sam", fk.Sam, [fk.Sam], ["Sam"]])
+@pytest.mark.parametrize("part", ["perturb", "gradient", "server", "personal"])
+def test_what_is_no_rule_is_refused(part, wrong):
+    with pytest.raises(MethodError) as caught:
+        fk.method("m", weights=fk.Uniform(), **{part: wrong})
+    assert refused(caught.value, part, "Rule")
+
+
+@pytest.mark.parametrize("made", [*RULES.values(), *METHODS.values(), *PLUGINS.values(), Experiment, Evaluation])
+def test_annotations_say_what_the_defaults_are(made):
+    """The check knows the type of every field and hyper-parameter of the library, and every default fits its own."""
+    if isinstance(made, type):
+        defaults = {field.name: field.default for field in fields(made)}
+    else:
+        defaults = hyperparameters(made)
+    types = types_of(made)
+    assert set(defaults) <= set(types)
+    for name, default in defaults.items():
+        assert repr(default).startswith("<") or fits(default, types[name]), name  # <: there is none
+
+
+def test_annotations_that_only_a_type_checker_sees_refuse_nothing():
+    @dataclass(frozen=True)
+    class Odd(fk.Rule):
+        mu: "Number"
+
+    assert types_of(Odd) == {}
+
+
+# ---- the user's own code ----
+@pytest.mark.parametrize(
+    ("name", "words", "hint"),
+    [
+        ("./own_code:pulled", ["module:name", "./own_code:pulled"], "own_code:pulled"),
+        ("./own_code.py:pulled", ["module:name"], "own_code:pulled"),
+        (":pulled", ["module:name", ":pulled"], "my_module:pulled"),
+        ("own_code:", ["module:name", "own_code:"], "own_code:name"),
+        ("own_code.py:pulled", ["own_code.py"], "write own_code:pulled"),
+        ("own_broken:f", ["own_broken", "SyntaxError", "line 1"], "import own_broken"),
+        ("own_raising:f", ["own_raising", "ZeroDivisionError"], "import own_raising"),
+        ("own_leaving:f", ["own_leaving", "bye"], "import own_leaving"),
+        ("own_needing:f", ["own_needing", "no_such_module"], "import own_needing"),
+        ("own_nowhere:f", ["own_nowhere"], "is own_nowhere.py in the current folder"),
+        ("own_code:puled", ["own_code", "puled"], "'pulled'"),
+        ("own_code:number", ["own_code:number", "int"], "fk.method"),
+    ],
+)
+def test_code_that_cannot_be_had_is_named_with_the_reason(own, name, words, hint):
+    with pytest.raises(RequestError) as caught:
+        build(name)
+    assert refused(caught.value, *words)
+    assert hint in caught.value.hint
+
+
+def test_a_method_object_is_a_method_without_hyperparameters(own):
+    assert build("own_code:mine") == build("own_code:pulled", {"mu": 0.2})
+    with pytest.raises(MethodError, match="no hyper-parameter: mu"):
+        build("own_code:mine", {"mu": 0.2})
+
+
+@pytest.mark.parametrize("base", ["own_code:pulled", "own_code:mine"])
+def test_plugins_take_methods_of_the_users_own(own, base):
+    made = build(f"specgradfilter+{base}", {"ratio": 0.3})
+    assert made == build("specgradfilter", {"ratio": 0.3, "base": build(base)})
+
+
+def test_a_rule_inside_a_class_is_found(own):
+    assert composition.load_rule({"rule": "own_code:Outer.Inner", "mu": 1}, Trust.FILE).mu == 1
+
+
+@pytest.mark.parametrize("name", ["__main__:NoSuchRule", "own_code:pulled.<locals>.Pull"])
+def test_a_rule_that_no_module_has_says_where_rules_must_lie(own, name):
+    with pytest.raises(RequestError, match="has no rule named") as caught:
+        composition.load_rule({"rule": name}, Trust.FILE)
+    assert "a module that can be imported" in caught.value.hint
+
+
+# ---- the command line ----
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "epochs=2.5"],
+        ["--set", "evaluation.tune=-3"],
+        ["--set", "seed=18446744073709551616"],
+        ["--method", "fedsam", "--set", "method.rho=abc"],
+        ["--method", "./own_code:pulled"],
+        ["--method", "own_leaving:f"],
+    ],
+)
+def test_wrong_requests_end_with_code_2(own, words, capsys):
+    assert call(["run", "--dataset", "digits", "--model", "logistic", "--out", "x", *words]) == 2
+    said = capsys.readouterr().err
+    assert "hint:" in said
+    assert "unexpected" not in said
