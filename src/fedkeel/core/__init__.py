@@ -1,1 +1,1 @@
-"""The algebra of methods: trees of parameters, rules, phases, methods, and the one loop over their steps. No files, no devices."""
+"""The algebra of methods: trees, rules, phases, methods, and the one loop over their steps. No files, no devices."""
