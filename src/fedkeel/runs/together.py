@@ -52,8 +52,8 @@ def run_together(
 
     A run that fails gives its error, and the others go on. Each round's time is shared among the runs.
     """
-    for given in experiments:
-        require_experiment(given)
+    for one in experiments:
+        require_experiment(one)
     for other in experiments[1:]:
         if not alike(experiments[0], other):
             raise RequestError("these experiments cannot share a stack.", f"they may differ in: {', '.join(FREE)}")
