@@ -152,7 +152,7 @@ def serve(
         def tuner() -> FlowerEngine:
             return FlowerEngine(prepared.make_task(problem), loop.method, grid, roster, terms, final=True)
 
-        return prepared.start(engine, Choice("flower", "flower"), Lines(), tuner).driven()
+        return prepared.start(engine, Choice("flower", "flower"), Lines(), tuner).drive()
 
 
 def sizes_beside(out: Path) -> Path:

@@ -52,19 +52,6 @@ class Progress(Protocol):
     def finished(self, run: Run) -> None: ...
 
 
-def driven(going: Going, train: Callable[[Request], list[Outcome]]) -> Run:
-    """A run with an engine of its own."""
-    try:
-        request = next(going)
-        while True:
-            request = going.send(train(request))
-    except StopIteration as finished:
-        run: Run = finished.value
-        return run
-    finally:
-        going.close()  # where training failed, the run still writes its checkpoint
-
-
 class Loop:
     """A run between rounds: what the server knows, what clients remember, what has been recorded."""
 

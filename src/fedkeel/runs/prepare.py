@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +122,16 @@ def partition_key(plan: Plan) -> int:
 
 def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
     """How a task is made from a problem: here and in every worker process alike."""
-    validation, seed, asks = plan.validation, plan.seed, plan.method.asks
-    start = None if plan.init is None else start_weights(Path(plan.init))
-    chunk = CHUNK if plan.evaluation is None else plan.evaluation.batch
-
-    def make(problem: Problem) -> Task:
-        return Task(
-            problem,
-            device=device,
-            dtype=dtype,
-            validation=validation,
-            seed=seed,
-            start=start,
-            asks=asks,
-            personal_chunk=chunk,
-        )
-
-    return make
+    return partial(
+        Task,
+        device=device,
+        dtype=dtype,
+        validation=plan.validation,
+        seed=plan.seed,
+        start=None if plan.init is None else start_weights(Path(plan.init)),
+        asks=plan.method.asks,
+        personal_chunk=CHUNK if plan.evaluation is None else plan.evaluation.batch,
+    )
 
 
 def describe_task(task: Task) -> str:

@@ -32,7 +32,7 @@ from fedkeel.runs.environment import edited, engines_before, environment, leaks,
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import RunFolder, rounds_in
-from fedkeel.runs.loop import Going, Loop, Progress, driven
+from fedkeel.runs.loop import Going, Loop, Progress
 from fedkeel.runs.observers import Observer, listed, observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
@@ -63,7 +63,7 @@ def run(
     """
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, listed(track))
     with session(on.device) as closing:
-        return start(experiment, out, on, progress, closing).driven()
+        return start(experiment, out, on, progress, closing).drive()
 
 
 @contextlib.contextmanager
@@ -102,22 +102,27 @@ class Started(NamedTuple):
     engine: Engine
     going: Going
 
-    def driven(self) -> Run:
-        """All rounds that are left, with its own engine."""
-        return driven(self.going, lambda request: self.engine.train(*request))
+    def drive(self) -> Run:
+        """Train all rounds that are left with its own engine."""
+        try:
+            request = next(self.going)
+            while True:
+                request = self.going.send(self.engine.train(*request))
+        except StopIteration as finished:
+            run: Run = finished.value
+            return run
+        finally:
+            self.going.close()  # where training failed, the run still writes its checkpoint
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is checked, and stands where it was left; what it lacks is an engine.
-
-    `engines` are those of the rounds that are done.
-    """
+    """A run that is checked, and stands where it was left, before it has an engine."""
 
     loop: Loop
     on: Place
     make_task: Callable[[Problem], Task]
-    engines: Sequence[Mapping[str, Any]]
+    engines: Sequence[Mapping[str, Any]]  # of the rounds that are done
     began: float
 
     def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
@@ -140,10 +145,8 @@ def prepare(
     closing: contextlib.ExitStack,
     problem: Problem | None = None,
 ) -> Prepared:
-    """Check an experiment and all it is made of, and resume it: whoever trains it then, here or on nodes.
-
-    What must be closed afterwards goes to `closing`. `problem`: where it is not the one that the plan makes.
-    """
+    """Check an experiment and all it is made of, and resume it, whoever trains it then. What must be closed afterwards
+    goes to `closing`; `problem` is given where the plan does not make it."""
     require_experiment(experiment)
     plan, folder = experiment.plan, None if out is None else RunFolder(Path(out))
     if folder is not None:

@@ -69,7 +69,7 @@ def run_together(
 
 def alone(one: Started) -> Run | RunError:
     try:
-        return one.driven()
+        return one.drive()
     except RunError as error:
         return error
 
