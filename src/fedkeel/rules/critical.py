@@ -16,6 +16,8 @@ from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import Count, NonNegative, Whole
 from fedkeel.rules.layers import layers
 
+__all__ = ["ByChance", "ByChange", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
+
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
 

@@ -14,6 +14,8 @@ from fedkeel.ranges import NonNegative, OpenShare, Share
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 
+__all__ = ["FirstRateMomentum", "MixGradients", "PersonalMomentum", "PredictedPosition"]
+
 
 @dataclass(frozen=True)
 class FirstRateMomentum(ClientMomentum):

@@ -12,6 +12,8 @@ from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 
+__all__ = ["BeginMerged", "KeepModel", "LearnMerge", "Merge", "OwnModel", "PrivateLayers"]
+
 
 @dataclass(frozen=True)
 class PrivateLayers(Rule):

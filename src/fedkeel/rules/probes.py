@@ -16,6 +16,8 @@ from fedkeel.kernels.custom_op import opaque
 from fedkeel.randomness import bits, key
 from fedkeel.ranges import Count, NonNegative
 
+__all__ = ["AdaptiveRadius", "MeasureAlignment", "MeasureLoss", "MeasureNorm", "PilotRadius"]
+
 
 @dataclass(frozen=True)
 class MeasureLoss(Rule):
