@@ -74,6 +74,10 @@ class CriticalLayers(Rule):
         marked = scored.elementwise(lambda s: self.marks(s, count))
         return report, client | {"critical": client["critical"].zeros() | marked}
 
+    def client_curves(self, params: Tree, client: State) -> State:
+        able = layers(params.layout, NEVER)
+        return {"critical": client["critical"].only(lambda name: name in able.shapes)}
+
     def marks(self, sensitivity: Tensor, count: int) -> Tensor:
         rank = sensitivity if self.choose == "highest" else torch.where(sensitivity > 0, -sensitivity, -torch.inf)
         return torch.zeros_like(sensitivity).scatter(-1, rank.topk(count).indices, 1.0)

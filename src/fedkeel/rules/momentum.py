@@ -82,6 +82,9 @@ class PersonalMomentum(Rule):
             "momentum": self.decay * mean_direction(reports),
         }
 
+    def server_curves(self, message: State) -> State:
+        return {"alpha": message["alpha"]}
+
 
 def fitted(client: State, at: Local) -> Tree:
     """m_i = m + α / (1 − α) · (c − c_i)."""

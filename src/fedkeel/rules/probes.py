@@ -123,6 +123,9 @@ class AdaptiveRadius(Rule):
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client
 
+    def client_curves(self, params: Tree, client: State) -> State:
+        return {"radius": self.radius(client)}
+
 
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:
     """Along the last axis; 0 when one of them is zero."""
