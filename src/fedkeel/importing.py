@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, distributions
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
@@ -139,15 +139,17 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
 
 
 # ---- installed packages, and the current folder, which is none -----------------------------------------------------
-def is_installed(name: str) -> bool:
-    """Whether an installed package names this as an entry point of ours; a folder that lies here is not installed."""
+def installed() -> Iterator[EntryPoint]:
+    """Entry points of ours in installed packages; a folder that lies here is not installed."""
     places = [Path(place).resolve() for place in (*site.getsitepackages(), site.getusersitepackages())]
-    return any(
-        point.group == GROUP and point.value == name
-        for one in distributions()
-        if Path(str(one.locate_file(""))).resolve() in places
-        for point in one.entry_points
-    )
+    for one in distributions():
+        if Path(str(one.locate_file(""))).resolve() in places:
+            yield from (point for point in one.entry_points if point.group == GROUP)
+
+
+def is_installed(name: str) -> bool:
+    """Whether an installed package vouches for this `module:name`."""
+    return any(point.value == name for point in installed())
 
 
 @contextlib.contextmanager

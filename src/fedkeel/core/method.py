@@ -12,6 +12,7 @@ from typing import Any
 from fedkeel.core.contract import check
 from fedkeel.core.objectives import Loss, Objective
 from fedkeel.core.rule import Rule, Weighting
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, NonNegative, Passes
 from fedkeel.typed_values import hold_fields
@@ -121,6 +122,12 @@ class Method:
         """Every objective of which a loss or a gradient is taken."""
         taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
         return frozenset(one for one in taken if one is not None)
+
+    def travels(self, params: Tree) -> Tree:
+        """What of the server's model is sent to clients."""
+        for rule in self.rules:
+            params = rule.travels(params)
+        return params
 
     @property
     def tuning(self) -> Method:

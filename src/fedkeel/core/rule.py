@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
-STAGES = ("server_slots", "client_slots", "broadcast", "start", "step", "finish", "server_step")
+STAGES = ("server_slots", "client_slots", "broadcast", "travels", "start", "step", "finish", "server_step")
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
 """Those of a client, which an engine may call for many clients at once."""
 
@@ -107,6 +107,10 @@ class Rule:
         """What the server sends at the start of a round."""
         return message
 
+    def travels(self, params: Tree) -> Tree:
+        """What of the server's model is sent to clients, who have the rest as it was first made."""
+        return params
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         """Where a client begins a phase."""
         return params, client
@@ -122,6 +126,14 @@ class Rule:
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         """The server's half: `reports` are stacked in client order, with the facts of each client."""
         return update, server
+
+    def server_curves(self, message: State) -> State:
+        """Numbers of a round's message that can be drawn, by the name that `track` asks for."""
+        return {}
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        """The same of a client's state at the end of a round: a number, or one for each layer of the model."""
+        return {}
 
 
 class Weighting(Rule, ABC):

@@ -14,8 +14,6 @@ from fedkeel.core.trees import Tree, tensors
 from fedkeel.data.batches import steps
 from fedkeel.engines.engine import Outcome, Training
 from fedkeel.problems.task import Task
-from fedkeel.rules.layers import matching
-from fedkeel.rules.sharing import private
 
 
 def all_finite(outcome: Outcome) -> bool:
@@ -33,9 +31,8 @@ def uploaded(report: State) -> State:
 
 
 def sent(method: Method, message: State) -> State:
-    """What of a message travels: not the layers of which every client has its own."""
-    mine = matching(private(method))
-    return message | {"params": message["params"].only(lambda name: not mine(name))}
+    """What of a message travels."""
+    return message | {"params": method.travels(message["params"])}
 
 
 def whole(message: State, initial: Tree) -> State:

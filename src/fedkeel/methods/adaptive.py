@@ -30,6 +30,8 @@ from fedkeel.rules import (
     Uniform,
 )
 
+__all__ = ["fedscam", "fedscam_sam", "fedscam_wa", "fedfsa", "fedfsa_released"]
+
 SENSITIVITIES = ("change", "minmax", "taylor", "exact")
 CHOICES = ("highest", "lowest", "random")
 

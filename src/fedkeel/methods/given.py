@@ -8,8 +8,9 @@ from typing import Any
 from fedkeel.core.method import Method
 from fedkeel.errors import ExperimentError, UntrustedError
 from fedkeel.importing import Trust
-from fedkeel.methods import build, composition
+from fedkeel.methods import composition
 from fedkeel.methods.named import NamedModel, named_method
+from fedkeel.methods.registry import build
 from fedkeel.models import check_name
 from fedkeel.typed_values import shown
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError, nearest
+from fedkeel.methods.averaging import fedavg
 from fedkeel.ranges import Count, NonNegative, Positive, Share
 from fedkeel.rules import (
     BySize,
@@ -26,6 +27,8 @@ from fedkeel.rules import (
     Uniform,
 )
 from fedkeel.rules.filters import MinDims, Order
+
+__all__ = ["fedfft", "fedfft_s", "fedfft_d", "specgradfilter"]
 
 FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "energy", "l2", "norm", "median")
 """fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls: high and random
@@ -93,10 +96,12 @@ def specgradfilter(
     Every tensor is filtered, as the algorithm reads; the paper's tables here set min_dims = 2, which leaves 1-D tensors
     alone: else the mean of a long norm's gains is never learned and only decays. The question `vectors` compares both.
     """
-    from fedkeel.methods import build  # the registry holds this module's methods
-
+    if base == "fedavg":
+        base = fedavg()
+    if not isinstance(base, Method):
+        raise MethodError(f"the base of specgradfilter is a Method, not {base!r}.", f'base=fk.METHODS["{base}"]()')
     rule = filter_of(form, ratio, order=order, window=window, sigma=sigma, min_dims=min_dims)
-    return filtered(build(base) if isinstance(base, str) else base, On(tuple(layers), rule) if layers else rule)
+    return filtered(base, On(tuple(layers), rule) if layers else rule)
 
 
 def filter_of(

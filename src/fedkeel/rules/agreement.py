@@ -14,6 +14,8 @@ from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rules.probes import sketch
 from fedkeel.rules.weights import by_size, shares
 
+__all__ = ["ByAgreement"]
+
 ITERATIONS = 20
 
 

@@ -14,6 +14,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
 from fedkeel.rules.filters import BandFilter, HighPass, MinDims, bin_draws, low_band, low_bins
 
+__all__ = ["MeasureStep", "RandomEnergy", "Rescale"]
+
 
 @dataclass(frozen=True)
 class Rescale(Rule):

@@ -12,6 +12,19 @@ from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
 
+__all__ = [
+    "ActiveDual",
+    "ClientMomentum",
+    "ClipHere",
+    "ClipNorm",
+    "ControlVariates",
+    "DecayHere",
+    "DriftCorrection",
+    "DynamicDual",
+    "Proximal",
+    "WeightDecay",
+]
+
 
 @dataclass(frozen=True)
 class ClipNorm(Rule):

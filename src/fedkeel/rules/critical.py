@@ -16,6 +16,8 @@ from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import Count, NonNegative, Whole
 from fedkeel.rules.layers import layers
 
+__all__ = ["ByChance", "ByChange", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
+
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
 
@@ -71,6 +73,10 @@ class CriticalLayers(Rule):
         scored = client["sensitivity"].only(lambda name: name in able.shapes)
         marked = scored.elementwise(lambda s: self.marks(s, count))
         return report, client | {"critical": client["critical"].zeros() | marked}
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        able = layers(params.layout, NEVER)
+        return {"critical": client["critical"].only(lambda name: name in able.shapes)}
 
     def marks(self, sensitivity: Tensor, count: int) -> Tensor:
         rank = sensitivity if self.choose == "highest" else torch.where(sensitivity > 0, -sensitivity, -torch.inf)

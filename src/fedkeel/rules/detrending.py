@@ -18,6 +18,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, Range
 from fedkeel.rules.filters import MinDims
 
+__all__ = ["ClipMedian", "GaussianDetrend", "PoolDetrend"]
+
 
 @dataclass(frozen=True)
 class PoolDetrend(Rule):

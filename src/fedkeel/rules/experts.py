@@ -14,6 +14,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 
+__all__ = ["CommonPrior", "NotePrecision"]
+
 
 def matrices(layout: Layout, patterns: Patterns) -> Layout:
     """The matching parameters with one row for each class."""

@@ -19,6 +19,8 @@ from fedkeel.kernels.custom_op import like_first, opaque
 from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.ranges import Share
 
+__all__ = ["HighPass", "HighPass2d", "LowPass", "RandomBand"]
+
 PRUNED_FROM = 2048  # below this length the plain transform is faster
 
 

@@ -12,6 +12,8 @@ from fedkeel.core.rule import Local, Rule, Setting, State, require
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest
 
+__all__ = ["On", "OnlyLayers"]
+
 HEAD = "@head"
 """Stands for the parameters of the model's classifier."""
 

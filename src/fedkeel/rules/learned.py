@@ -13,6 +13,8 @@ from fedkeel.core.trees import Tree, cosine
 from fedkeel.ranges import NonNegative, Positive, Whole
 from fedkeel.rules.weights import by_size
 
+__all__ = ["AtMixture", "ByAttraction", "ByPlaces", "LearnMixture", "OnProxy"]
+
 ADAM = (0.5, 0.999)
 
 

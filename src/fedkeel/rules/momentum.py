@@ -14,6 +14,8 @@ from fedkeel.ranges import NonNegative, OpenShare, Share
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 
+__all__ = ["FirstRateMomentum", "MixGradients", "PersonalMomentum", "PredictedPosition"]
+
 
 @dataclass(frozen=True)
 class FirstRateMomentum(ClientMomentum):
@@ -79,6 +81,9 @@ class PersonalMomentum(Rule):
             "alpha": (1 - self.smooth) * server["alpha"] + self.smooth * far,
             "momentum": self.decay * mean_direction(reports),
         }
+
+    def server_curves(self, message: State) -> State:
+        return {"alpha": message["alpha"]}
 
 
 def fitted(client: State, at: Local) -> Tree:

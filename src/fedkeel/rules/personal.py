@@ -12,6 +12,8 @@ from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
 
+__all__ = ["BeginMerged", "KeepModel", "LearnMerge", "Merge", "OwnModel", "PrivateLayers"]
+
 
 @dataclass(frozen=True)
 class PrivateLayers(Rule):
@@ -29,13 +31,16 @@ class PrivateLayers(Rule):
     def client_slots(self, params: Tree) -> State:
         return {"private": params.only(matching(self.patterns))}
 
+    def travels(self, params: Tree) -> Tree:
+        mine = matching(self.patterns)
+        return params.only(lambda name: not mine(name))
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params | client["private"], client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        mine = matching(self.patterns)
-        shared = report["delta"].only(lambda name: not mine(name))
-        return report | {"delta": shared}, client | {"private": at.params.only(mine)}
+        private = at.params.only(matching(self.patterns))
+        return report | {"delta": self.travels(report["delta"])}, client | {"private": private}
 
 
 @dataclass(frozen=True)

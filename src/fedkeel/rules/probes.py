@@ -16,6 +16,8 @@ from fedkeel.kernels.custom_op import opaque
 from fedkeel.randomness import bits, key
 from fedkeel.ranges import Count, NonNegative
 
+__all__ = ["AdaptiveRadius", "MeasureAlignment", "MeasureLoss", "MeasureNorm", "PilotRadius"]
+
 
 @dataclass(frozen=True)
 class MeasureLoss(Rule):
@@ -120,6 +122,9 @@ class AdaptiveRadius(Rule):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        return {"radius": self.radius(client)}
 
 
 def cosine_of(a: Tensor, b: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from fedkeel.core.rule import Local, Rule, State, require
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
 
+__all__ = ["GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "WarmUp"]
+
 Form = Literal["heavy-ball", "ema", "nesterov"]
 
 

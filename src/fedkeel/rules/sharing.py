@@ -49,6 +49,9 @@ class Confined(Rule):
         sent = self.inner.broadcast(self.seen(message), self.seen(server))
         return sent | {"params": message["params"] | sent["params"]}
 
+    def travels(self, params: Tree) -> Tree:
+        return self.inner.travels(params)
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         begun, client = self.inner.start(self.shared(params), client, self.seen(message))
         return params | begun, client
@@ -66,6 +69,12 @@ class Confined(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         update, found = self.inner.server_step(update, self.seen(server), reports)
         return update, found | {"params": server["params"]}
+
+    def server_curves(self, message: State) -> State:
+        return self.inner.server_curves(self.seen(message))
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        return self.inner.client_curves(self.shared(params), client)
 
     def there(self, at: Local) -> Local:
         gradient = None if at.gradient is None else self.shared(at.gradient)

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedkeel.core.rule import State, Weighting
 from fedkeel.ranges import AnyFinite, NonNegative
 
+__all__ = ["ByDiscrepancy", "ByLoss", "ByOthersLoss", "BySize", "Fair", "FairShares", "Uniform"]
+
 SMALL = 1e-10
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
