@@ -2,10 +2,12 @@
 
 import json
 import shlex
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -227,6 +229,18 @@ def line_of(row="FedAvg", value=50.0, settings=None, **changes):
         1.0, "f", "d", settings=dict(TINY) if settings is None else settings, bests=[[200, value]],
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def test_a_line_waits_until_another_process_has_written_its_own(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with ThreadPoolExecutor() as pool, path.open("ab") as other:
+        lock_descriptor(other.fileno())
+        waiting = pool.submit(ledger.append, line_of(seed=1), path)
+        other.write(f"{line_of(seed=0).dumps()[:9]}".encode())
+        other.flush()
+        assert not wait([waiting], timeout=0.2).done
+        other.write(f"{line_of(seed=0).dumps()[9:]}\n".encode())
+    assert [entry.seed for entry in ledger.read(path)] == [0, 1]
 
 
 def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):

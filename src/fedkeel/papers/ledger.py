@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -11,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from fedkeel.errors import RequestError, RunError
 from fedkeel.runs.json_lines import fitting
@@ -137,7 +138,7 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as lines:
-            fcntl.flock(lines, fcntl.LOCK_EX)
+            lock_descriptor(lines.fileno())  # until the file is closed
             lines.seek(0)
             last = lines.read().rpartition(b"\n")[2]
             if last and torn(last):
