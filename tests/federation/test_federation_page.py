@@ -23,8 +23,8 @@ CLAIMS = {name: tuple(map(int, counts)) for names, *counts in ROWS for name in r
 def test_models_that_travel_and_are_kept(name):
     model = "mlp-cr" if name == "fedcr" else "mlp"
     exp = fk.Experiment(dataset="digits", model=model, method=name, partition="iid:clients=4")
-    task = task_maker(exp, torch.device("cpu"), torch.float32)(problem_of(exp))
-    method = method_of(exp, task)
+    task = task_maker(exp.plan, torch.device("cpu"), torch.float32)(problem_of(exp.plan))
+    method = method_of(exp.plan, task)
     message, report, state = expected(method, task)
     slots = (message, report, state, init_server(method, task.initial, task.buffers))
     counts = [sum(tensor.numel() for tensor in tensors(slot)) / task.initial.buffer.numel() for slot in slots]

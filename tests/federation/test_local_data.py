@@ -36,7 +36,7 @@ def experiment(**changes):
 def folders(tmp_path):
     """What each client of the partition has, in a folder of its own; and the test data, in another."""
     data, exp = load("digits"), experiment()
-    parts = divide(exp, data)
+    parts = divide(exp.plan, data)
     for client in range(3):
         rows: Rows = parts.indices[parts.offsets[client] : parts.offsets[client + 1]]
         (tmp_path / str(client)).mkdir()

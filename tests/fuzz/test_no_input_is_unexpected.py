@@ -95,7 +95,7 @@ def toml_case(random: Random, folder: Path) -> None:
         for asked in experiments(Request(file=file)):
             asked.experiment.fingerprint()
             if asked.experiment.dataset == "digits":
-                divide(asked.experiment, load("digits"))
+                divide(asked.experiment.plan, load("digits"))
             Experiment.load(asked.experiment.save())
     except FedkeelError as error:
         refused(error)

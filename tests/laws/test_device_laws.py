@@ -54,7 +54,7 @@ def methods() -> Iterator[Any]:
         yield pytest.param(seen[-1], id=name)
     for paper in PAPERS:
         for cell in find(paper):
-            method = Experiment.load(dict(cell.experiment)).composed
+            method = Experiment.load(dict(cell.experiment)).plan.method
             if method not in seen:
                 seen.append(method)
                 yield pytest.param(method, id=f"{paper}:{cell.table}, {cell.label}")

@@ -244,9 +244,9 @@ def test_what_a_problem_brings_is_not_asked_for_besides(word):
 # ---- experiments ---------------------------------------------------------------------------------------------------
 def test_what_was_never_given_follows_what_is_changed():
     base = fk.Experiment(dataset="digits", lr=0.3)
-    assert [base.with_(seed=s).partition_seed for s in (0, 5)] == [0, 5]
+    assert [base.with_(seed=s).plan.partition_seed for s in (0, 5)] == [0, 5]
     assert base.with_(dataset="cifar10") == fk.Experiment(dataset="cifar10", lr=0.3)
-    assert base.with_(partition_seed=7).with_(seed=5).partition_seed == 7
+    assert base.with_(partition_seed=7).with_(seed=5).plan.partition_seed == 7
     with pytest.raises(ExperimentError, match="no key: sede"):
         base.with_(sede=1)
 
@@ -349,7 +349,7 @@ def test_slots_are_tensors_and_nothing_may_be_left_out(tmp_path):
         fk.method("mine", gradient=[Keeping(0.0)], weights=fk.Uniform())
     mine = fk.method("mine", gradient=[Keeping()], weights=fk.Uniform())
     fk.run(experiment(small_problem(), method=mine), out=tmp_path, engine="serial")
-    assert fk.load_run(tmp_path, trust=True).experiment.composed == mine
+    assert fk.load_run(tmp_path, trust=True).experiment.plan.method == mine
 
 
 @pytest.mark.parametrize("rate", [float("nan"), "a", True])

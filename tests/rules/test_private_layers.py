@@ -82,14 +82,14 @@ def test_private_layers_never_travel_or_are_refused_in_a_line(name):
     given = replace(given, proxy=given.test)
     method = build(name) if name in ("fedper", "plgu") else with_private(name)
     experiment = fk.Experiment(problem=given, method=method, rounds=2, epochs=1, batch_size=4, lr=0.1)
-    task = task_maker(experiment, torch.device("cpu"), torch.float64)(problem_of(experiment))
+    task = task_maker(experiment.plan, torch.device("cpu"), torch.float64)(problem_of(experiment.plan))
     if name in REFUSED:
         with pytest.raises(fk.MethodError, match=f"^{name}: ") as refused:
-            method_of(experiment, task)
+            method_of(experiment.plan, task)
         assert "\n" not in refused.value.message
         assert refused.value.hint
         return
-    method = method_of(experiment, task)
+    method = method_of(experiment.plan, task)
     message = broadcast(method, init_server(method, task.initial))
     (outcome,) = SerialEngine(task, method, Training(0, 1, 4)).train(message, 0, 0.1, [0], [None])
     for slot in (*outcome.report.values(), *sent(method, message).values()):
@@ -159,7 +159,7 @@ def test_the_wire_of_a_federation_carries_what_is_counted():
     from fedkeel.engines.flower.message_schema import expected
 
     given = fk.Experiment(problem=small_problem((7, 4)), method="fedper", rounds=1, participation=0.5, batch_size=4)
-    task = task_maker(given, torch.device("cpu"), torch.float32)(problem_of(given))
-    sample = expected(method_of(given, task), task).message
+    task = task_maker(given.plan, torch.device("cpu"), torch.float32)(problem_of(given.plan))
+    sample = expected(method_of(given.plan, task), task).message
     assert set(sample["params"]) == {"0.weight", "0.bias"}
     assert fk.run(given, engine="serial").records[0].bytes_down == sample["params"].buffer.nbytes

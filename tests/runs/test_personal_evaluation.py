@@ -197,7 +197,7 @@ def test_a_data_set_is_divided_for_personal_tests():
     kept, aside = problem.data.sizes, problem.tests_of_clients.sizes
     assert problem.test is None
     assert (aside == (0.3 * (kept + aside) + 1e-9).astype(int)).all()
-    assert fk.Experiment.load(run.experiment.save()).policy == run.experiment.policy
+    assert fk.Experiment.load(run.experiment.save()).plan.evaluation == run.experiment.plan.evaluation
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ FORMS = [
 
 
 def task_of(experiment):
-    return task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
+    return task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
 
 
 def samples_of(clients):

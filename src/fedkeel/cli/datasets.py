@@ -182,5 +182,5 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset
         raise DataError(f"{card.name} is not in {data_root()}.", source_of(card.name).import_hint + how)
     data = load(card.name)
     labels = np.asarray(data.train_labels)
-    experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)
-    return divide(experiment, data, labels), data, labels
+    plan = Experiment(dataset=card.name, partition=text, partition_seed=seed).plan
+    return divide(plan, data, labels), data, labels

@@ -98,7 +98,9 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
     from fedkeel.studies.sweep import settings_of
 
-    names = [asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).composed.name for m, grid in asked.grids.items()]
+    names = [
+        asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
+    ]
     if baseline is not None and baseline not in names:
         raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
 

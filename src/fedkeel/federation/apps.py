@@ -16,7 +16,6 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, app_of, partition_of
 from fedkeel.engines.flower.engine import RECENT, FlowerEngine
@@ -50,12 +49,6 @@ def vouched(trust: bool) -> Trust:
     return Trust.TYPED if trust else Trust.INSTALLED
 
 
-def training_of(experiment: Experiment) -> Training:
-    assert experiment.epochs is not None
-    assert experiment.batch_size is not None
-    return Training(experiment.seed, experiment.epochs, experiment.batch_size)
-
-
 def terms_of(config: Mapping[str, Any]) -> Terms:
     """When a round counts, as the app's settings say."""
     return Terms(
@@ -82,20 +75,20 @@ def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
     """A node with its own data, which trains like the serial engine."""
-    client, settings = partition_of(context), context.node_config
+    client, settings, plan = partition_of(context), context.node_config, experiment.plan
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
         source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
     if source == PARTITION:
-        problem = problem_of(experiment)
+        problem = problem_of(plan)
     else:
-        problem = node_problem(experiment, source, client, clients, settings, trust)
+        problem = node_problem(plan, source, client, clients, settings, trust)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
-    task = task_maker(experiment, device, torch.float32)(problem)
-    engine = SerialEngine(task, method_of(experiment, task), training_of(experiment))
+    task = task_maker(plan, device, torch.float32)(problem)
+    engine = SerialEngine(task, method_of(plan, task), plan.training)
     beside = settings.get("state-dir")
     return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
 
@@ -139,8 +132,8 @@ def serve(
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
     where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
-    identity = experiment.fingerprint()
-    if experiment.policy is not None and not terms.copy:
+    identity, plan = experiment.fingerprint(), experiment.plan
+    if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
@@ -149,16 +142,16 @@ def serve(
     if of_own_data if source == PARTITION else begun and not of_own_data:
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
     with steady(), contextlib.ExitStack() as closing:
-        problem = problem_of(experiment) if source == PARTITION else None
+        problem = problem_of(plan) if source == PARTITION else None
         roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
         if problem is None:
-            problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
+            problem = server_problem(plan, known_sizes(Path(out), roster, wait), test)
         folder.open()
         closing.callback(folder.close)
         claim(folder, experiment)
-        make_task = task_maker(experiment, where, torch.float32)
+        make_task = task_maker(plan, where, torch.float32)
         task = make_task(problem)
-        method = method_of(experiment, task)
+        method = method_of(plan, task)
         loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
         closing.callback(loop.store.close)
         loop.restore()
@@ -172,7 +165,7 @@ def serve(
         def tuner() -> FlowerEngine:
             return FlowerEngine(make_task(task.problem), method, grid, roster, terms, final=True)
 
-        return loop.go(engine, training_of(experiment), lines, tuner)
+        return loop.go(engine, plan.training, lines, tuner)
 
 
 def sizes_beside(out: Path) -> Path:
@@ -208,7 +201,7 @@ class Lines:
     """Progress as lines of the log."""
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        log.info("%s: %d of %s rounds are done", experiment.composed.name, done, experiment.rounds)
+        log.info("%s: %d of %s rounds are done", experiment.plan.method.name, done, experiment.plan.rounds)
 
     def round(self, record: RoundRecord) -> None:
         accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"

@@ -9,20 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from fedkeel.data import DATASETS
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.dataset import DatasetCard
-from fedkeel.data.prepare import Preparation, augmentation
 from fedkeel.data.storage.folder import open_array, open_labels
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.models import MODELS
-from fedkeel.models import build as build_model
 from fedkeel.problems.problem import Problem
-from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.prepare import cross_entropy
+from fedkeel.runs.plan import Plan
+from fedkeel.runs.prepare import problem_with
 
 PARTITION, FOLDER = "partition", "folder"
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
@@ -54,41 +49,31 @@ class Elsewhere:
 
 
 def node_problem(
-    experiment: Experiment, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust
+    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust
 ) -> Problem:
     """A node's problem: its own data, read where the node's settings say."""
-    card = card_of(experiment)
+    card = card_of(plan)
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     inputs, labels = from_folder(card, settings) if source == FOLDER else from_loader(card, source, settings, trust)
-    return problem(experiment, card, OneClient(client, clients, inputs, labels), None)
+    return problem_with(plan, card, OneClient(client, clients, inputs, labels), None)
 
 
-def server_problem(experiment: Experiment, sizes: Sequence[int], test: str) -> Problem:
+def server_problem(plan: Plan, sizes: Sequence[int], test: str) -> Problem:
     """The server's problem: clients it cannot see, and a folder with test data of its own, if it has any."""
-    card = card_of(experiment)
+    card = card_of(plan)
     held: Any = None
     if test:
         folder = Path(test).expanduser()
         images = open_array(folder / "test_images.npy", card.dtype, 0, card.array_shape)
         held = OneClient(0, 1, images, open_labels(folder / "test_labels.npy", len(images), card.classes))
-    return problem(experiment, card, Elsewhere(sizes, card.array_shape, card.dtype), held)
+    return problem_with(plan, card, Elsewhere(sizes, card.array_shape, card.dtype), held)
 
 
-def problem(experiment: Experiment, card: DatasetCard, clients: Any, test: Any) -> Problem:
-    model = experiment.model
-    if not isinstance(model, nn.Module):
-        known = MODELS.get(str(model))
-        options = {"vocabulary": card.vocabulary} if known and "vocabulary" in known.defaults else {}
-        model = build_model(str(model), shape=card.shape, classes=card.classes, seed=experiment.seed, **options)
-    prepare = Preparation(card.mean, card.std, augmentation(experiment.augment or "none", card.shape))
-    return Problem(model=model, loss=cross_entropy, clients=clients, test=test, classes=card.classes, prepare=prepare)
-
-
-def card_of(experiment: Experiment) -> DatasetCard:
-    if experiment.dataset is None:
+def card_of(plan: Plan) -> DatasetCard:
+    if isinstance(plan.source, Problem):
         raise ExperimentError("a federation needs an experiment with a data set.", 'dataset = "cifar10"')
-    return DATASETS[experiment.dataset]
+    return plan.source.card
 
 
 def from_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:

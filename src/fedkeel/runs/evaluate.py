@@ -22,7 +22,7 @@ from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, spread
 from fedkeel.problems.task import CLIENT, Scores, Task, add_up
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
 from fedkeel.runs.store import ClientStore
 
@@ -52,9 +52,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Judge:
-    """Scores models as an experiment says."""
+    """Scores models as a plan says."""
 
-    experiment: Experiment
+    plan: Plan
     task: Task
     method: Method
     store: ClientStore
@@ -69,12 +69,12 @@ class Judge:
 
     def settle(self, trained: Iterable[int]) -> None:
         """A round is complete, in which these clients trained."""
-        policy, clients = self.experiment.policy, list(trained)
+        policy, clients = self.plan.evaluation, list(trained)
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
 
     def due(self, round: int) -> bool:
-        return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
+        return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
 
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
         """Measures of the server's model, where this round is an evaluated one."""
@@ -158,26 +158,24 @@ class Judge:
         self, engine: Engine, tuner: Callable[[], Engine] | None, server: State, records: Sequence[RoundRecord]
     ) -> dict[str, Any]:
         """The number the evaluation policy reports, after the final phase where the method has one."""
-        policy = self.experiment.policy
+        policy = self.plan.evaluation
         if policy is None:
             if self.method.final is not None:
                 log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
             return {}
         data: dict[str, Any] = {}
         if self.method.final is not None and tuner is not None:
-            data["tuned"] = self.tune(engine, tuner(), server, len(records))
-        judged = counted(records, self.experiment.evaluate_every)
+            data["tuned"] = self.tune(engine, tuner(), server, len(records), policy)
+        judged = counted(records, self.plan.evaluate_every)
         reported = policy.verdict([*(record.extra for record in judged), data.get("tuned", {})], "client_")
         return data | ({} if reported is None else {"reported": reported[1], "reported_as": policy.report})
 
-    def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int) -> Measures:
+    def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int, policy: Evaluation) -> Measures:
         """The final phase of every client, from the global model; nothing of it is kept but the scores."""
         message = broadcast(self.method, server)
         clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
         # also those who never took part know what the others know, so that all can be stacked
         states = [state_of(self.method, self.task, self.store.get(client)) for client in clients]
-        outcomes = tuning.train(message, rounds, self.experiment.lr_at(rounds), clients, states)
-        policy = self.experiment.policy
-        assert policy is not None
+        outcomes = tuning.train(message, rounds, self.plan.lr_at(rounds), clients, states)
         everyone = replace(policy, model="local", clients="all")
         return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes})

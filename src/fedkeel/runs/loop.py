@@ -31,7 +31,6 @@ from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder
 from fedkeel.runs.observers import Observer, Seen, observed
-from fedkeel.runs.participation import Participation
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
@@ -79,7 +78,8 @@ class Loop:
         checkpoint_seconds: float,
         observers: Sequence[Observer] = (),
     ):
-        self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
+        self.experiment, self.plan = experiment, experiment.plan
+        self.task, self.method, self.folder = task, method, folder
         self.done, self.observers = 0, observers
         self.together = 1  # runs in one stack, which share each round's time
         self.shared = False  # whether rounds took as long as they did because of something else
@@ -88,21 +88,13 @@ class Loop:
         self.records: list[RoundRecord] = []
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
-        self.judge = Judge(experiment, task, method, self.store, self.seconds)
+        self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
         self.server_engine: SerialEngine | None = None
-        assert experiment.participation is not None
-        self.participation = Participation(
-            experiment.seed,
-            task.clients.sizes,
-            experiment.participation,
-            experiment.unavailable,
-            experiment.participants,
-        )
+        self.participation = self.plan.schedule(task.clients.sizes)
 
     def rounds_left(self) -> int:
-        assert self.experiment.rounds is not None
-        return self.experiment.rounds - self.done
+        return self.plan.rounds - self.done
 
     def left(self) -> Left:
         """What is still to be trained."""
@@ -114,17 +106,13 @@ class Loop:
         """Go back to the last checkpoint of the folder, if there is one."""
         if self.folder is None:
             return
-        identity = (
-            None
-            if (there := self.folder.read_experiment()) is None
-            else fingerprint_of(there, self.experiment.sets_copies_aside)
-        )
+        there = self.folder.read_experiment()
+        identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
         found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
-            if found.round > (self.experiment.rounds or 0):
-                asked = self.experiment.rounds
+            if found.round > self.plan.rounds:
                 raise FolderError(
-                    f"{self.folder.path} is at round {found.round} already, past the {asked} asked for.",
+                    f"{self.folder.path} is at round {found.round} already, past the {self.plan.rounds} asked for.",
                     "ask for more rounds, or choose another folder with --out",
                 )
             if self.history is not None and found.round:
@@ -187,9 +175,8 @@ class Loop:
             self.save()
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
-        final = result(
-            self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
-        )
+        identity = self.experiment.fingerprint()
+        final = result(self.records, self.server["params"], self.plan.evaluate_every, identity)
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
             self.folder.write_result(final)
@@ -216,8 +203,8 @@ class Loop:
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)
-        lr = self.experiment.lr_at(t)
-        policy = self.experiment.policy if self.judge.due(t + 1) else None
+        lr = self.plan.lr_at(t)
+        policy = self.plan.evaluation if self.judge.due(t + 1) else None
         personal = {}
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
@@ -282,10 +269,7 @@ class Loop:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
             task = Task(problem, device=self.task.device, dtype=self.task.dtype)
-            assert self.experiment.batch_size is not None
-            self.server_engine = SerialEngine(
-                task, alone, Training(self.experiment.seed, 1, self.experiment.batch_size)
-            )
+            self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
         begun = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, begun).state
 
@@ -293,7 +277,7 @@ class Loop:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
-        if dropped and (self.experiment.on_nonfinite == "stop" or not kept):
+        if dropped and (self.plan.on_nonfinite == "stop" or not kept):
             raise divergence(self.task, dropped, len(outcomes), t + 1)
         if dropped:
             why = found_in_data(self.task, dropped)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedkeel.engines.choose import check_name, choose
-from fedkeel.engines.engine import Engine, Training
+from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, Left
 from fedkeel.engines.memory import enough
@@ -109,22 +109,20 @@ def start(
         closing.callback(folder.close)
         claim(folder, experiment)
     began = time.perf_counter()
-    maker = task_maker(experiment, on.device, on.dtype)
-    task = maker(problem_of(experiment))
+    plan = experiment.plan
+    maker = task_maker(plan, on.device, on.dtype)
+    task = maker(problem_of(plan))
     try_out(task)
     check_data(task)
     log.info("%s", describe_task(task))
-    method = method_of(experiment, task)
-    assert experiment.epochs is not None
-    assert experiment.batch_size is not None
-    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
+    method = method_of(plan, task)
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
     closing.callback(loop.store.close)
     loop.restore()
     engines = [] if folder is None else engines_before(folder.path, loop.done)
     if folder is not None and loop.done:
         notice(folder.path, experiment, on.dtype)
-    job = Job(task, method, training, maker, on.workers, loop.left())
+    job = Job(task, method, plan.training, maker, on.workers, loop.left())
     made, choice = choose(on.engine, job, before=engines[-1]["engine"] if engines else None)
     closing.callback(made.close)
     loop.seconds.add("setup", time.perf_counter() - began)
@@ -137,12 +135,12 @@ def start(
 
     def tuner() -> Engine:
         everyone = Left(1, [int(client) for client in np.flatnonzero(task.clients.sizes > 0)])
-        tuning = Job(maker(task.problem), method_of(experiment, task).tuning, training, maker, on.workers, everyone)
+        tuning = Job(maker(task.problem), method_of(plan, task).tuning, plan.training, maker, on.workers, everyone)
         engine_there, _ = choose(on.engine, tuning, before=made.name)
         closing.callback(engine_there.close)
         return engine_there
 
-    return Started(loop, made, loop.going(made, training, progress, tuner))
+    return Started(loop, made, loop.going(made, plan.training, progress, tuner))
 
 
 def notice(folder: Path, experiment: Experiment, dtype: torch.dtype) -> None:
@@ -150,7 +148,7 @@ def notice(folder: Path, experiment: Experiment, dtype: torch.dtype) -> None:
     before, now = precision_before(folder), str(dtype).removeprefix("torch.")
     if before is not None and before != now:
         log.warning("this run was begun in %s and goes on in %s", before, now)
-    for name in edited(folder, experiment.composed.rules):
+    for name in edited(folder, experiment.plan.method.rules):
         log.warning("the module %s has been edited since this run was begun; its first rounds are the old rule's", name)
 
 
@@ -175,7 +173,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
             )
-        if begun and leaks(folder.path, experiment):
+        if begun and leaks(folder.path, experiment.plan):
             raise FolderError(
                 f"{folder.path} was begun when copies of validation or test samples were trained on: "
                 "its scores are too high.",

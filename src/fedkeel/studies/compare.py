@@ -60,8 +60,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in nothing but their seed stand together; labels tell apart what shares a method's name."""
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run), {})[run.experiment.seed] = run
-    names = [next(iter(group.values())).experiment.composed.name for group in found.values()]
+        found.setdefault(_identity(run), {})[run.plan.seed] = run
+    names = [next(iter(group.values())).plan.method.name for group in found.values()]
     labels = [
         name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
         for name, group in zip(names, found.values(), strict=True)
@@ -77,7 +77,7 @@ def _identity(run: Run) -> str:
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
     """What sets a run apart from the others of its method."""
     mine = _flat(run.experiment.save())
-    others = [_flat(other.experiment.save()) for other in runs if other.experiment.composed.name == name]
+    others = [_flat(other.experiment.save()) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
     return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
 
@@ -101,12 +101,12 @@ def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
         for run in group.runs.values()
     ]
     found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
-    proxies = {run.experiment.composed.server_phase is not None for group in groups for run in group.runs.values()}
+    proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
     if len(proxies) > 1:
         found.add("samples that the server takes from the clients")
     for seed in {seed for group in groups for seed in group.runs}:
         runs = [group.runs[seed] for group in groups if seed in group.runs]
-        if len({run.experiment.partition_seed for run in runs}) > 1:
+        if len({run.plan.partition_seed for run in runs}) > 1:
             found.add("partition_seed")
         length = min(len(run.records) for run in runs)
         if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
@@ -119,14 +119,14 @@ def unfinished(groups: Sequence[Group]) -> list[str]:
     found = []
     for group in groups:
         for seed, run in group.runs.items():
-            if len(run.records) < (run.experiment.rounds or 0):
+            if len(run.records) < run.plan.rounds:
                 name = group.label if len(group.runs) == 1 else f"{group.label} seed {seed}"
                 found.append(f"{name} {_reached(run)}")
     return found
 
 
 def _reached(run: Run) -> str:
-    at = f"round {len(run.records)} of {run.experiment.rounds}"
+    at = f"round {len(run.records)} of {run.plan.rounds}"
     saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
         return f"is known up to {at} only: files of it are damaged"
@@ -165,7 +165,7 @@ def compared_by(groups: Sequence[Group]) -> str:
 
 def judged_as(groups: Sequence[Group]) -> list[str]:
     """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
-    policies = [run.experiment.policy for group in groups for run in group.runs.values()]
+    policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
     told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
     return list(dict.fromkeys(told))
 

@@ -112,7 +112,7 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
         result = read_json(Path(request.out) / RESULT)
     except FolderError:  # damaged: the run makes it again
         return None
-    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.rounds)
+    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.plan.rounds)
     return result if same else None
 
 

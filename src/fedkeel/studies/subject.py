@@ -39,15 +39,14 @@ class Subject:
     """
 
     def __init__(self, run: Run, *, clients: int = 10, samples: int = 1000, device: str = "cpu"):
-        experiment = run.experiment
-        make = task_maker(experiment, device_of(device), run.server["params"].buffer.dtype)
+        make = task_maker(run.plan, device_of(device), run.server["params"].buffer.dtype)
         self.run, self.samples = run, samples
-        self.task = make(run.problem or problem_of(experiment))
-        self.method = method_of(experiment, self.task)
+        self.task = make(run.problem or problem_of(run.plan))
+        self.method = method_of(run.plan, self.task)
         self.server: State = {name: slot.to(self.task.device) for name, slot in run.server.items()}
         self.params: Tree = self.server["params"]
         self.buffers: Tree | None = self.server.get("buffers")
-        self.seed = experiment.partition_seed if experiment.partition_seed is not None else experiment.seed
+        self.seed = run.plan.partition_seed
         able = np.flatnonzero(self.task.clients.sizes)
         chosen = choice(key(self.seed, "analysed clients"), len(able), min(clients, len(able)))
         self.clients = [int(able[i]) for i in chosen]
@@ -124,7 +123,7 @@ class Subject:
     def _perturbation(self, number: int, client: int) -> Tree:
         assert self.ascending is not None
         slope = Tree(self.gradients.buffer[number], self.params.layout)
-        lr = self.params.scalar(self.run.experiment.lr_at(self.round))
+        lr = self.params.scalar(self.run.plan.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
         of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
@@ -135,10 +134,7 @@ class Subject:
 
     @property
     def training(self) -> Training:
-        experiment = self.run.experiment
-        assert experiment.epochs is not None
-        assert experiment.batch_size is not None
-        return Training(experiment.seed, experiment.epochs, experiment.batch_size)
+        return self.run.plan.training
 
     @cached_property
     def states(self) -> list[State | None]:
@@ -156,7 +152,7 @@ class Subject:
     def updates(self) -> Tree:
         """w_i − w_t after one more round of local training of each client, stacked; nothing of it is kept."""
         engine = SerialEngine(self.task, self.method, self.training)
-        message, lr = broadcast(self.method, self.server), self.run.experiment.lr_at(self.round)
+        message, lr = broadcast(self.method, self.server), self.run.plan.lr_at(self.round)
         outcomes = engine.train(message, self.round, lr, self.clients, self.states)
         found: Tree = stack([outcome.report["delta"] for outcome in outcomes])
         return found
