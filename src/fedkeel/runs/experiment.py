@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -23,9 +23,9 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.models import card_of
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
-from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Range, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.participation import share_of
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import check_table, read_values, types_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
 """Settings that neither the experiment nor its data set's preset gives."""
@@ -39,9 +39,6 @@ EXAMPLES = PLAIN | {
 
 PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
-
-Seed = Annotated[int, Range(-(2**63), 2**63, above=True, below=True)]
-"""Randomness would take larger ones for smaller ones."""
 
 
 class OfSeed(int):
@@ -88,7 +85,7 @@ class Experiment:
         object.__setattr__(self, "_asked", {field.name: getattr(self, field.name) for field in fields(self)})
         # what a method may be, `resolve` says
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "method"}
-        self._set(typed(given, types_of(Experiment), ExperimentError, examples=EXAMPLES))
+        self._set(read_values(given, types_of(Experiment), ExperimentError, examples=EXAMPLES))
         self._set(resolve(self))
         check(self)
 
@@ -116,8 +113,7 @@ class Experiment:
     def with_(self, **changes: Any) -> Experiment:
         """This experiment with some fields changed; those never given follow: another seed has another split."""
         asked: dict[str, Any] = vars(self)["_asked"]
-        for word in changes.keys() - asked.keys():
-            raise ExperimentError(f"an experiment has no key: {word}", nearest(word, asked, "keys"))
+        check_table(Experiment, changes, ExperimentError, "an experiment", "key")
         return Experiment(**asked | changes)
 
     def lr_at(self, round: int) -> float:
@@ -163,10 +159,7 @@ class Experiment:
     def recall(data: Mapping[str, Any], trust: Trust = Trust.NOTHING, typed: Collection[str] = ()) -> Experiment:
         """To read a run by: what was given from Python is known by its digest, and code that nobody vouches for by its
         name; neither can be trained again."""
-        known = {field.name for field in fields(Experiment)}
-        for word in data:
-            if word not in known:
-                raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
+        check_table(Experiment, data, ExperimentError, "an experiment", "key")
         read = dict(data)
         if "method" in read:
             read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)
