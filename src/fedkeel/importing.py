@@ -23,7 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedkeel.errors import RequestError, UntrustedError, nearest
-from fedkeel.typed_values import shown
+from fedkeel.typed_values import show_value
 
 log = logging.getLogger("fedkeel.importing")
 
@@ -66,7 +66,7 @@ class Kind:
 
 def untrusted(name: str, word: str) -> UntrustedError:
     return UntrustedError(
-        f"a file names code of its own, which is not run unasked: the {word} {shown(name)}",
+        f"a file names code of its own, which is not run unasked: the {word} {show_value(name)}",
         "add --trust (in Python trust=True) if you know who wrote the file and that code",
     )
 
@@ -76,7 +76,7 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
     if trust < Trust.FILE and not (trust is Trust.INSTALLED and is_installed(name)):
         raise untrusted(name, kind.word)
     if of_python(name.partition(":")[0]):
-        raise kind.error(f"{shown(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
+        raise kind.error(f"{show_value(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
     found = import_name(name, kind.word, trust)
     takes = (
         (kind.objects and isinstance(found, kind.of))
@@ -84,7 +84,7 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
         or (kind.makers and makes(found, kind.of, trust))
     )
     if not takes:
-        raise kind.error(f"{shown(name)} is {described(found)}, not {kind.article} {kind.word}", kind.hint)
+        raise kind.error(f"{show_value(name)} is {described(found)}, not {kind.article} {kind.word}", kind.hint)
     return found
 
 
@@ -128,7 +128,7 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
         place = getattr(module, "__file__", None)
         log.log(
             logging.INFO if trust is Trust.TYPED else logging.WARNING, "imported %s, for the %s %s: %s",
-            module_name, word, shown(name), place or "built in",
+            module_name, word, show_value(name), place or "built in",
         )  # fmt: skip
     try:
         return attrgetter(attribute)(module)

@@ -198,20 +198,20 @@ def test_a_damaged_ledger_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("seconds", None, "seconds is not a number: None"),
-        ("settings", [], "settings is not a table: []"),
-        ("environment", None, "environment is not a table: None"),
-        ("seed", [1], "seed is not a whole number: [1]"),
-        ("rounds", "x", "rounds is not a whole number: 'x'"),
-        ("rounds", 2.5, "rounds is not a whole number: 2.5"),
-        ("rounds", True, "rounds is not a whole number: True"),
-        ("rounds", 0, "no run has 0 rounds"),
-        ("rounds_paper", 0, "no run has 0 rounds"),
-        ("best", "hi", "best is not a number or null: 'hi'"),
-        ("row", 3, "row is not text: 3"),
-        ("uncertain", "no", "uncertain is not true or false: 'no'"),
-        ("bests", [[1, 2, 3]], "bests is not a list of pairs of numbers: [[1, 2, 3]]"),
-        ("curve", {"1": "x"}, "curve is not a table of numbers: {'1': 'x'}"),
+        ("seconds", None, "seconds must be a number: None"),
+        ("settings", [], "settings must be a table: []"),
+        ("environment", None, "environment must be a table: None"),
+        ("seed", [1], "seed must be a whole number: [1]"),
+        ("rounds", "x", "rounds must be a whole number: 'x'"),
+        ("rounds", 2.5, "rounds must be a whole number: 2.5"),
+        ("rounds", True, "rounds must be a whole number: True"),
+        ("rounds", 0, "rounds must be at least 1: 0"),
+        ("rounds_paper", 0, "rounds_paper must be at least 1: 0"),
+        ("best", "hi", "best must be a number: 'hi'"),
+        ("row", 3, "row must be a text: 3"),
+        ("uncertain", "no", "uncertain must be true or false: 'no'"),
+        ("bests", [[1, 2, 3]], "bests must be pairs of a round and an accuracy: [[1, 2, 3]]"),
+        ("curve", {"1": "x"}, "curve must be a table of numbers: {'1': 'x'}"),
     ],
 )
 def test_a_field_of_another_type_is_said_with_its_line(tmp_path, capsys, name, value, said):
@@ -418,6 +418,6 @@ def test_no_folder_of_a_run_has_to_be_quoted():
 def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
     words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
     assert call([*words, "partition.form=balanced"]) == 2
-    assert "known forms: class-wise" in capsys.readouterr().err
+    assert "known choices: class-wise" in capsys.readouterr().err
     assert call([*words, "model=resnet9"]) == 2
     assert "did you mean 'resnet20-gn'?" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from fedkeel.core.rule import Rule, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, NonNegative, Passes
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 LOSS = Loss()
 
@@ -40,7 +40,7 @@ class Phase:
     same_batch: bool = False
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, "a phase")
+        check_fields(self, MethodError, "a phase")
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -92,7 +92,7 @@ class Method:
     final: Phase | None = None
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, "a method")
+        check_fields(self, MethodError, "a method")
         check(self)
 
     @cached_property

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedkeel.errors import MethodError
 from fedkeel.ranges import NonNegative, Positive
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 
 class Given(NamedTuple):
@@ -39,7 +39,7 @@ class Objective:
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, f"objective {type(self).__name__}")
+        check_fields(self, MethodError, f"objective {type(self).__name__}")
 
     def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
         """One value per sample."""

@@ -14,7 +14,7 @@ from fedkeel.core.layout import Layout
 from fedkeel.core.objectives import Objective
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 State = dict[str, Any]
 """Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
@@ -73,7 +73,7 @@ class Rule:
             setattr(cls, "__post_init__", held_before(own))  # noqa: B010 - not every subclass has one
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, f"rule {type(self).__name__}")
+        check_fields(self, MethodError, f"rule {type(self).__name__}")
 
     @cached_property
     def stages(self) -> frozenset[str]:

@@ -14,7 +14,7 @@ from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
 """The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
@@ -55,10 +55,7 @@ def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = T
     settings = dict(settings or {})
     if isinstance(settings.get("base"), str) and spectral.specgradfilter in makers:
         settings["base"] = build(settings["base"], trust=trust)
-    for word in settings:
-        if word not in known:
-            hint = nearest(word, known, "hyper-parameters") if known else "it has none"
-            raise MethodError(f"method {name} has no hyper-parameter: {word}", hint)
+    check_keys(settings, known, MethodError, f"method {name}", "hyper-parameter")
     made = _make(name, makers[-1], settings)
     for plugin in reversed(makers[:-1]):
         made = _make(name, plugin, settings, made)
@@ -113,7 +110,7 @@ def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *
     own = hyperparameters(make)
     defaults = {word: default for word, default in own.items() if default is not inspect.Parameter.empty}
     mine = {word: value for word, value in settings.items() if word in own}
-    mine = typed(mine, types_of(make), MethodError, f"{{}} of method {name}", defaults)
+    mine = read_values(mine, types_of(make), MethodError, f"method {name}", defaults)
     try:
         made = make(*base, **{word: _whole(value) for word, value in mine.items()})
     except TypeError as error:  # where annotations do not say what fits

@@ -14,8 +14,9 @@ from typing import Any
 from filelock import lock_descriptor
 
 from fedkeel.errors import RequestError, RunError
-from fedkeel.runs.json_lines import fitting
+from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
+from fedkeel.typed_values import read_line, show_value
 
 log = logging.getLogger("fedkeel")
 
@@ -37,7 +38,7 @@ class Entry:
     table: str
     row: str
     column: str
-    seed: int
+    seed: Seed
     kind: str
     evaluation: str
     reported: float | None
@@ -46,8 +47,8 @@ class Entry:
     best: float | None
     last: float | None
     mean_last: float | None
-    rounds: int
-    rounds_paper: int
+    rounds: Count
+    rounds_paper: Count
     seconds: float
     fingerprint: str
     model_digest: str
@@ -218,9 +219,9 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
 
 def entry_in(line: bytes) -> Entry:
     """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
-    entry = Entry(**fitting(Entry, json.loads(line)))
-    if min(entry.rounds, entry.rounds_paper) < 1:
-        raise ValueError(f"no run has {min(entry.rounds, entry.rounds_paper)} rounds")
+    entry = Entry(**read_line(Entry, json.loads(line)))
+    if any(len(pair) != 2 for pair in entry.bests):
+        raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
     return entry
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import check_fields, check_table
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,11 @@ class Evaluation:
     tune: bool = False
 
     def __post_init__(self) -> None:
-        examples = {field.name: field.default for field in fields(self)}
-        given = {name: getattr(self, name) for name in examples}
-        for name, value in typed(given, types_of(Evaluation), ExperimentError, "evaluation.{}", examples).items():
-            object.__setattr__(self, name, value)  # numpy's numbers as Python's own
+        check_fields(self, ExperimentError, "an evaluation")
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Evaluation:
-        known = [field.name for field in fields(Evaluation)]
-        for word in data:
-            if word not in known:
-                raise ExperimentError(f"an evaluation has no key: {word}", nearest(word, known, "keys"))
+        check_table(Evaluation, data, ExperimentError, "an evaluation", "key")
         return Evaluation(**data)
 
     def save(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fedkeel.runs.folder import RunFolder, rounds_in
 from fedkeel.runs.loop import Going, Loop, Progress, driven
 from fedkeel.runs.observers import Observer, listed, observers
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
 
@@ -79,7 +79,7 @@ class Place:
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
-        typed({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
+        read_values({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)

@@ -25,7 +25,7 @@ from fedkeel.data.storage.download import BATCH, check_count, explained, open_sp
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
-from fedkeel.typed_values import shown
+from fedkeel.typed_values import show_value
 
 WORD = re.compile(r"[a-z0-9']+")
 LENGTH = 200
@@ -96,7 +96,10 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             with io.TextIOWrapper(file, "utf-8", "replace", newline="") as lines:
                 for line, fields in enumerate(parsed(name, lines), 1):
                     if len(fields) != 4 or not fields[0].isdecimal():
-                        raise DataError(f"line {line} of {name} is not a topic and three texts: {shown(fields[:1])}")
+                        raise DataError(
+                            f"line {line} of {name} is not a topic and three texts: {show_value(fields[:1])}",
+                            "download it again",
+                        )
                     yield int(fields[0]) - 1, " ".join(fields[1:])
         if not found:
             raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt_array
 from fedkeel.data.dataset import Samples
-from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_fields
+from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_partitioner
 from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
@@ -35,7 +35,7 @@ class FeatureShift:
     most: Annotated[int, Range(0, len(KINDS))] = 3
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_partitioner(self)
         if not 0 <= self.fewest <= self.most <= len(KINDS):
             raise ExperimentError(
                 f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
+from fedkeel.ranges import Range
 
 Floats = NDArray[np.float64]
+Concentration = Annotated[float, Range(1e-300)]  # the logarithms of smaller ones are not finite
 
 
 def log_dirichlet(key: int, alpha: float, rows: int, columns: int) -> Floats:

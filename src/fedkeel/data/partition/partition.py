@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedkeel import randomness
 from fedkeel.errors import DataError, ExperimentError
-from fedkeel.typed_values import hold_fields, shown
+from fedkeel.typed_values import check_fields, show_value
 
 Integers = NDArray[np.int64]
 
@@ -134,22 +133,13 @@ def equal_sizes(samples: int, clients: int) -> Integers:
     return sizes
 
 
-def check_fields(partitioner: Any) -> None:
-    """Hold a partitioner's fields against their annotations."""
+def check_partitioner(partitioner: Any) -> None:
+    """Refuse a partitioner one of whose fields is not of its type or in its range."""
     kind = type(partitioner)
-    if not hasattr(getattr(partitioner, "base", kind), "divide"):
-        raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
-    hold_fields(partitioner, ExperimentError, kind.__name__)
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ExperimentError(f"{name} must be a whole number of at least {least}: {value!r}")
-
-
-def check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-300 <= value < math.inf:
-        raise ExperimentError(f"{name} must be a positive number: {value!r}")
+    base = getattr(partitioner, "base", partitioner)
+    if not hasattr(base, "divide"):
+        raise ExperimentError(f"base of {kind.__name__} must be a partition: {show_value(base)}", "fk.Iid(100)")
+    check_fields(partitioner, ExperimentError, kind.__name__)
 
 
 def check_enough(samples: int, clients: int, each: int) -> None:

@@ -8,20 +8,19 @@ from typing import Annotated
 import numpy as np
 
 from fedkeel import randomness
-from fedkeel.data.partition.log_dirichlet import log_dirichlet, normalised
+from fedkeel.data.partition.log_dirichlet import Concentration, log_dirichlet, normalised
 from fedkeel.data.partition.partition import (
     Integers,
     Partition,
     Partitioner,
     check_enough,
-    check_fields,
     check_labels,
-    check_positive,
+    check_partitioner,
     collect,
     equal_sizes,
 )
 from fedkeel.errors import DataError, ExperimentError
-from fedkeel.ranges import Count, Positive, Range
+from fedkeel.ranges import Count, Range
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Iid:
     clients: Count
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_partitioner(self)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
@@ -45,13 +44,12 @@ class QuantitySkew:
     Large alpha is equal sizes; small alpha leaves nearly everything to one client.
     """
 
-    alpha: Positive
+    alpha: Concentration
     clients: Count
     min_size: Count = 1
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("alpha", self.alpha)
+        check_partitioner(self)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
@@ -101,7 +99,7 @@ class LongTail:
     imbalance: Annotated[float, Range(1)]
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_partitioner(self)
         if hasattr(self.base, "corrupt"):
             raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
 

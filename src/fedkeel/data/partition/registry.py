@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -16,7 +16,7 @@ from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.data.partition.plain import Iid, LongTail, Natural, QuantitySkew
 from fedkeel.errors import ExperimentError, nearest
-from fedkeel.typed_values import read_toml
+from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -45,16 +45,7 @@ def load_partition(given: Any) -> Partitioner:
     kind = str(settings.pop("kind", "dirichlet"))
     if kind not in PARTITIONS:
         raise ExperimentError(f"unknown partition: {kind}", nearest(kind, PARTITIONS, "partitions"))
-    known = {field.name: field for field in fields(PARTITIONS[kind])}
-    for word in settings:
-        if word not in known:
-            raise ExperimentError(f"partition {kind} has no field: {word}", nearest(word, known, "fields"))
-    missing = [name for name, field in known.items() if name not in settings and field.default is MISSING]
-    if missing:
-        example = f"; for example {kind}:…,base=iid:clients=100" if "base" in missing else ""
-        raise ExperimentError(
-            f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}{example}"
-        )
+    check_table(PARTITIONS[kind], settings, ExperimentError, f"partition {kind}")
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])
     return PARTITIONS[kind](**settings)
