@@ -1,11 +1,15 @@
-"""What many tests share: small problems with a known shape."""
+"""What many tests share: small problems with a known shape, and the command line."""
 
+import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from small_runs import SMALL
 
 import fedkeel as fk
+from fedkeel.cli.main import call
 from fedkeel.engines import machine
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
@@ -34,3 +38,33 @@ def onednn(request, monkeypatch):
     monkeypatch.setattr(machine, "ONEDNN", request.param)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
     return request.param
+
+
+# ---- the command line, called in this process: exit code, stdout, stderr ---------------------------------------------
+@pytest.fixture
+def fedkeel(tmp_path, monkeypatch, capsys):
+    """`fedkeel("run", …)` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "data"))
+    for name in ("NO_COLOR", "FORCE_COLOR", "FEDKEEL_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = call([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def trained(fedkeel):
+    """A small run as JSON: `trained("--method", "fedavg")`."""
+
+    def run(*arguments):
+        done = fedkeel("run", *SMALL, "--rounds", "2", "--json", *arguments)
+        assert done.code == 0, done.err
+        return json.loads(done.out)["runs"]
+
+    return run
