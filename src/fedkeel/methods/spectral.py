@@ -129,7 +129,7 @@ def filtered(base: Method, rule: Rule) -> Method:
     weights = Uniform() if base.weights == BySize() else base.weights
     name = "specgradfilter" if base.name == "fedavg" else f"specgradfilter+{base.name}"
     papers = tuple(dict.fromkeys(("specgradfilter", *base.papers)))
-    return replace(base.each_phase(first), name=name, weights=weights, papers=papers)
+    return replace(base.map_phases(first), name=name, weights=weights, papers=papers)
 
 
 def filter_gradients(base: Method, ratio: Share = 0.05, form: str = "fft", order: Order = "0123", window: Count = 25,
@@ -150,4 +150,4 @@ def filter_perturbations(base: Method, ratio: Share = 0.01, form: str = "fft", o
         return replace(phase, perturb=(*phase.perturb, rule)) if phase.trains and phase.perturb else phase
 
     papers = tuple(dict.fromkeys(("fedfft", *base.papers)))
-    return replace(base.each_phase(last), name=f"fedfft+{base.name}", papers=papers)
+    return replace(base.map_phases(last), name=f"fedfft+{base.name}", papers=papers)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import State, Weighting, later
+from fedkeel.core.rule import State, Weighting, newer_field
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rules.probes import sketch
@@ -31,7 +31,7 @@ class ByAgreement(Weighting):
     clustering: bool = False
     lam: PositiveShare = 0.5
     dimensions: Count = 256
-    clusters: Whole = later(0)
+    clusters: Whole = newer_field(0)
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
 
     def __call__(self, reports: State, server: State) -> Tensor:

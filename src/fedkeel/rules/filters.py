@@ -11,7 +11,7 @@ from typing import ClassVar, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedkeel.core.layout import Group, Shape
+from fedkeel.core.layout import LengthGroup, Shape
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.band import high_pass
@@ -73,7 +73,7 @@ class HighPass(BandFilter):
             return Tree(high_pass(tree.buffer, self.spans(tree.layout.groups)), tree.layout), client
         return BandFilter.step(self, tree, client, at)
 
-    def spans(self, groups: tuple[Group, ...]) -> list[int]:
+    def spans(self, groups: tuple[LengthGroup, ...]) -> list[int]:
         """(offset, leaves, length, removed coefficients) of each group, one after another."""
         found: list[int] = []
         for offset, leaves, length, vector in groups:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedkeel.core.rule import Local, Rule, Setting, State, later
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.rules.layers import HEAD, Patterns, matching, named
@@ -111,8 +111,8 @@ class LearnMerge(Rule):
     """
 
     rate: NonNegative = 1.0
-    passes: Count = later(1)
-    threshold: NonNegative = later(0.1)
+    passes: Count = newer_field(1)
+    threshold: NonNegative = newer_field(0.1)
     reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
     stackable: ClassVar[bool] = True
 

@@ -84,7 +84,7 @@ def confined(method: Method, params: Tree) -> Method:
     known = {rule: models_in(rule, params) for rule in others}
     slots = {slot for found in known.values() for slot in found}
     touched = {rule for rule, found in known.items() if found or slots.intersection(rule.reads)}
-    return method.each_rule(lambda rule: Confined(rule, patterns) if rule in touched else rule)
+    return method.map_rules(lambda rule: Confined(rule, patterns) if rule in touched else rule)
 
 
 def check(method: Method) -> None:

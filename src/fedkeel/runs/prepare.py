@@ -173,8 +173,8 @@ def method_of(experiment: Experiment, task: Task) -> Method:
     method, policy = experiment.composed, experiment.policy
     if policy is not None and policy.tune and method.final is None:
         method = replace(method, final=head_tuning())
-    method = method.each_rule(lambda rule: rule.settled(setting))
-    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    method = method.map_rules(lambda rule: rule.settled(setting))
+    method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
     method = confined(repeated(method), task.initial)
     if policy is not None and task.tests is None:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedkeel.analysis.curvature import Loss, gradient
 from fedkeel.core.method import Phase
-from fedkeel.core.round import broadcast, chain
+from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
@@ -131,7 +131,7 @@ class Subject:
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = state_of(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
-        return chain(self.ascending.perturb, tree, state, at)[0]
+        return apply_chain(self.ascending.perturb, tree, state, at)[0]
 
     @property
     def training(self) -> Training:

@@ -110,7 +110,9 @@ class Stacks:
         task, module, initial = self.task, self.task.module, self.task.initial
         assert module is not None
         counts = [[part.last - part.first for part in of] for of in parts]
-        weights = Tree(torch.stack([initial.fits(model.params).to(initial.buffer) for model in models]), initial.layout)
+        weights = Tree(
+            torch.stack([initial.matching_buffer(model.params).to(initial.buffer) for model in models]), initial.layout
+        )
         tensors, places = self.side_by_side(parts, [sum(of) for of in counts])
         output = forward(module, frame_of(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         measured = {"loss": task.losses(module, tensors, output)}
