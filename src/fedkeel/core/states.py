@@ -141,7 +141,7 @@ def checksum_of_all(arrays: Arrays) -> int:
 
 
 # ---- states --------------------------------------------------------------------------------------------------------
-def state_to_arrays(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
+def to_arrays(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
     """Turn slots into arrays; return them with the layouts of those that are trees."""
     arrays: Arrays = {}
     layouts: dict[str, str] = {}
@@ -153,9 +153,7 @@ def state_to_arrays(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
     return arrays, layouts
 
 
-def arrays_to_state(
-    arrays: Arrays, layouts: Mapping[str, str], prefix: str, device: torch.device | str = "cpu"
-) -> State:
+def from_arrays(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device: torch.device | str = "cpu") -> State:
     """Turn the arrays under a prefix back into the slots of a state."""
     state: State = {}
     for name, array in arrays.items():

@@ -74,7 +74,7 @@ class Tree:
         return Tree.of(leaves, self.layout if same else None)
 
     def map_by_length(self, f: Callable[[Tensor], Tensor], *, vectors: bool = True) -> Tree:
-        """Apply f to all leaves of one length at once, `[..., leaves, length]`; `vectors` False leaves those below 2-d."""
+        """Apply f to all leaves of one length at once, `[..., leaves, length]`; without `vectors`, not to vectors."""
         axes = self.buffer.shape[:-1]
         parts = []
         for offset, leaves, length, vector in self.layout.groups:

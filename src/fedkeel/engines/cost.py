@@ -14,7 +14,7 @@ from fedkeel.core.trees import Tree, tensors
 from fedkeel.data.batches import steps
 from fedkeel.engines.engine import Outcome, Training
 from fedkeel.problems.task import Task
-from fedkeel.rules.layers import matching
+from fedkeel.rules.layers import matcher
 from fedkeel.rules.sharing import private
 
 
@@ -34,7 +34,7 @@ def uploaded(report: State) -> State:
 
 def sent(method: Method, message: State) -> State:
     """What of a message travels: not the layers of which every client has its own."""
-    mine = matching(private(method))
+    mine = matcher(private(method))
     return message | {"params": message["params"].only(lambda name: not mine(name))}
 
 

@@ -10,7 +10,7 @@ import torch
 from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rules.layers import HEAD, Patterns, matching, named
+from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class PrivateLayers(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
-        return {"private": params.only(matching(self.patterns))}
+        return {"private": params.only(matcher(self.patterns))}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params | client["private"], client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        mine = matching(self.patterns)
+        mine = matcher(self.patterns)
         shared = report["delta"].only(lambda name: not mine(name))
         return report | {"delta": shared}, client | {"private": at.params.only(mine)}
 
@@ -86,10 +86,10 @@ class Merge(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
-        head = params.only(matching(self.patterns))
+        head = params.only(matcher(self.patterns))
         return {"own_head": head, "merge": head.ones()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

@@ -16,16 +16,7 @@ import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
-from fedkeel.core.states import (
-    Damaged,
-    arrays_to_state,
-    describe_error,
-    read,
-    read_header,
-    state_to_arrays,
-    stored_check,
-    write,
-)
+from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.task import Scores
@@ -55,9 +46,7 @@ class Checkpoint:
         # the model by name, so that others can read it; other slots as flat buffers
         params: Tree = self.server["params"]
         arrays = {f"model/{name}": leaf.detach().cpu().contiguous().numpy() for name, leaf in params.items()}
-        rest, layouts = state_to_arrays(
-            {name: slot for name, slot in self.server.items() if name != "params"}, "server/"
-        )
+        rest, layouts = to_arrays({name: slot for name, slot in self.server.items() if name != "params"}, "server/")
         facts = {
             "round": self.round,
             "fingerprint": fingerprint,
@@ -77,7 +66,7 @@ class Checkpoint:
         try:
             model = {n.removeprefix("model/"): torch.from_numpy(a) for n, a in arrays.items() if n.startswith("model/")}
             params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
-            server = {"params": params} | arrays_to_state(arrays, facts["layouts"], "server/", device)
+            server = {"params": params} | from_arrays(arrays, facts["layouts"], "server/", device)
             places = {int(client): str(name) for client, name in facts["places"].items()}
             scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
             whole, checks = "check" in facts, dict(facts.get("checks", {}))

@@ -22,7 +22,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, nearest
 from fedkeel.rules import AdaptiveRadius
 from fedkeel.rules.critical import NEVER
-from fedkeel.rules.layers import layers
+from fedkeel.rules.layers import weight_layers
 from fedkeel.runs.record import NAMES
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
@@ -94,7 +94,9 @@ def observe_critical(seen: Seen) -> dict[str, float]:
     marks: list[Tree] = [state["critical"] for state in seen.states if "critical" in state]
     if not marks:
         return {}
-    able = [name for name in layers(seen.server["params"].layout, NEVER).shapes if name in marks[0].layout.shapes]
+    able = [
+        name for name in weight_layers(seen.server["params"].layout, NEVER).shapes if name in marks[0].layout.shapes
+    ]
     shares = torch.stack([torch.stack([mark[name] for mark in marks]).mean() for name in able]).tolist()
     return {f"critical/{name}": share for name, share in zip(able, shares, strict=True)}
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, arrays_to_state, read, state_bytes, state_to_arrays, sync, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, state_bytes, sync, to_arrays, write
 from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import Places
 
@@ -121,9 +121,7 @@ class ClientStore:
         arrays: Arrays = {}
         layouts: dict[str, str] = {}
         for client in members:
-            more, shapes = state_to_arrays(
-                self.memory[client] if client in self.memory else self._read(client), f"{client}/"
-            )
+            more, shapes = to_arrays(self.memory[client] if client in self.memory else self._read(client), f"{client}/")
             arrays |= more
             layouts |= shapes  # every client of a method has the same slots
         write(self.folder / name, arrays, {"layouts": layouts}, synced=False)
@@ -139,7 +137,7 @@ class ClientStore:
                 f"the state of client {client} cannot be read back: {error}",
                 "`fedkeel resume` goes on from the last checkpoint that is whole",
             ) from error
-        return arrays_to_state(arrays, facts["layouts"], f"{client}/", self.device)
+        return from_arrays(arrays, facts["layouts"], f"{client}/", self.device)
 
     def _forget(self, clients: Iterable[int]) -> None:
         """Drop states that stand in files, in this order, as long as too much is held."""
