@@ -20,7 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedkeel as fk
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Body, Fixed, Gradient, Lift, Moment, broadcast, init_client, init_server, local_step
+from fedkeel.core.round import (
+    Body,
+    Gradient,
+    Lift,
+    PhaseContext,
+    StepInput,
+    broadcast,
+    init_client,
+    init_server,
+    make_local_step,
+)
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.engines.engine import Training
@@ -90,7 +100,7 @@ def forget() -> None:
 
 def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
     """One step of each phase, and what it is given."""
-    fitted = method.each_rule(lambda rule: rule.settled(SETTING))
+    fitted = method.map_rules(lambda rule: rule.settled(SETTING))
     client, message = init_client(fitted, MODEL), broadcast(fitted, init_server(fitted, MODEL))
     client |= {name: torch.full((10,) if name == "histogram" else (), v) for name, v in FACTS.items() if name in client}
     params, client, message = away(MODEL), away(client), away(message)
@@ -100,9 +110,9 @@ def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
         return Gradient(params.elementwise(torch.sin), numbers)
 
     for phase in fitted.phases:
-        body = local_step(phase, gradient, lift, padded=False, sent=0)
-        moment = Moment(None, torch.zeros((), dtype=torch.int64, device="meta"), keys)
-        yield body, ((params, client), Fixed(params, message, numbers, numbers), moment)
+        body = make_local_step(phase, gradient, lift, padded=False, sent=0)
+        moment = StepInput(None, torch.zeros((), dtype=torch.int64, device="meta"), keys)
+        yield body, ((params, client), PhaseContext(params, message, numbers, numbers), moment)
 
 
 def drawn(method: Method) -> bool:

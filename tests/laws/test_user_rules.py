@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.rule import LOCAL_STAGES, Rule, is_stackable, says_stackable
+from fedkeel.core.rule import LOCAL_STAGES, Rule, declares_stackable, is_stackable
 from fedkeel.engines.stacked.client_mapping import broadcasting, lift_for, vmapped
 from fedkeel.rules import RULES
 from fedkeel.rules.sharing import Confined
@@ -198,7 +198,7 @@ def test_every_rule_of_the_library_that_draws_nothing_says_so(name):
     """No method of the library is slower in a stack than it could be; the engines' tests hold it against vmap."""
     kind = RULES[name]
     called = any(getattr(kind, stage) is not getattr(Rule, stage) for stage in LOCAL_STAGES)
-    assert says_stackable(kind) == (called and name not in DRAW | ON_THE_SERVER)
+    assert declares_stackable(kind) == (called and name not in DRAW | ON_THE_SERVER)
 
 
 DRAW = {"ByChance", "RandomBand", "RandomEnergy"}

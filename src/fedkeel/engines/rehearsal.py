@@ -11,7 +11,16 @@ from torch import Tensor
 from fedkeel.core.contract import FACTS, name_of
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round, server_round
+from fedkeel.core.round import (
+    Gradient,
+    PhaseWork,
+    StepInput,
+    broadcast,
+    init_client,
+    init_server,
+    local_round,
+    server_round,
+)
 from fedkeel.core.rule import Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.engines.engine import facts_of
@@ -29,14 +38,14 @@ class Rehearsed(NamedTuple):
 
 def rehearse(method: Method, task: Task) -> None:
     """Refuse a method whose rules break their contract: a round of one client and the server, and the final phase."""
-    watched = method.each_rule(watch)
+    watched = method.map_rules(watch)
     message, report, state = rehearse_client(watched, task)
     server = init_server(watched, task.initial, task.buffers)
     reports = stack([report])
     reports["population"] = reports["lr"].new_ones(())
     if method.server_phase is not None:
         begun = watched.weights.begin(reports, server)
-        alone = Method(method.name, (method.server_phase,), method.weights).each_rule(watch)
+        alone = Method(method.name, (method.server_phase,), method.weights).map_rules(watch)
         reports["learned"] = rehearse_client(alone, task, message, begun).state
     server_round(watched, server, reports)
     if method.final is not None:
@@ -51,7 +60,7 @@ def rehearse_client(method: Method, task: Task, message: State | None = None, st
         state = init_client(method, task.initial, task.buffers)
     lr = torch.ones((), dtype=task.dtype, device=task.device)
     nothing = torch.zeros((), dtype=torch.int64, device=task.device)
-    work = [Stretch([Moment(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
+    work = [PhaseWork([StepInput(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
     facts = facts_of(task, int(task.clients.sizes.argmax()), 1, lr)
     report, after = local_round(method, _still, message, state, work, lr, facts)
     return Rehearsed(message, report, after)

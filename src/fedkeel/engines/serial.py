@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient, Moment, Stretch, local_round
+from fedkeel.core.round import Gradient, PhaseWork, StepInput, local_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
@@ -63,12 +63,12 @@ class SerialEngine:
         """Which rows of its data the client sees in each step of a phase."""
         return planned(self.task, self.training, round, client, index, phase)
 
-    def stretch(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Stretch:
+    def stretch(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> PhaseWork:
         """A phase's moments, made one at a time as they are used."""
         sizes = torch.tensor([len(rows) for rows in plan], dtype=self.task.dtype, device=self.task.device)
-        return Stretch(self.moments(round, client, index, phase, plan), sizes / sizes.sum())
+        return PhaseWork(self.moments(round, client, index, phase, plan), sizes / sizes.sum())
 
-    def moments(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[Moment]:
+    def moments(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[StepInput]:
         of = key(self.training.seed, "samples", round, client, index)
         noisy = "key" in self.task.asks
         random = noisy or any(rule.random for rule in phase.rules)
@@ -80,7 +80,7 @@ class SerialEngine:
             drawn = keys[step] if noisy and keys is not None else None
             batch = self.task.batch(client, rows, seeds, seed, drawn)
             self.seconds.add("data", time.perf_counter() - began)
-            yield Moment(batch, self.counter(step), self.nothing if keys is None else keys[step])
+            yield StepInput(batch, self.counter(step), self.nothing if keys is None else keys[step])
 
     def counter(self, step: int) -> Tensor:
         if step >= len(self.counters):

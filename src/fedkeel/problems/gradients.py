@@ -43,9 +43,9 @@ class Workspace:
 
     def load(self, params: Tree, buffers: Tree | None) -> None:
         self.task.recount()
-        self.weights.buffer.copy_(self.weights.fits(params))
+        self.weights.buffer.copy_(self.weights.matching_buffer(params))
         if self.buffers is not None and buffers is not None:
-            self.buffers.buffer.copy_(self.buffers.fits(buffers))
+            self.buffers.buffer.copy_(self.buffers.matching_buffer(buffers))
 
     def __call__(
         self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import begin, broadcast
+from fedkeel.core.round import broadcast, start_client
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
 from fedkeel.engines.clock import Clock
@@ -111,7 +111,7 @@ class Judge:
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")
             elif policy.model == "received":
-                params, state = begin(self.method, message, state)
+                params, state = start_client(self.method, message, state)
                 buffers = state.get("buffers", buffers)
             return Model(params, buffers, f"{CLIENT}{client}")
 

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import tomli_w
 from filelock import FileLock, Timeout
 
-from fedkeel.core.states import write_whole
+from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, RunError
 from fedkeel.runs.checkpoint import names, prune, remove, round_of
 from fedkeel.runs.checksums import SUMS, checksum, line_of, read_sums, read_text, sums_of
@@ -185,7 +185,7 @@ def write_text(path: Path, text: str) -> None:
         raise FolderError(
             f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
         ) from None
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

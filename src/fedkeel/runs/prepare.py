@@ -37,7 +37,7 @@ from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.rules.sharing import confined
+from fedkeel.rules.sharing import confine
 from fedkeel.runs.experiment import from_python, lost
 from fedkeel.runs.plan import Plan
 
@@ -171,10 +171,10 @@ def method_of(plan: Plan, task: Task) -> Method:
     method, policy = plan.method, plan.evaluation
     if policy is not None and policy.tune and method.final is None:
         method = replace(method, final=head_tuning())
-    method = method.each_rule(lambda rule: rule.settled(setting))
-    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    method = method.map_rules(lambda rule: rule.settled(setting))
+    method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
-    method = confined(repeated(method), task.initial)
+    method = confine(repeated(method), task.initial)
     if policy is not None and task.tests is None:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeel.analysis.curvature import Loss, gradient
+from fedkeel.analysis.curvature import LossParts, gradient
 from fedkeel.core.method import Phase
-from fedkeel.core.round import broadcast, chain
+from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
@@ -58,20 +58,20 @@ class Subject:
         size = int(self.task.clients.sizes[client])
         return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
 
-    def loss_of(self, client: int) -> Loss:
+    def loss_of(self, client: int) -> LossParts:
         """The mean loss on a client's training samples, as parts that add up to it."""
         rows = self.rows(client)
         return self._parts([(client, rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> LossParts:
         """The mean loss on `samples` training samples of all clients."""
         offsets = np.concatenate(([0], np.cumsum(self.task.clients.sizes)))
         drawn = np.asarray(choice(key(self.seed, "analysed samples"), int(offsets[-1]), min(self.samples, offsets[-1])))
         owner = np.searchsorted(offsets, drawn, side="right") - 1
         return self._parts([(int(c), drawn[owner == c] - offsets[c]) for c in np.unique(owner)])
 
-    def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> Loss:
+    def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> LossParts:
         """Samples of several clients, gathered into parts of CHUNK samples."""
         total = sum(len(rows) for _, rows in chosen)
         raw = [self.task.ready(self.task.clients.rows(client, rows)) for client, rows in chosen]
@@ -130,7 +130,7 @@ class Subject:
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = state_of(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
-        return chain(self.ascending.perturb, tree, state, at)[0]
+        return apply_chain(self.ascending.perturb, tree, state, at)[0]
 
     @property
     def training(self) -> Training:

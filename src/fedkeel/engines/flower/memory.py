@@ -12,7 +12,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, join, read, split, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, to_arrays, write
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 
 log = logging.getLogger("fedkeel")
@@ -57,7 +57,7 @@ class Memory:
             return []
         if facts.get("identity") != self.identity:
             return []
-        return [join(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
+        return [from_arrays(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
 
     def keep(self, before: State, after: State) -> None:
         """Remember both; the file is whole before anything is sent."""
@@ -69,6 +69,6 @@ class Memory:
             arrays: Arrays = {}
             layouts: dict[str, str] = {}
             for place, state in states.items():
-                more, layouts = split(state, f"{place}/")
+                more, layouts = to_arrays(state, f"{place}/")
                 arrays |= more
             write(self.file, arrays, {"identity": self.identity, "layouts": layouts, "places": list(PLACES)})

@@ -103,9 +103,9 @@ def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def compile_rules(f: Callable[..., Any]) -> Callable[..., Any]:
-    from fedkeel.kernels.fuse_filter_pass import Absorb  # importing the compiler takes a second
+    from fedkeel.kernels.fuse_filter_pass import FuseFilter  # importing the compiler takes a second
 
     torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
     for harmless in ("Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code gen"):
         warnings.filterwarnings("ignore", harmless)  # what remembers is pure; the rest is left to PyTorch's kernels
-    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": Absorb()})
+    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": FuseFilter()})

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Body, Carry, Fixed
+from fedkeel.core.round import Body, Carry, PhaseContext
 from fedkeel.engines.stacked.client_mapping import spread
 from fedkeel.engines.stacked.stacked_batches import Steps
 
@@ -59,7 +59,9 @@ class Dropping:
     def __init__(self, scan: Scan):
         self.scan = scan
 
-    def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
+    def __call__(
+        self, phase: Phase, body: Body, carry: Carry, fixed: PhaseContext, steps: Steps
+    ) -> tuple[Carry, Tensor]:
         lengths = (steps.sizes > 0).sum(0).tolist()
         plan = cuts(lengths) if lengths == sorted(lengths, reverse=True) else []
         if len(plan) < 2:
@@ -82,11 +84,11 @@ def rows(state: Any, first: int, last: int) -> Any:
     return _pytree.tree_map(lambda leaf: leaf[first:last], state)
 
 
-def of_first(fixed: Fixed, clients: int) -> Fixed:
+def of_first(fixed: PhaseContext, clients: int) -> PhaseContext:
     """What stays, for the first clients of a stack; what the server sent may be the same for all."""
     start, message, lr, steps = fixed
     shared = message["params"].buffer.dim() == 1
-    return Fixed(
+    return PhaseContext(
         rows(start, 0, clients),
         message if shared else rows(message, 0, clients),
         lr if lr.dim() == 0 else lr[:clients],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import Lift, Stretch, local_round, one_by_one
+from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack, unstack
 from fedkeel.engines.clock import Clock
@@ -72,7 +72,7 @@ class StackedEngine:
         self.store = Store(task, data_budget(task.device))
         self.lift = lift or lift_for(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
-        self.scan = Dropping(self.graphs if task.device.type == "cuda" else one_by_one)
+        self.scan = Dropping(self.graphs if task.device.type == "cuda" else scan_steps)
         self.together = together
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
@@ -147,7 +147,16 @@ class StackedEngine:
         began = time.perf_counter()
         work = [stretch(steps) for steps in phases]
         report, state = local_round(
-            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan, sent=sent
+            self.method,
+            self.gradient,
+            message,
+            state,
+            work,
+            rate,
+            facts,
+            lift=self.lift,
+            scan=self.scan,
+            message_axis=sent,
         )
         report, state = spread(report, len(clients)), spread(state, len(clients))
         outcomes = [Outcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]
@@ -166,5 +175,5 @@ class StackedEngine:
         pass
 
 
-def stretch(steps: Steps) -> Stretch:
-    return Stretch(steps, steps.shares, steps.padded)
+def stretch(steps: Steps) -> PhaseWork:
+    return PhaseWork(steps, steps.shares, steps.padded)

@@ -24,8 +24,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
-from fedkeel.kernels.layers import Frame, Running
-from fedkeel.kernels.network import forward, known
+from fedkeel.kernels.layers import Frame, RunningBuffers
+from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.task import Task
 
@@ -244,7 +244,7 @@ class KernelWorkspace(StackedWorkspace):
         reference = self.reference(batch, aim, buffers)
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
-        running = None if buffers is None else Running(buffers, after, batch.mask)
+        running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         with torch.set_grad_enabled(aim.objective.differentiable), stackable():
             output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
@@ -279,4 +279,4 @@ def workspace_for(task: Task) -> StackedWorkspace:
     sample = task.ready(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
     if task.module is None or len(sample) != 2:  # inputs and targets
         return StackedWorkspace(task)
-    return KernelWorkspace(task) if known(task.module, sample[0].dim() - 1) else StackedWorkspace(task)
+    return KernelWorkspace(task) if has_kernels(task.module, sample[0].dim() - 1) else StackedWorkspace(task)

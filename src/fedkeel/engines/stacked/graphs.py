@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Body, Carry, Fixed, Moment, one_by_one
+from fedkeel.core.round import Body, Carry, PhaseContext, StepInput, scan_steps
 from fedkeel.core.trees import tensors
 from fedkeel.engines.stacked.client_mapping import spread
 from fedkeel.engines.stacked.stacked_batches import StackedBatch, Steps, gathered
@@ -54,10 +54,10 @@ class Replayed(Protocol):
 class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
-    def __init__(self, body: Body, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps):
+    def __init__(self, body: Body, carry: Carry, fixed: PhaseContext, inputs: Inputs, steps: Steps):
         self.store, self.body, self.noisy = steps.store, body, steps.noisy
         self.carry: Carry = copied(carry)
-        self.fixed: Fixed = copied(fixed)
+        self.fixed: PhaseContext = copied(fixed)
         self.inputs: Inputs = roomier(inputs, steps.first)
         self.histogram = None if steps.histogram is None else steps.histogram.clone()
         self.pool: Any = None
@@ -96,7 +96,7 @@ class Graph:
             clients, wide = index.shape
             noise = keys if self.noisy else None
             batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
-            carry, loss = self.body(carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
+            carry, loss = self.body(carry, self.fixed, StepInput(batch, self.step.squeeze(0), keys, active))
             self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
             self.step += 1
         taken = {slot.untyped_storage().data_ptr() for slot in place}
@@ -115,7 +115,7 @@ class Graph:
                 graph.replay()
             count %= length
 
-    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps) -> tuple[Carry, Tensor]:
+    def run(self, carry: Carry, fixed: PhaseContext, inputs: Inputs, steps: Steps) -> tuple[Carry, Tensor]:
         first, last = steps.first, steps.first + len(inputs.rows)
         if self.histogram is not None and steps.histogram is not None:
             self.histogram.copy_(steps.histogram)
@@ -137,10 +137,12 @@ class GraphScan:
         self.possible = True
         self.graphs: dict[Any, Graph] = {}
 
-    def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
+    def __call__(
+        self, phase: Phase, body: Body, carry: Carry, fixed: PhaseContext, steps: Steps
+    ) -> tuple[Carry, Tensor]:
         task = steps.store.task
         if not (self.possible and steps.store.on_device and (self.separable or steps.full)):
-            return one_by_one(phase, body, carry, fixed, steps)
+            return scan_steps(phase, body, carry, fixed, steps)
         inputs = Inputs.of(steps, task.device, task.dtype)
         carry, fixed = (
             _pytree.tree_map(torch.Tensor.contiguous, p) for p in (spread(carry, len(steps.clients)), fixed)
@@ -156,7 +158,7 @@ class GraphScan:
             except RuntimeError as error:
                 log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
                 self.possible = False
-                return one_by_one(phase, body, carry, fixed, steps)
+                return scan_steps(phase, body, carry, fixed, steps)
         return graph.run(carry, fixed, inputs, steps)
 
     def clear(self) -> None:

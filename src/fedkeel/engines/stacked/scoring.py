@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import Model
-from fedkeel.kernels.layers import Frame, Running
+from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
 from fedkeel.problems.task import CLIENT, Part, Scores, Task, counts_as_labels
 
@@ -110,7 +110,9 @@ class Stacks:
         task, module, initial = self.task, self.task.module, self.task.initial
         assert module is not None
         counts = [[part.last - part.first for part in of] for of in parts]
-        weights = Tree(torch.stack([initial.fits(model.params).to(initial.buffer) for model in models]), initial.layout)
+        weights = Tree(
+            torch.stack([initial.matching_buffer(model.params).to(initial.buffer) for model in models]), initial.layout
+        )
         tensors, places = self.side_by_side(parts, [sum(of) for of in counts])
         output = forward(module, frame_of(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         measured = {"loss": task.losses(module, tensors, output)}
@@ -150,7 +152,7 @@ def largest_layer(task: Task, sample: Sample) -> int:
 
 def frame_of(task: Task, weights: Tree, buffers: Tree | None = None) -> Frame:
     """What kernels need where models are judged: nothing is differentiated, and batch norms learn nothing."""
-    running = None if buffers is None else Running(buffers)
+    running = None if buffers is None else RunningBuffers(buffers)
     return Frame(weights, weights, torch.zeros((), device=task.device), task.compute, running)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Moment
+from fedkeel.core.round import StepInput
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
@@ -132,7 +132,7 @@ class Steps:
         real: NDArray[np.bool_] = np.arange(self.index.shape[2]) < self.sizes[..., None]
         return real | (self.sizes == 0)[..., None]
 
-    def __iter__(self) -> Iterator[Moment]:
+    def __iter__(self) -> Iterator[StepInput]:
         """Step by step, each batch only as wide as its widest client."""
         device, dtype = self.store.task.device, self.store.task.dtype
         steps = torch.arange(self.first, self.first + len(self.index), device=device)
@@ -148,7 +148,7 @@ class Steps:
                 self.histogram,
                 keys[s] if self.noisy else None,
             )
-            yield Moment(batch, steps[s], keys[s], active[s] if self.padded else None)
+            yield StepInput(batch, steps[s], keys[s], active[s] if self.padded else None)
 
     def prepared(self, s: int, wide: int) -> Sample:
         """What the models see in step s."""
