@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedkeel.kernels.band import Basis, Onto
+if TYPE_CHECKING:
+    from fedkeel.kernels.band import Basis, Onto
 
 ROWS, COUNT = 64, 16  # rows of a program; functions of the basis, filled up with zeros
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from filelock import lock_descriptor
 
 from fedkeel.errors import RequestError, RunError
+from fedkeel.papers.cells import Cell
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
 from fedkeel.typed_values import read_line, show_value
@@ -252,3 +253,25 @@ def longest(entries: Iterable[Entry]) -> list[Entry]:
     length = max((entry.rounds for entry in found), default=0)
     by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
     return [by_seed[seed] for seed in sorted(by_seed)]
+
+
+def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
+    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
+
+    `others` are runs of other experiments, for numbers that are differences.
+    """
+    if cell.kind == "accuracy":
+        if cell.evaluation == "personal best":
+            return entry.personal if entry.personal is not None else entry.best
+        return entry.last if cell.evaluation == "last" else entry.best
+    if cell.kind == "seconds per round":
+        return entry.seconds_per_round
+    if cell.kind == "extra seconds per round":
+        own = longest(other for other in others if other.place == entry.place)
+        return entry.seconds_per_round - own[0].seconds_per_round if own else None
+    reached = entry.rounds_to(cell.target) if cell.target is not None else None
+    if reached is None:
+        return None
+    if cell.kind == "relative bytes":
+        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
+    return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)

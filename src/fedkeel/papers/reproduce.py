@@ -14,7 +14,7 @@ from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
-from fedkeel.papers.ledger import Entry, standing
+from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -151,8 +151,6 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
 # ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
-    from fedkeel.papers.verdicts import measured
-
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
     points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
