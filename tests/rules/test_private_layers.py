@@ -131,7 +131,7 @@ def test_what_travels_is_what_rules_say():
     method = fk.method("frozen", gradient=[Frozen()], weights=fk.Uniform())
     given = fk.Experiment(problem=problem, method=method, rounds=1, participation=1.0, batch_size=4, lr=0.1)
     run = fk.run(given, engine="serial")
-    task = task_maker(given, torch.device("cpu"), torch.float32)(problem_of(given))
+    task = task_maker(given.plan, torch.device("cpu"), torch.float32)(problem_of(given.plan))
     message = broadcast(method, init_server(method, task.initial))
     kept = [name for name in task.initial if not name.startswith("0.")]
     assert list(sent(method, message)["params"]) == kept
