@@ -116,7 +116,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_an_import_inside_a_function_is_seen():
-    sly = "def f():\n    from fedkeel import rules\n    import fedkeel.methods.spectral\n    from fedkeel.data import load\n"
+    sly = "def f():\n from fedkeel import rules\n import fedkeel.methods.spectral\n from fedkeel.data import load\n"
     assert imported(list(ast.walk(ast.parse(sly)))) == {"rules", "methods.spectral", "data"}
 
 
