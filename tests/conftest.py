@@ -9,6 +9,7 @@ import torch
 from small_runs import SMALL
 
 import fedkeel as fk
+from fedkeel.cli import training
 from fedkeel.cli.main import call
 from fedkeel.engines import machine
 from problems import CENTRE, CURVATURE, quadratic, small_problem
@@ -68,3 +69,9 @@ def trained(fedkeel):
         return json.loads(done.out)["runs"]
 
     return run
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Nothing may be trained from here on."""
+    monkeypatch.setattr(training, "run", None)

@@ -29,3 +29,9 @@ def test_the_guides_ten_lines_run(capsys):
     assert len(lines) <= 14
     exec(compile(code, "guide", "exec"), {"__name__": "guide"})
     assert float(capsys.readouterr().out) > 0.15
+
+
+def test_the_page_of_one_method(fedkeel):
+    assert fedkeel("methods", "fedavg", "--pages", "here").code == 0
+    assert [path.name for path in Path("here").iterdir()] == ["fedavg.md"]
+    assert "# fedavg" in Path("here/fedavg.md").read_text()

@@ -1,7 +1,13 @@
 """Serial and processes give the same bits, and a round does not depend on who finished first."""
 
+import pickle
+import struct
+import subprocess
+import sys
+
 import pytest
 import torch
+from small_runs import environment
 
 import fedkeel as fk
 from fedkeel.engines.processes import ProcessesEngine
@@ -112,3 +118,17 @@ def test_batch_statistics_do_not_leak_from_client_to_client(small):
     torch.testing.assert_close(both.server["buffers"].buffer, mean.buffer)
     kept = fk.run(experiment(problem, rounds=2, epochs=1, batch_size=100, participants=[[0], [0, 1]], buffers="keep"))
     assert torch.equal(kept.server["buffers"]["1.running_mean"], torch.zeros(4))
+
+
+def test_a_worker_whose_parent_is_gone_ends_without_a_word():
+    command = [sys.executable, "-c", "from fedkeel.engines.worker import main; main()"]
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
+    worker.stdout.close()
+    body = pickle.dumps(("train", (None,)))
+    worker.stdin.write(struct.pack("<Q", len(body)) + body)
+    worker.stdin.flush()
+    assert worker.stderr.read() == b""
+    assert worker.wait() == 0
+    worker.stdin.close()
+    worker.stderr.close()

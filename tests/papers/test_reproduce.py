@@ -421,3 +421,39 @@ def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
     assert "known choices: class-wise" in capsys.readouterr().err
     assert call([*words, "model=resnet9"]) == 2
     assert "did you mean 'resnet20-gn'?" in capsys.readouterr().err
+
+
+# ---- what the command checks first ----------------------------------------------------------------------------------
+CELL = [
+    "reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "1", "--set", "dataset=digits",
+    "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1", "--engine", "serial", "--no-progress",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/proc/x/ledger.jsonl", "."])
+def test_a_ledger_that_cannot_be_written_is_refused_before_training(fedkeel, untrained, place):
+    done = fedkeel(*CELL, "--ledger", place)
+    assert done.code == 2
+    assert done.err.startswith("error: cannot ")
+    assert f"the ledger {place}: " in done.err
+
+
+def test_the_check_leaves_no_ledger_behind(tmp_path):
+    ledger.check_writable(tmp_path / "new" / "ledger.jsonl")
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize(("option", "what"), [("--engine", "engine"), ("--device", "device")])
+def test_a_dry_run_checks_names(fedkeel, option, what):
+    done = fedkeel(*CELL, "--dry-run", option, "foo")
+    assert (done.code, done.out) == (2, "")
+    assert f"unknown {what}: foo" in done.err
+
+
+def test_what_is_tried_is_named_but_not_filed(fedkeel):
+    asked = [*CELL, "--ledger", "ledger.jsonl", "--out", "runs", "--try", "lr=0.01,0.05"]
+    for words in (["--dry-run"], []):
+        done = fedkeel(*asked, *words)
+        assert done.code == 0
+        assert all(done.out.count(f"FedAvg, cifar10, 0.1 (lr={lr})") == 1 for lr in (0.01, 0.05))
+    assert {entry.cell for entry in ledger.read(Path("ledger.jsonl"))} == {("fedfft", "1", "FedAvg", "cifar10, 0.1")}

@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from small_runs import SMALL
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -206,3 +208,43 @@ def test_seconds_of_several_machines_or_engines_are_not_averaged(tmp_path):
 def test_wrong_comparisons_are_refused(folders, capsys, words, message):
     assert call(["compare", str(folders), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def tables_of(text):
+    """Rows by their first word."""
+    return {line.split()[0]: line for line in reversed(text.splitlines()) if line.strip()}
+
+
+@pytest.fixture
+def two(trained):
+    """A run of two rounds, and one that broke off after the second of five."""
+    trained("--method", "fedavg,fedsam", "--out", "here")
+    file = Path("here/fedsam/0/experiment.toml")
+    file.write_text(file.read_text().replace("rounds = 2", "rounds = 5"))
+    return Path("here")
+
+
+def test_an_unfinished_run_is_named(fedkeel, two):
+    done = fedkeel("compare", two)
+    assert done.code == 0
+    assert "note: fedsam is not finished: it stands at round 2 of 5" in done.err
+    assert "fedavg is not finished" not in done.err
+
+
+def test_a_run_whose_rounds_are_damaged_is_named(fedkeel, two):
+    file = two / "fedavg" / "0" / "rounds.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\nnot JSON\n")
+    done = fedkeel("compare", two)
+    assert (done.code, done.out) == (2, "")
+    assert f"error: {file.resolve()} is damaged in line 2" in done.err
+
+
+def test_a_failed_run_does_not_change_the_unit_of_the_others(fedkeel, trained):
+    trained("--method", "fedavg", "--out", "here/fedavg/0")
+    before = tables_of(fedkeel("compare", "here").out)["fedavg"]
+    words = ["--method", "fedprox", "--set", "lr=1e30", "--out", "here/fedprox/0"]
+    assert fedkeel("run", *SMALL, "--rounds", "2", *words).code == 1
+    after = tables_of(fedkeel("compare", "here").out)
+    assert after["fedavg"].split() == before.split()
+    assert after["fedavg"].count("%") == 3
+    assert "–" in after["fedprox"]
