@@ -20,7 +20,7 @@ from fedkeel.data.datasets import SOURCES
 from fedkeel.data.partition.registry import load_partition
 from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.engines.engine import Training
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import state_budget, uses_onednn
 from fedkeel.engines.memory import activation_bytes
 from fedkeel.errors import ExperimentError
@@ -92,7 +92,7 @@ def estimate(experiment: Experiment) -> Estimate:
         client=size(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
         workspace=trees * tree + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
-        reports=selected * size(expected(method, task).report),
+        reports=selected * size(expected_messages(method, task).report),
         data=needed_bytes(SOURCES[experiment.dataset]),
     )
 

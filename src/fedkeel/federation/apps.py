@@ -18,9 +18,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
-from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import RECENT, FlowerEngine
-from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.machine import device_of, steady
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RequestError, RunError
@@ -77,12 +77,12 @@ def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
     def node(context: Context) -> Node:
         return node_of(read(folder, vouched(trust)), context, vouched(trust))
 
-    return app_of(node)
+    return make_client_app(node)
 
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
     """A node with its own data, which trains like the serial engine."""
-    client, settings = partition_of(context), context.node_config
+    client, settings = client_number(context), context.node_config
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
@@ -150,7 +150,7 @@ def serve(
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
     with steady(), contextlib.ExitStack() as closing:
         problem = problem_of(experiment) if source == PARTITION else None
-        roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
+        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), identity)
         if problem is None:
             problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
         folder.open()
@@ -180,7 +180,7 @@ def sizes_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}-clients.json")
 
 
-def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
+def known_sizes(out: Path, roster: NodeRegistry, wait: float) -> list[int]:
     """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
     file = sizes_beside(out)
     if not file.exists():

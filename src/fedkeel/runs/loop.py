@@ -17,9 +17,9 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import stack, tensors
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
-from fedkeel.engines.engine import Engine, Outcome, Request, Training
-from fedkeel.engines.machine import state_budget, undisturbed, used_by_others
-from fedkeel.engines.measure import Left
+from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
+from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
+from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.sound_data import divergence, found_in_data
@@ -37,7 +37,7 @@ from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-Going = Generator[Request, list[Outcome], Run]
+Going = Generator[RoundRequest, list[ClientOutcome], Run]
 """A run that asks for the training of its clients, and is sent what came of it."""
 
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
@@ -53,7 +53,7 @@ class Progress(Protocol):
     def finished(self, run: Run) -> None: ...
 
 
-def driven(going: Going, train: Callable[[Request], list[Outcome]]) -> Run:
+def driven(going: Going, train: Callable[[RoundRequest], list[ClientOutcome]]) -> Run:
     """A run with an engine of its own."""
     try:
         request = next(going)
@@ -104,10 +104,10 @@ class Loop:
         assert self.experiment.rounds is not None
         return self.experiment.rounds - self.done
 
-    def left(self) -> Left:
+    def left(self) -> RemainingWork:
         """What is still to be trained."""
         rounds = max(0, self.rounds_left())
-        return Left(rounds, self.participation.selected(self.done) if rounds else ())
+        return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
     # ---- before and after ----------------------------------------------------------------------------------------
     def restore(self) -> None:
@@ -151,7 +151,7 @@ class Loop:
         if self.folder is None or self.saved == self.done:
             return
         began = time.perf_counter()
-        with undisturbed():
+        with delay_signals():
             self.folder.sync()
             places = self.store.save()
             Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
@@ -210,7 +210,9 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
+    def one_round(
+        self, engine: Engine, training: Training
+    ) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
@@ -221,7 +223,7 @@ class Loop:
         personal = {}
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
-        outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
+        outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
@@ -261,7 +263,7 @@ class Loop:
             dropped=dropped,
             extra=measures | tracked,
         )
-        with undisturbed():  # no signal leaves half a round behind
+        with delay_signals():  # no signal leaves half a round behind
             if self.folder is not None:
                 self.folder.append(record)
             if self.history is not None:
@@ -289,7 +291,7 @@ class Loop:
         begun = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, begun).state
 
-    def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
+    def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})

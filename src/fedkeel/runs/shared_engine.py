@@ -13,7 +13,7 @@ import torch
 from fedkeel.engines.choose import BITWISE, ENGINES, PREFERENCE, Choice, Contest, candidates
 from fedkeel.engines.engine import Training
 from fedkeel.engines.machine import steady
-from fedkeel.engines.measure import Job, Left, unnoticed
+from fedkeel.engines.measure import Job, RemainingWork, without_traces
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import RunFolder
@@ -79,8 +79,8 @@ def _fastest(
         able = [name for name in candidates(job, None) if name in able]
         if len(able) < 2 or (stacks and "stacked" in able):
             continue
-        with unnoticed(device):
-            engine, choice = Contest(job, able).decided()
+        with without_traces(device):
+            engine, choice = Contest(job, able).decide()
             if engine is not None:
                 engine.close()
         if choice.seconds:  # a kind that is too short to be measured has no say
@@ -92,7 +92,7 @@ def _fastest(
     if not measured or len(able) < 2:
         return able[0] if able else "serial"
     best = min(able, key=lambda name: seconds[name] * (PREFERENCE if name == "serial" else 1.0))
-    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).told())
+    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).describe())
     return best
 
 
@@ -104,4 +104,4 @@ def _job(experiment: Experiment, device: torch.device, dtype: torch.dtype, worke
     sizes = task.clients.sizes
     clients = Participation(experiment.seed, sizes, settings.participation, 0.0, experiment.participants).selected(0)
     training = Training(experiment.seed, settings.epochs, settings.batch_size)
-    return Job(task, method_of(experiment, task), training, make, workers, Left(settings.rounds, clients))
+    return Job(task, method_of(experiment, task), training, make, workers, RemainingWork(settings.rounds, clients))
