@@ -35,7 +35,7 @@ from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import HOT, broadcasting, vmapped
+from fedkeel.engines.stacked.client_mapping import STEP_FUNCTIONS, lift_by_broadcast, lift_by_vmap
 from fedkeel.methods import METHODS, build
 from fedkeel.papers import PAPERS, find
 from fedkeel.problems.task import Task
@@ -127,7 +127,7 @@ EVERY = list(methods())
 def test_a_step_stays_on_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
     compiled = not drawn(method)
-    for body, given in steps(method, broadcasting if compiled else vmapped):
+    for body, given in steps(method, lift_by_broadcast if compiled else lift_by_vmap):
         if compiled:
             monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
         else:
@@ -152,8 +152,10 @@ def test_one_client_after_another_draws_where_its_gradients_are(rule: Rule) -> N
 
 def in_one_graph(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
     """Broadcasting whose chains the compiler must see whole."""
-    plain = broadcasting(f, dims)
-    return torch.compile(plain, backend="eager", fullgraph=True, dynamic=False) if f.__name__ in HOT else plain
+    plain = lift_by_broadcast(f, dims)
+    return (
+        torch.compile(plain, backend="eager", fullgraph=True, dynamic=False) if f.__name__ in STEP_FUNCTIONS else plain
+    )
 
 
 @pytest.mark.slow  # a second for each chain

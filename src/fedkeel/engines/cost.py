@@ -12,11 +12,11 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.data.batches import steps
-from fedkeel.engines.engine import Outcome, Training
+from fedkeel.engines.engine import ClientOutcome, Training
 from fedkeel.problems.task import Task
 
 
-def all_finite(outcome: Outcome) -> bool:
+def all_finite(outcome: ClientOutcome) -> bool:
     found = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
     return all(bool(torch.isfinite(slot).all()) for slot in found)
 

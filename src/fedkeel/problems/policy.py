@@ -88,7 +88,7 @@ class Evaluation:
         return f"the mean of the last {self.last}" if self.report == "mean-last" else f"the {self.report} round"
 
 
-def spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
+def summarise_clients(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
     """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
     lowest = sorted(values, reverse=name == "loss")[: max(1, len(values) // 10)]

@@ -64,7 +64,7 @@ def require_a_mean(task: Task, name: str, model: Any, tensors: Sample, output: A
     """Refuse a metric whose mean over stretches is not what it is of all samples."""
     metric = task.problem.metrics[name]
     whole, *each = (
-        torch.as_tensor(task.judge(metric, model, *some)) for some in ((tensors, output), *singly(tensors, output))
+        torch.as_tensor(task.call(metric, model, *some)) for some in ((tensors, output), *singly(tensors, output))
     )
     if not near(whole, each):
         raise ExperimentError(

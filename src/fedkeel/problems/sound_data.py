@@ -102,7 +102,7 @@ def check_labels(task: Task, name: str, data: ClientData) -> None:
         classes = output.shape[-1]
         for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
             try:
-                task.judged(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
+                task.call_loss(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
             except (IndexError, RuntimeError, ValueError):
                 raise DataError(
                     f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has {classes} "

@@ -188,25 +188,25 @@ class Task:
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self.judged(self.problem.loss, model, tensors, output)
+        return self.call_loss(self.problem.loss, model, tensors, output)
 
     def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
         """The mean of an objective over a batch, or its total."""
         output = self.output(model, batch.tensors, objective, batch.noise)
         if objective.of_problem:
-            losses = self.judged(self.mean_loss, model, batch.tensors, output)
+            losses = self.call_loss(self.mean_loss, model, batch.tensors, output)
         else:
             losses = objective.losses(output, batch.tensors[-1], given)
         return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
 
-    def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+    def call(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         if not isinstance(model, nn.Module):
             return f(model, tensors if len(tensors) > 1 else tensors[0])
         return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
 
-    def judged(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
+    def call_loss(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
         """A loss, which is a tensor."""
-        found = self.judge(f, model, tensors, output)
+        found = self.call(f, model, tensors, output)
         if isinstance(found, Tensor):
             return found
         raise ExperimentError(
@@ -264,7 +264,7 @@ class Task:
         if output is not None and counts_as_labels(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
-            measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
+            measured[name] = torch.as_tensor(self.call(metric, model, tensors, output))
             if measured[name].dim() == 0 and name not in self.known_means and self.stretched:
                 require_a_mean(self, name, model, tensors, output)
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}

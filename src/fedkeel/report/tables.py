@@ -9,7 +9,7 @@ from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
 from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
-from fedkeel.studies.cost_to_target import Cost
+from fedkeel.studies.cost_to_target import Spending
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 RESULTS = ("best", "last", "mean_last", "reported")
@@ -100,25 +100,25 @@ def spread(value: Spread | None, measure: str) -> Cell:
     return text, value.mean
 
 
-def rounds_of(cost: Cost) -> float:
+def rounds_of(cost: Spending) -> float:
     return cost.rounds
 
 
-def bytes_of(cost: Cost) -> float:
+def bytes_of(cost: Spending) -> float:
     return cost.bytes
 
 
-def seconds_of(cost: Cost) -> float:
+def seconds_of(cost: Spending) -> float:
     return cost.seconds
 
 
-def of_one_place(row: Row, costs: Sequence[Cost | None]) -> list[Cost]:
+def of_one_place(row: Row, costs: Sequence[Spending | None]) -> list[Spending]:
     """The costs of the runs on one machine and engine, of which there are most."""
     known = [(run.place, cost) for run, cost in zip(row.group.runs, costs, strict=True) if cost is not None]
     return [cost for _, cost in keep_one_place(known, lambda pair: pair[0])]
 
 
-def mean_cost(costs: Iterable[Cost], part: Callable[[Cost], float], write: Callable[[float], str]) -> Cell:
+def mean_cost(costs: Iterable[Spending], part: Callable[[Spending], float], write: Callable[[float], str]) -> Cell:
     found = Spread.of(part(cost) for cost in costs)
     return ("–", None) if found is None else (write(found.mean), found.mean)
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedkeel.engines.choose import check_name, choose
+from fedkeel.engines.choose import check_name, choose_engine
 from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
-from fedkeel.engines.measure import Job, Left
-from fedkeel.engines.memory import enough
+from fedkeel.engines.measure import Job, RemainingWork
+from fedkeel.engines.memory import explain_out_of_memory
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.methods import composition
 from fedkeel.problems.separability import try_out
@@ -58,7 +58,7 @@ def run(
     `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
     """
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, listed(track))
-    with steady(), enough(on.device), contextlib.ExitStack() as closing:
+    with steady(), explain_out_of_memory(on.device), contextlib.ExitStack() as closing:
         started = start(experiment, out, on, progress, closing)
         return driven(started.going, lambda request: started.engine.train(*request))
 
@@ -123,7 +123,7 @@ def start(
     if folder is not None and loop.done:
         notice(folder.path, experiment, on.dtype)
     job = Job(task, method, plan.training, maker, on.workers, loop.left())
-    made, choice = choose(on.engine, job, before=engines[-1]["engine"] if engines else None)
+    made, choice = choose_engine(on.engine, job, before=engines[-1]["engine"] if engines else None)
     closing.callback(made.close)
     loop.seconds.add("setup", time.perf_counter() - began)
     if folder is not None:
@@ -134,9 +134,9 @@ def start(
         progress.started(experiment, loop.done, made.name)
 
     def tuner() -> Engine:
-        everyone = Left(1, [int(client) for client in np.flatnonzero(task.clients.sizes > 0)])
+        everyone = RemainingWork(1, [int(client) for client in np.flatnonzero(task.clients.sizes > 0)])
         tuning = Job(maker(task.problem), method_of(plan, task).tuning, plan.training, maker, on.workers, everyone)
-        engine_there, _ = choose(on.engine, tuning, before=made.name)
+        engine_there, _ = choose_engine(on.engine, tuning, before=made.name)
         closing.callback(engine_there.close)
         return engine_there
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedkeel.engines.machine import device_of, steady
-from fedkeel.engines.memory import enough
+from fedkeel.engines.memory import explain_out_of_memory
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
@@ -60,7 +60,7 @@ def run_together(
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
     place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, listed(track))
-    with steady(), enough(place.device), contextlib.ExitStack() as closing:
+    with steady(), explain_out_of_memory(place.device), contextlib.ExitStack() as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
         return go_together(started, closing) if started else []

@@ -17,7 +17,7 @@ from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
-from fedkeel.engines.engine import Training, state_of, step_keys
+from fedkeel.engines.engine import Training, client_state, step_keys
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
@@ -128,7 +128,7 @@ class Subject:
         of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
-        state = state_of(self.method, self.task, self.states[number])
+        state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return apply_chain(self.ascending.perturb, tree, state, at)[0]
 

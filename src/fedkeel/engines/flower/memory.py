@@ -1,7 +1,7 @@
-"""What a node remembers: the state it last set out from and the state it reached, each known by its digest.
+"""What a node remembers: the state it last started from and the state it reached, each with its digest.
 
 The server names the state it has counted with. A report that was lost, late or refused therefore advances nothing:
-the node sets out from the older of the two again.
+the node starts from the older of the two again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("fedkeel")
 PLACES = ("before", "after")
 
 
-class Memory:
+class NodeMemory:
     """Two states in the node's context and, where there is a folder beside the node, in a file of it.
 
     Flower keeps a context in memory, and only for one run: the file is what survives a restart of the node or the
@@ -32,7 +32,7 @@ class Memory:
         self.file = None if folder is None else folder / f"client-{client:06d}-{identity}.safetensors"
 
     def recall(self, wanted: int) -> State | None:
-        """The state with that digest, if it is still there."""
+        """Return the state with that digest, or None where it is gone."""
         for states in (self._from_context, self._from_file):
             for state in states():
                 if digest(state) == wanted:
@@ -60,7 +60,7 @@ class Memory:
         return [from_arrays(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
 
     def keep(self, before: State, after: State) -> None:
-        """Remember both; the file is whole before anything is sent."""
+        """Remember both; the file is complete before anything is sent."""
         states = dict(zip(PLACES, (before, after), strict=True))
         for place, state in states.items():
             for name, record in pack(state, f"{place}/").items():
