@@ -31,10 +31,9 @@ class Side:
     def __init__(self, experiment: fk.Experiment, track: tuple[str, ...]):
         task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
         method = method_of(experiment.plan, task)
-        training = experiment.plan.training
-        self.engine = SerialEngine(task, method, training)
+        self.engine = SerialEngine(task, method, experiment.plan.training)
         loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
-        self.going = loop.going(self.engine, training, None)
+        self.going = loop.going(self.engine)
         self.request = next(self.going)
 
     def one_round(self) -> None:

@@ -124,7 +124,7 @@ def test_the_first_start_needs_every_client(folders):
 
 
 def test_the_server_has_no_row_of_its_clients():
-    problem = server_problem(experiment(), [5, 0, 7], "")
+    problem = server_problem(experiment().plan, [5, 0, 7], "")
     assert isinstance(problem.data, RemoteClients)
     inputs, labels = problem.data.rows(0, np.arange(5))
     assert not inputs.any()

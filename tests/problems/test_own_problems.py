@@ -222,8 +222,9 @@ def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, wor
 def test_a_run_that_cannot_be_asked_for(changes, words):
     with pytest.raises(fk.RequestError, match=words):
         fk.run(experiment(small_problem()), **changes)
-    with pytest.raises(fk.RequestError, match="not 'digits'"):
-        fk.run("digits")
+    for ask in (lambda: fk.run("digits"), lambda: fk.run_together(["digits", "digits"])):
+        with pytest.raises(fk.RequestError, match="not 'digits'"):
+            ask()
 
 
 def test_the_name_of_a_head_may_stand_alone():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -16,24 +15,23 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import RECENT, FlowerEngine
 from fedkeel.engines.flower.node_registry import NodeRegistry
-from fedkeel.engines.machine import device_of, steady
+from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.importing import Trust
 from fedkeel.runs.checksums import read_text
-from fedkeel.runs.environment import environment
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import EXPERIMENT, RunFolder, read_experiment, write_text
-from fedkeel.runs.loop import Loop
+from fedkeel.runs.folder import EXPERIMENT, read_experiment, write_text
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
-from fedkeel.runs.start import claim
+from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
@@ -131,8 +129,7 @@ def serve(
     clients: int = 0,
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
-    where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
-    identity, plan = experiment.fingerprint(), experiment.plan
+    on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
@@ -141,31 +138,21 @@ def serve(
     of_own_data, begun = sizes_file(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
-    with steady(), contextlib.ExitStack() as closing:
+    with session(on.device) as closing:
         problem = problem_of(plan) if source == PARTITION else None
-        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), identity)
+        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), experiment.fingerprint())
         if problem is None:
             problem = server_problem(plan, ask_sizes_once(Path(out), roster, wait), test)
-        folder.open()
-        closing.callback(folder.close)
-        claim(folder, experiment)
-        make_task = task_maker(plan, where, torch.float32)
-        task = make_task(problem)
-        method = method_of(plan, task)
-        loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
-        closing.callback(loop.store.close)
-        loop.restore()
+        prepared = prepare(experiment, out, on, closing, problem)
+        loop = prepared.loop
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
-        engine = FlowerEngine(task, method, grid, roster, terms)
+        engine = FlowerEngine(loop.task, loop.method, grid, roster, terms)
         engine.recent.extend(record.drift for record in loop.records[-RECENT:] if record.drift is not None)
-        folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
-        lines = LogProgress()
-        lines.started(experiment, loop.done, engine.name)
 
         def tuner() -> FlowerEngine:
-            return FlowerEngine(make_task(task.problem), method, grid, roster, terms, final=True)
+            return FlowerEngine(prepared.make_task(problem), loop.method, grid, roster, terms, final=True)
 
-        return loop.go(engine, plan.training, lines, tuner)
+        return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).driven()
 
 
 def sizes_file(out: Path) -> Path:

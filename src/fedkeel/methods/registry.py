@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
@@ -25,9 +26,20 @@ def public_name(function: str) -> str:
     return function.replace("_released", "@released").replace("_", "-")
 
 
+def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The same function, which also takes the name of a method for its base."""
+
+    @wraps(make)
+    def taking_names(*values: Any, base: Method | str = "fedavg", **settings: Any) -> Method:
+        return make(*values, base=build(base) if isinstance(base, str) else base, **settings)
+
+    return taking_names
+
+
 METHODS: dict[str, Callable[..., Method]] = {
     public_name(function): getattr(family, function) for family in FAMILIES for function in family.__all__
 }
+METHODS["specgradfilter"] = with_named_base(spectral.specgradfilter)
 
 PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": spectral.filter_gradients,
@@ -53,7 +65,7 @@ def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = T
     """
     makers, known = makers_of(name, trust), settings_of(name, trust)
     settings = dict(settings or {})
-    if isinstance(settings.get("base"), str) and spectral.specgradfilter in makers:
+    if isinstance(settings.get("base"), str) and METHODS["specgradfilter"] in makers:
         settings["base"] = build(settings["base"], trust=trust)
     check_keys(settings, known, MethodError, f"method {name}", "hyper-parameter")
     made = _make(name, makers[-1], settings)

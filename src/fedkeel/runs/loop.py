@@ -151,20 +151,14 @@ class Loop:
                 self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
-    def go(
-        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
-    ) -> Run:
-        """All rounds that are left."""
-        return driven(self.going(engine, training, progress, tuner), lambda request: engine.train(*request))
-
     def going(
-        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+        self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
     ) -> Going:
-        """The same, for one who trains the clients himself; the engine only scores."""
+        """All rounds that are left, for one who trains the clients; the engine here only scores."""
         last_saved = time.monotonic()
         try:
             while self.rounds_left() > 0:
-                record = yield from self.one_round(engine, training)
+                record = yield from self.one_round(engine)
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
@@ -197,9 +191,7 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(
-        self, engine: Engine, training: Training
-    ) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
+    def one_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
@@ -241,7 +233,7 @@ class Loop:
             selected=selected,
             loss=finite(loss),
             drift=finite(drift),
-            backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
+            backward_passes=sum(passes(self.method, self.plan.training, self.task, t, client) for client in answering),
             bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
             bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
             seconds=round((time.perf_counter() - began) / self.together, 6),
