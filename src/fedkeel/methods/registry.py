@@ -30,8 +30,11 @@ def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
     """The same function, which also takes the name of a method for its base."""
 
     @wraps(make)
-    def taking_names(*values: Any, base: Method | str = "fedavg", **settings: Any) -> Method:
-        return make(*values, base=build(base) if isinstance(base, str) else base, **settings)
+    def taking_names(*values: Any, **settings: Any) -> Method:
+        given = inspect.signature(make).bind(*values, **settings)
+        if isinstance(base := given.arguments.get("base"), str):
+            given.arguments["base"] = build(base)
+        return make(*given.args, **given.kwargs)
 
     return taking_names
 
