@@ -14,7 +14,7 @@ from torch import nn
 from fedkeel.data import DATASETS
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.dataset import DatasetCard
-from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.data.storage.folder import open_array, open_labels
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
@@ -81,7 +81,7 @@ def problem(experiment: Experiment, card: DatasetCard, clients: Any, test: Any) 
         known = MODELS.get(str(model))
         options = {"vocabulary": card.vocabulary} if known and "vocabulary" in known.defaults else {}
         model = build_model(str(model), shape=card.shape, classes=card.classes, seed=experiment.seed, **options)
-    prepare = Preparation(card.mean, card.std, augmentation(experiment.augment or "none", card.shape))
+    prepare = Preparation(card.mean, card.std, find_augmentation(experiment.augment or "none", card.shape))
     return Problem(model=model, loss=cross_entropy, clients=clients, test=test, classes=card.classes, prepare=prepare)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeel.core.method import Method
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
-from fedkeel.data.partition.registry import load_partition, repeats, save_partition
+from fedkeel.data.partition.registry import load_partition, may_repeat, save_partition
 from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
@@ -108,7 +108,7 @@ class Experiment:
     def sets_copies_aside(self) -> bool:
         """Whether validation or test shares are cut from data in which a sample may come twice."""
         share = max(self.validation, 0.0 if self.policy is None else self.policy.share)
-        return self.dataset is not None and share > 0 and repeats(load_partition(self.partition))
+        return self.dataset is not None and share > 0 and may_repeat(load_partition(self.partition))
 
     def with_(self, **changes: Any) -> Experiment:
         """This experiment with some fields changed; those never given follow: another seed has another split."""

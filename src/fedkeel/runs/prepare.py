@@ -18,11 +18,11 @@ from torch.nn import functional
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
+from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.partition.feature_shift import FeatureShift
-from fedkeel.data.partition.partition import Partition, everything
+from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.partition.registry import load_partition
-from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
@@ -86,14 +86,14 @@ def problem_of(experiment: Experiment) -> Problem:
         card = MODELS.get(str(model))
         options = {"vocabulary": data.card.vocabulary} if card and "vocabulary" in card.defaults else {}
         model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed, **options)
-    prepare = Preparation(data.mean, data.std, augmentation(experiment.augment or "none", data.shape))
+    prepare = Preparation(data.mean, data.std, find_augmentation(experiment.augment or "none", data.shape))
     test_labels = np.asarray(data.test_labels)
     return Problem(
         model=model,
         loss=cross_entropy,
         clients=SharedClients(images, labels, partition),
         # what was divided among the clients is no test of the server's model
-        test=None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels))),
+        test=None if pooled else SharedClients(data.test_images, test_labels, assign_all(len(test_labels))),
         classes=data.classes,
         proxy=proxy,
         tests=tests,
@@ -144,7 +144,7 @@ def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype)
 def describe_task(task: Task) -> str:
     """Who holds how much, in one line."""
     proxy = task.problem.proxy
-    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
     return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 

@@ -166,8 +166,13 @@ def compared_by(groups: Sequence[Group]) -> str:
 def judged_as(groups: Sequence[Group]) -> list[str]:
     """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
     policies = [run.experiment.policy for group in groups for run in group.runs.values()]
-    told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
-    return list(dict.fromkeys(told))
+    return list(
+        dict.fromkeys(
+            f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
+            for policy in policies
+            if policy is not None
+        )
+    )
 
 
 def cost_to(group: Group, target: float) -> Cost | None:
