@@ -245,13 +245,13 @@ def test_prepared_samples_are_kept_while_there_is_room(monkeypatch: pytest.Monke
     row = 3 * 16 * 16 * 8 + 8
     monkeypatch.setattr(scoring_stacked, "KEPT_BYTES", 10 * row)
     task = task_of()
-    models, asked, raw = [model_of(task, client) for client in (0, 2, 5)], list[int](), task.raw
+    models, asked, raw = [model_of(task, client) for client in (0, 2, 5)], list[int](), task.read_part
 
     def watched(part: Part) -> Any:
         asked.append(part.last - part.first)
         return raw(part)
 
-    monkeypatch.setattr(task, "raw", watched)
+    monkeypatch.setattr(task, "read_part", watched)
     scorer = Scorer(Workspace(task), stacked=True)
     expected, first = scorer.many(models), len(asked)
     assert scorer.many(models) == expected

@@ -50,13 +50,13 @@ def test_the_global_model_on_each_clients_data():
 def test_batches_may_weigh_alike_though_the_last_is_short():
     policy = fk.Evaluation(accuracy="batch-mean")
     scores = [{"accuracy": (4.0, 4)}, {"accuracy": (0.0, 1)}]
-    assert policy.of_client(scores, "accuracy") == 0.5
-    assert fk.Evaluation().of_client(scores, "accuracy") == 0.8
+    assert policy.score_client(scores, "accuracy") == 0.5
+    assert fk.Evaluation().score_client(scores, "accuracy") == 0.8
 
 
 @pytest.mark.parametrize(("report", "expected"), [("best", 0.9), ("last", 0.3), ("mean-last", 0.6)])
 def test_what_is_reported(report, expected):
-    assert fk.Evaluation(report=report, last=2).reported([0.1, 0.9, 0.3]) == pytest.approx(expected)
+    assert fk.Evaluation(report=report, last=2).summarise([0.1, 0.9, 0.3]) == pytest.approx(expected)
 
 
 def test_spread_over_clients():

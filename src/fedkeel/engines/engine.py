@@ -15,7 +15,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.data.batches import plan
+from fedkeel.data.batches import plan_batches
 from fedkeel.data.clients import Rows
 from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import key, uniforms
@@ -104,8 +104,8 @@ def plan_rows(task: Task, training: Training, round: int, client: int, number: i
     """Choose the rows of its data that a client sees in each step of phase `number`."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
     of = training.key("batches", round, client, number)
-    taken = task.taken(client, training.batch_size)
-    rows = plan(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
+    taken = task.epoch_size(client, training.batch_size)
+    rows = plan_batches(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
     return rows[:1] * len(rows) if phase.same_batch else rows
 
 

@@ -74,7 +74,7 @@ class Scorer:
         """How many samples are scored at once."""
         if not self.lowered or self.task.test is None:
             return ROWS
-        one = self.task.ready(self.task.raw(Part("test", -1, 0, 1)))
+        one = self.task.prepare(self.task.read_part(Part("test", -1, 0, 1)))
         return min(4 * ROWS, OFFSETS // largest_layer(self.task, one))
 
     def score_one(self, request: ScoreRequest) -> Means:
@@ -97,7 +97,7 @@ class Scorer:
         if isinstance(model, nn.Module):
             model.eval()
         try:
-            measures = [self.task.measured(model, self.samples(part)) for part in parts]
+            measures = [self.task.measure(model, self.samples(part)) for part in parts]
         finally:
             if isinstance(model, nn.Module):
                 model.train()

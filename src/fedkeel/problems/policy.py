@@ -1,4 +1,4 @@
-"""Whose model is judged, on whose data, and what is made of the scores: the protocol of personalised learning."""
+"""The protocol of personalised learning: whose model is judged, on whose data, and which number is reported."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ class Evaluation:
     def save(self) -> dict[str, Any]:
         return asdict(self)
 
-    def of_client(self, scores: Sequence[Scores], name: str) -> float:
-        """One client's score: over samples, or the mean of the batches'."""
+    def score_client(self, scores: Sequence[Scores], name: str) -> float:
+        """The score of one client: over its samples, or the mean over its batches."""
         if self.accuracy == "batch-mean":
             return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
         return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
 
-    def reported(self, values: Sequence[float], *, falling: bool = False) -> float:
-        """The number a paper would print of the values over rounds; of `falling` ones, losses, the least is best."""
+    def summarise(self, values: Sequence[float], *, falling: bool = False) -> float:
+        """The number that a paper prints of the values over rounds; of losses (`falling`) the least is best."""
         if self.report == "best":
             return min(values) if falling else max(values)
         tail = values[-1:] if self.report == "last" else values[-self.last :]
         return math.fsum(tail) / len(tail)
 
-    def verdict(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
-        """What is reported of the accuracies of rounds, or, where they have none, of their losses; and which it is."""
+    def summarise_rounds(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
+        """(which, number) reported of the accuracies of rounds or, where they have none, of their losses."""
         for name in ("accuracy", "loss"):
             values = [value for measures in rounds if (value := measures.get(prefix + name)) is not None]
             if values:
-                return name, self.reported(values, falling=name == "loss")
+                return name, self.summarise(values, falling=name == "loss")
         return None
 
     @property
-    def judged(self) -> str:
-        """Whose model is judged on what, in words."""
+    def subject(self) -> str:
+        """Whose model is judged on which data, in words."""
         whose = {
             "global": "the server's model",
             "local": "each client's own model",
@@ -83,7 +83,7 @@ class Evaluation:
         return f"{whose[self.model]} on the client's own test share, mean over {among}{weighed}"
 
     @property
-    def told(self) -> str:
+    def report_in_words(self) -> str:
         """What `report` means, in words."""
         return f"the mean of the last {self.last}" if self.report == "mean-last" else f"the {self.report} round"
 

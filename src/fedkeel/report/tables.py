@@ -35,10 +35,10 @@ def summary(index: int, setting: Setting) -> str:
     made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
     body = "".join(f'<tr data-group="{group_id(index, i)}">{found}</tr>' for i, found in enumerate(made))
     policy = setting.groups[0].runs[0].policy
-    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.judged}"
+    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
     if policy is not None and len(results) > 3:
-        note += f" Reported is {policy.told}."
+        note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})

@@ -21,7 +21,7 @@ from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, summarise_clients
-from fedkeel.problems.task import CLIENT, Scores, Task, add_up
+from fedkeel.problems.task import CLIENT, Scores, Task, average_scores
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
 from fedkeel.runs.store import ClientStore
@@ -83,7 +83,7 @@ class Judge:
         began = time.perf_counter()
         found: Measures = {}
         for split in ("test", "validation"):
-            for name, value in add_up(engine.evaluate(server["params"], server.get("buffers"), split)).items():
+            for name, value in average_scores(engine.evaluate(server["params"], server.get("buffers"), split)).items():
                 plain = name != "loss" and split == "test"
                 found[name if plain else f"{split}_{name}"] = finite(value)
         self.seconds.add("evaluation", time.perf_counter() - began)
@@ -126,7 +126,7 @@ class Judge:
             found = [now[client] if client in now else before[client] for client in clients]
             weights = [float(data.sizes[c]) if policy.weights == "size" else 1.0 for c in clients]
             for name in found[0][0] if found else ():
-                yield name, summarise_clients([policy.of_client(scores, name) for scores in found], weights, name)
+                yield name, summarise_clients([policy.score_client(scores, name) for scores in found], weights, name)
 
         measured: Measures = {}
         assert self.task.tests is not None
@@ -167,7 +167,7 @@ class Judge:
         if self.method.final is not None and tuner is not None:
             data["tuned"] = self.tune(engine, tuner(), server, len(records), policy)
         judged = counted(records, self.plan.evaluate_every)
-        reported = policy.verdict([*(record.extra for record in judged), data.get("tuned", {})], "client_")
+        reported = policy.summarise_rounds([*(record.extra for record in judged), data.get("tuned", {})], "client_")
         return data | ({} if reported is None else {"reported": reported[1], "reported_as": policy.report})
 
     def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int, policy: Evaluation) -> Measures:

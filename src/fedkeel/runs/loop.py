@@ -22,7 +22,7 @@ from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
 from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
-from fedkeel.problems.sound_data import divergence, found_in_data
+from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import Checkpoint
@@ -272,8 +272,8 @@ class Loop:
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
-            raise divergence(self.task, dropped, len(outcomes), t + 1)
+            raise explain_divergence(self.task, dropped, len(outcomes), t + 1)
         if dropped:
-            why = found_in_data(self.task, dropped)
+            why = explain_by_data(self.task, dropped)
             log.warning("round %d: left out the reports of clients %s, which are not finite%s", t + 1, dropped, why)
         return kept, dropped

@@ -19,11 +19,11 @@ from torch.nn import functional
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
+from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.feature_shift import FeatureShift
-from fedkeel.data.partition.partition import Partition, everything
-from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.data.partition.partition import Partition
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
@@ -83,7 +83,7 @@ def problem_of(plan: Plan) -> Problem:
         tests = SharedClients(images, labels, aside)
     test_labels = np.asarray(data.test_labels)
     # what was divided among the clients is no test of the server's model
-    test = None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels)))
+    test = None if pooled else SharedClients(data.test_images, test_labels, assign_all(len(test_labels)))
     return problem_with(plan, data.card, SharedClients(images, labels, partition), test, proxy=proxy, tests=tests)
 
 
@@ -95,7 +95,7 @@ def problem_with(plan: Plan, card: DatasetCard, clients: Any, test: Any, **parts
         known = MODELS.get(str(model))
         options = {"vocabulary": card.vocabulary} if known and "vocabulary" in known.defaults else {}
         model = build_model(str(model), shape=card.shape, classes=card.classes, seed=plan.seed, **options)
-    prepare = Preparation(card.mean, card.std, augmentation(plan.division.augment, card.shape))
+    prepare = Preparation(card.mean, card.std, find_augmentation(plan.division.augment, card.shape))
     return Problem(
         model=model, loss=cross_entropy, clients=clients, test=test, classes=card.classes, prepare=prepare, **parts
     )
@@ -143,7 +143,7 @@ def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable
 def describe_task(task: Task) -> str:
     """Who holds how much, in one line."""
     proxy = task.problem.proxy
-    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
     return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 

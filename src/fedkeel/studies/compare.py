@@ -166,7 +166,11 @@ def compared_by(groups: Sequence[RunGroup]) -> str:
 def judged_as(groups: Sequence[RunGroup]) -> list[str]:
     """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
     policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
-    told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
+    told = (
+        f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
+        for policy in policies
+        if policy is not None
+    )
     return list(dict.fromkeys(told))
 
 

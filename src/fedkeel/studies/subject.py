@@ -21,7 +21,7 @@ from fedkeel.engines.engine import Training, client_state, step_keys
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
-from fedkeel.problems.task import counts_as_labels
+from fedkeel.problems.task import are_class_scores
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
 from fedkeel.runs.finished_run import Run
@@ -74,7 +74,7 @@ class Subject:
     def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> LossParts:
         """Samples of several clients, gathered into parts of CHUNK samples."""
         total = sum(len(rows) for _, rows in chosen)
-        raw = [self.task.ready(self.task.clients.rows(client, rows)) for client, rows in chosen]
+        raw = [self.task.prepare(self.task.clients.rows(client, rows)) for client, rows in chosen]
         joined = tuple(torch.cat(part) for part in zip(*raw, strict=True))
         pieces = [tuple(part[i : i + CHUNK] for part in joined) for i in range(0, total, CHUNK)]
         return [partial(self._share, tensors=piece, total=total) for piece in pieces]
@@ -94,8 +94,8 @@ class Subject:
         """The first samples of the test set; of the clients, when there is none."""
         test = self.task.test
         if test is not None:
-            return self.task.ready(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
-        return self.task.ready(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
+            return self.task.prepare(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
+        return self.task.prepare(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
 
     # ---- what clients do here ------------------------------------------------------------------------------------
     @cached_property
@@ -183,9 +183,9 @@ class Subject:
             return None
         module, found = self.model(self.params), []
         for client in self.clients:
-            tensors = self.task.ready(self.task.clients.rows(client, self.rows(client)))
+            tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
             output = module(*(tensors[:-1] or tensors))
-            if not counts_as_labels(output, tensors[-1]):
+            if not are_class_scores(output, tensors[-1]):
                 return None
             found.append(float((output.argmax(-1) == tensors[-1]).to(torch.float64).mean()))
         return found

@@ -31,7 +31,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Task, add_up
+from fedkeel.problems.task import Task, average_scores
 from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.runs.prepare import cross_entropy, head_of, repeated
 from problems import model_for
@@ -243,7 +243,8 @@ def test_scores_do_not_depend_on_how_they_are_batched() -> None:
     assert len(merge_parts(list(task.parts("test")), 2500)) == 1
     for scorer in (Scorer(workspace), Scorer(workspace, lowered=True)):
         for _ in range(2):  # from the host, then from what was kept
-            assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
+            seen = average_scores(scorer(task.initial, None, "test"))
+            assert seen == pytest.approx(average_scores(scores), rel=1e-12)
 
 
 def test_no_layer_of_a_batch_that_is_scored_outgrows_the_kernels_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +253,12 @@ def test_no_layer_of_a_batch_that_is_scored_outgrows_the_kernels_offsets(monkeyp
     before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
     whole = Scorer(Workspace(task), lowered=True)
     assert whole.rows == 10_000
-    monkeypatch.setattr("fedkeel.engines.scoring.OFFSETS", 600 * largest_layer(task, task.ready(samples(1, 99))))
+    monkeypatch.setattr("fedkeel.engines.scoring.OFFSETS", 600 * largest_layer(task, task.prepare(samples(1, 99))))
     pieces = Scorer(Workspace(task), lowered=True)
     assert pieces.rows == 600
     found = [scorer(task.initial, task.buffers, "test") for scorer in (whole, pieces)]
     assert [len(scores) for scores in found] == [1, 3]
-    assert add_up(found[0]) == pytest.approx(add_up(found[1]), rel=1e-12)
+    assert average_scores(found[0]) == pytest.approx(average_scores(found[1]), rel=1e-12)
     assert all(torch.equal(before[name], buffer) for name, buffer in task.module.named_buffers())
 
 
@@ -267,7 +268,7 @@ def test_only_the_arithmetic_of_scores_is_lowered() -> None:
         task = Task(problem(test=samples(400, 99)), dtype=dtype)
         engine = StackedEngine(task, build("fedavg"), Training(seed=1, epochs=1, batch_size=3))
         assert isinstance(engine.scorer.model, KernelNetwork) == (dtype == torch.bfloat16)
-        scores.append(add_up(engine.scorer(task.initial, None, "test")))
+        scores.append(average_scores(engine.scorer(task.initial, None, "test")))
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-2)
     assert scores[1]["loss"] != scores[0]["loss"]
 

@@ -1,4 +1,4 @@
-"""Which client holds which samples: the result of every way to divide a data set, and what those ways share."""
+"""Which client holds which samples: the result of every partitioner, and what partitioners share."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Partition:
         aside. What a client draws depends on the key, its number and its own samples only. share = 0 keeps all.
         """
         if not 0 <= share < 1:
-            raise ExperimentError(f"the share to set aside must be in [0, 1): {share}")
+            raise ExperimentError(f"the share to set aside must be in [0, 1): {share}", "for example 0.1")
         samples, first = np.unique(self.indices, return_index=True)  # holders ascend: the first is the owner
         clients = self.holders[first]
         lots = randomness.bits(randomness.bits(key, self.clients)[clients] + samples.astype(np.uint64), 1)[:, 0]
@@ -120,8 +120,8 @@ def collect(holders: Integers, indices: Integers, clients: int, samples: int, no
     return Partition(indices[order], offsets, samples, notes)
 
 
-def everything(samples: int) -> Partition:
-    """One client that holds all samples."""
+def assign_all(samples: int) -> Partition:
+    """Give all samples to one client."""
     return Partition(np.arange(samples), np.array([0, samples]), samples)
 
 
@@ -152,6 +152,9 @@ def check_enough(samples: int, clients: int, each: int) -> None:
 
 def check_labels(labels: Integers) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise DataError(f"labels to divide by must be a row of integers, not {labels.dtype} of shape {labels.shape}")
+        raise DataError(
+            f"labels to divide by must be a row of integers, not {labels.dtype} of shape {labels.shape}",
+            hint="give one class number for each sample",
+        )
     if len(labels) == 0:
         raise DataError("a data set without samples cannot be divided", hint="check the data set's files")

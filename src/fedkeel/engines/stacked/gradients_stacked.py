@@ -87,7 +87,7 @@ class StackedWorkspace:
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         """Take the gradients of clients with equal, or filled-up, batches."""
         reference = self.reference(batch, aim, buffers)
-        self.task.recount()
+        self.task.reset_counters()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given = (batch.mask, reference, batch.histogram, batch.noise)
@@ -150,7 +150,7 @@ class StackedWorkspace:
             given = Given(reference, histogram, message, noise)
             losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
-            losses = self.task.call_loss(self.task.mean_loss, model, tensors, output)
+            losses = self.task.compute_loss(self.task.mean_loss, model, tensors, output)
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
@@ -277,7 +277,7 @@ class KernelWorkspace(StackedWorkspace):
 
 def choose_workspace(task: Task) -> StackedWorkspace:
     """Choose kernels where every layer has one, else vmap."""
-    sample = task.ready(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
+    sample = task.prepare(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
     if task.module is None or len(sample) != 2:  # inputs and targets
         return StackedWorkspace(task)
     return KernelWorkspace(task) if has_kernels(task.module, sample[0].dim() - 1) else StackedWorkspace(task)

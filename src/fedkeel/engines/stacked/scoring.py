@@ -15,7 +15,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
-from fedkeel.problems.task import CLIENT, Part, Scores, Task, counts_as_labels
+from fedkeel.problems.task import CLIENT, Part, Scores, Task, are_class_scores
 
 KEPT_BYTES = 2 << 30  # of prepared samples
 HELD_BYTES = 2 << 30  # of weights of the models of a group
@@ -49,7 +49,7 @@ class PreparedSamples:
     def __call__(self, part: Part) -> Sample:
         if part in self.kept:
             return self.kept[part]
-        sample = self.task.ready(self.task.raw(part))
+        sample = self.task.prepare(self.task.read_part(part))
         size = sum(t.numel() * t.element_size() for t in sample)
         if size <= self.room:
             self.room -= size
@@ -96,7 +96,7 @@ class StackScorer:
     def row_bytes(self) -> int:
         """Bytes of one sample: the sample twice, and the largest layer's input and output."""
         assert self.task.tests is not None
-        sample = self.task.ready(self.task.raw(Part(CLIENT, int(self.task.tests.sizes.argmax()), 0, 1)))
+        sample = self.task.prepare(self.task.read_part(Part(CLIENT, int(self.task.tests.sizes.argmax()), 0, 1)))
         return 2 * sum(part.nbytes for part in sample) + self.task.compute.itemsize * largest_layer(self.task, sample)
 
     def __call__(self, group: Sequence[ScoreRequest]) -> list[Means]:
@@ -120,7 +120,7 @@ class StackScorer:
             forward(module, make_frame(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         )
         measured = {"loss": task.losses(module, tensors, output)}
-        if counts_as_labels(output, tensors[-1]):
+        if are_class_scores(output, tensors[-1]):
             measured["accuracy"] = output.argmax(-1) == tensors[-1]
         each = torch.stack([value.to(torch.float64).reshape(len(value), -1).mean(1) for value in measured.values()], -1)
         firsts = [c * places[1] + first for c, of in enumerate(counts) for first in range_starts(of)]

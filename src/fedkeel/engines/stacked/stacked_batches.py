@@ -17,7 +17,7 @@ from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training, plan_rows, step_keys
-from fedkeel.problems.task import Task, with_labels
+from fedkeel.problems.task import Task, widen_labels
 
 
 class StackedBatch(NamedTuple):
@@ -163,7 +163,7 @@ class StackedSteps:
                 None if self.seeds is None else self.seeds[s, c, : size or wide],
             )
             raw = tuple(part[torch.from_numpy(at).to(device)] for part in self.store.rows)
-            batches.append(tuple(fill_batch(part, wide) for part in self.store.task.ready(raw, seeds)))
+            batches.append(tuple(fill_batch(part, wide) for part in self.store.task.prepare(raw, seeds)))
         return tuple(torch.stack(column) for column in zip(*batches, strict=True))
 
 
@@ -178,7 +178,7 @@ def gather_batch(store: RowStore, index: Tensor, draws: Tensor | None) -> Sample
     raw = tuple(part.index_select(0, index.reshape(-1)) for part in store.rows)
     if isinstance(task.problem.prepare, Preparation):
         raw = task.problem.prepare.apply(raw, None if draws is None else draws.flatten(0, 1))
-    return tuple(part.to(task.kind_of(part)).unflatten(0, index.shape) for part in with_labels(raw))
+    return tuple(part.to(task.dtype_of(part)).unflatten(0, index.shape) for part in widen_labels(raw))
 
 
 def plan_stack(
