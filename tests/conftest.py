@@ -6,16 +6,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from shared_workers import close_all, worker
 from small_runs import SMALL
 
 import fedkeel as fk
 from fedkeel.cli import training
 from fedkeel.cli.main import call
-from fedkeel.engines import machine
+from fedkeel.engines import machine, processes
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_workers():
+    """Pools take processes that a pool before them has left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "Worker", worker)
+        yield
+    close_all()
 
 
 @pytest.fixture

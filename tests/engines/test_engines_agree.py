@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from shared_workers import Started
 from small_runs import environment
 
 import fedkeel as fk
+from fedkeel.engines import processes
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.errors import RunError
 
@@ -69,7 +71,16 @@ def test_what_a_worker_raises_reaches_the_caller(small):
         fk.run(experiment(problem), engine="processes", workers=2)
 
 
-def test_a_worker_that_dies_is_named(small):
+def test_a_worker_that_dies_is_named_and_the_others_end(small, monkeypatch):
+    started = []
+
+    class Watched(Started):
+        def __init__(self, number):
+            super().__init__(number)
+            started.append(self.process)
+
+    monkeypatch.setattr(processes, "Worker", Watched)
+
     def die(output, target):
         import os
         import signal
@@ -81,6 +92,7 @@ def test_a_worker_that_dies_is_named(small):
     problem = fk.Problem(model=small.model, loss=die, clients=small.clients, test=small.test)
     with pytest.raises(RunError, match=r"worker process . was killed by signal 9"):
         fk.run(experiment(problem), engine="processes", workers=2)
+    assert [process.poll() is None for process in started] == [False, False]
 
 
 def test_what_the_users_code_prints_does_not_break_the_protocol(small):
