@@ -22,7 +22,7 @@ from fedkeel.data import Dataset, Samples, load
 from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.feature_shift import FeatureShift
-from fedkeel.data.partition.partition import Partition
+from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
