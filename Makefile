@@ -22,7 +22,7 @@ test-flower: test-flower-fast
 
 # in one process each: no federation is started
 test-flower-fast: .venv-flower/installed
-	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/engines/flower tests/federation
+	.venv-flower/bin/python -m pytest -n 2 --dist loadfile -m "not slow" tests/engines/flower tests/federation tests/older
 
 check: .venv/developing
 	$(BIN)/ruff check .

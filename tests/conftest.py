@@ -1,16 +1,31 @@
-"""What many tests share: small problems with a known shape."""
+"""What many tests share: small problems with a known shape, and the command line."""
 
+import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from shared_workers import close_all, worker
+from small_runs import SMALL
 
 import fedkeel as fk
-from fedkeel.engines import machine
+from fedkeel.cli import training
+from fedkeel.cli.main import call
+from fedkeel.engines import machine, processes
 from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_workers():
+    """Pools take processes that a pool before them has left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "Worker", worker)
+        yield
+    close_all()
 
 
 @pytest.fixture
@@ -34,3 +49,39 @@ def onednn(request, monkeypatch):
     monkeypatch.setattr(machine, "ONEDNN", request.param)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
     return request.param
+
+
+# ---- the command line, called in this process: exit code, stdout, stderr ---------------------------------------------
+@pytest.fixture
+def fedkeel(tmp_path, monkeypatch, capsys):
+    """`fedkeel("run", …)` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "data"))
+    for name in ("NO_COLOR", "FORCE_COLOR", "FEDKEEL_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = call([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def trained(fedkeel):
+    """A small run as JSON: `trained("--method", "fedavg")`."""
+
+    def run(*arguments):
+        done = fedkeel("run", *SMALL, "--rounds", "2", "--json", *arguments)
+        assert done.code == 0, done.err
+        return json.loads(done.out)["runs"]
+
+    return run
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Nothing may be trained from here on."""
+    monkeypatch.setattr(training, "run", None)

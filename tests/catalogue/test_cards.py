@@ -1,14 +1,23 @@
 """Cards of methods: read from docstrings and counted, for every method of the table."""
 
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
-from fedkeel.catalogue.cards import card, costs, meaning, sentences_about
+import fedkeel as fk
+from fedkeel.catalogue import cards
+from fedkeel.catalogue.cards import costs, meaning, sentences_about
+from fedkeel.catalogue.pages import page
 from fedkeel.core.method import Phase, method
-from fedkeel.methods import METHODS, build, hyperparameters
+from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
 from fedkeel.papers.citations import CITATIONS, authors, field, title
 from fedkeel.rules import BySize, HighPass, Sam
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "methods"
+card = cache(cards.card)  # to count what a method sends, it is trained
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -20,11 +29,11 @@ def test_every_method_has_a_card(name):
     assert made.passes[0].isdigit()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_paper_of_a_method_can_be_cited(name):
-    papers = build(name).papers
-    assert papers
-    assert set(papers) <= set(CITATIONS)
+def test_every_paper_of_a_method_can_be_cited():
+    for name in METHODS:
+        papers = build(name).papers
+        assert papers, name
+        assert set(papers) <= set(CITATIONS), name
 
 
 @pytest.mark.parametrize(
@@ -85,15 +94,14 @@ def test_a_method_that_needs_more_than_a_sample_problem_has_no_costs():
 
 
 # ---- citations ----
-@pytest.mark.parametrize("key", CITATIONS)
-def test_entries_are_whole(key):
-    entry = CITATIONS[key]
-    assert re.match(rf"@\w+{{{key},\n", entry)
-    assert entry.endswith("\n}")
-    assert entry.count("{") == entry.count("}")
-    assert authors(key)
-    assert title(key)
-    assert "\n" not in title(key)
+def test_entries_are_whole():
+    for key, entry in CITATIONS.items():
+        assert re.match(rf"@\w+{{{key},\n", entry), key
+        assert entry.endswith("\n}"), key
+        assert entry.count("{") == entry.count("}"), key
+        assert authors(key), key
+        assert title(key), key
+        assert "\n" not in title(key), key
 
 
 def test_how_a_text_refers_to_a_paper():
@@ -109,3 +117,51 @@ def test_the_card_of_a_plugin_on_a_base_tells_of_both():
     assert {p.name for p in made.hyperparameters} >= {"ratio"}
     assert "Control variates" in made.about
     assert (made.costs.down, made.costs.up) == (2, 2)
+
+
+# ---- what the papers say --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [*METHODS, *(f"{plugin}+fedsam" for plugin in PLUGINS)])
+def test_every_hyperparameter_is_explained(name):
+    assert [h.name for h in card(name).hyperparameters if not h.meaning] == []
+
+
+COSTS = {
+    "fedavg": (1, 1), "fedavgm": (1, 1), "fedprox": (1, 1), "scaffold": (2, 2), "feddyn": (1, 1), "fedcm": (2, 1),
+    "fedsam": (1, 1), "mofedsam": (2, 1), "fedgamma": (2, 2), "fedspeed": (1, 1), "fedsmoo": (2, 2), "fedlesam": (1, 1),
+    "fedlesam-s": (2, 2), "fedlesam-d": (1, 1), "fedlesam@released": (2, 1), "fedgloss": (1, 1), "fedwmsam": (3, 2),
+    "fedfft": (1, 1), "fedfft-s": (2, 2), "fedfft-d": (1, 1), "specgradfilter": (1, 1), "fedfsa": (2, 1),
+    "fedscam": (1, 1), "q-fedavg": (1, 1), "fedawa": (1, 1), "fedlws": (1, 1), "fedlaw": (1, 1), "feddc": (2, 2),
+    "fedala": (1, 1), "ditto": (1, 1), "fedsol": (1, 1), "fedlc": (1, 1), "feddisco": (1, 1),
+}  # fmt: skip
+"""Sent down and up, in models."""
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_bytes_are_those_of_the_papers(name):
+    costs = card(name).costs
+    assert (costs.down, costs.up) == pytest.approx(COSTS[name], abs=0.06)
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------------
+def test_every_method_has_a_page_and_no_page_is_left_over():
+    assert {path.stem for path in PAGES.glob("*.md")} == {"README", *fk.METHODS}
+
+
+@pytest.mark.parametrize("name", sorted(fk.METHODS))
+def test_a_page_is_what_its_card_makes(name):
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == page(card(name))
+
+
+def test_the_guides_ten_lines_run(capsys):
+    text = (ROOT / "docs" / "guides" / "methods.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 14
+    exec(compile(code, "guide", "exec"), {"__name__": "guide"})
+    assert float(capsys.readouterr().out) > 0.15
+
+
+def test_the_page_of_one_method(fedkeel):
+    assert fedkeel("methods", "fedavg", "--pages", "here").code == 0
+    assert [path.name for path in Path("here").iterdir()] == ["fedavg.md"]
+    assert "# fedavg" in Path("here/fedavg.md").read_text()

@@ -4,13 +4,11 @@ import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
-from small_runs import SMALL
+from small_runs import SMALL, environment
 
-import fedkeel as fk
 from fedkeel.cli import methods, run
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.errors import RunError
@@ -134,10 +132,8 @@ def test_the_name_alone_shows_every_command(fedkeel):
 
 def fresh(code, stdout=subprocess.PIPE):
     """Run Python code in a process of its own."""
-    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
 
 
 def test_help_and_wrong_words_need_no_pytorch():
@@ -159,3 +155,28 @@ def test_a_reader_that_leaves_early_is_told_nothing():
     done = fresh("import sys; from fedkeel.cli.main import call; sys.exit(call(['--help']))", stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["sweep", "x.toml"], "[methods.NAME]"),
+        (["doctor", "x.toml"], "an experiment's .toml file"),
+        (["export", "flower", "x.toml", "app"], "a run's folder"),
+    ],
+)
+def test_a_missing_file_has_a_hint_that_is_true_there(fedkeel, words, hint):
+    done = fedkeel(*words)
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: no such file: x.toml")
+    assert hint in done.err
+    assert "quick start" not in done.err
+
+
+def test_a_folder_is_no_file_to_write(fedkeel, trained):
+    trained("--method", "fedavg", "--out", "here")
+    for words in (["report", "here", "-o", "."], ["report", "--ledger", "."], ["export", "model", "here", "."]):
+        done = fedkeel(*words)
+        assert done.code == 2
+        assert "unexpected" not in done.err
+    for words in (["methods", "--pages", "/proc/x"], ["methods", "fedavg", "--pages", "/proc/x"]):
+        assert fedkeel(*words).err.startswith("error: cannot write /proc/x: ")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL
+from small_runs import SMALL, environment
 
 import fedkeel as fk
 from fedkeel.runs.loop import Loop
@@ -125,10 +126,8 @@ def test_a_run_that_fails_does_not_end_the_others(fedkeel):
 # ---- signals: a real process ----
 def started(folder, rounds, arguments=()):
     command = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--method", "scaffold", "--rounds", str(rounds)]
-    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*command, "--out", str(folder), *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        [*command, "--out", str(folder), *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
         text=True,
     )  # fmt: skip
 
@@ -228,14 +227,35 @@ def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(tmp_path, monk
     """In processes of their own: a module is imported once."""
     monkeypatch.chdir(tmp_path)
     words = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--method", "shorter:shorter", "--out", "here"]
-    there = os.environ | {"PYTHONPATH": str(Path(fk.__file__).parents[1])}
 
     def ran(rounds, factor):
         Path("shorter.py").write_text(RULE.replace("FACTOR", factor))
-        done = subprocess.run([*words, "--rounds", rounds], env=there, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [*words, "--rounds", rounds], env=environment(), capture_output=True, text=True, check=True
+        )
         return " ".join(done.stderr.split())
 
     assert "has been edited" not in ran("1", "0.5")
     assert "has been edited" not in ran("1", "0.5")
     assert "module shorter has been edited since here was made" in ran("1", "0.25")
     assert "module shorter has been edited since this run was begun" in ran("2", "0.25")
+
+
+def test_several_runs_do_not_go_below_a_run(fedkeel, trained, untrained):
+    Path("here").mkdir()
+    Path("here/experiment.toml").touch()
+    done = fedkeel("run", *SMALL, "--method", "fedavg,fedsam", "--out", "here")
+    assert (done.code, done.err.splitlines()[0]) == (
+        2,
+        "error: here is a run itself, so several runs cannot stand in it.",
+    )
+    assert not Path("here/fedavg").exists()
+
+
+def test_a_finished_run_without_its_checkpoint_says_what_is_left(fedkeel):
+    assert fedkeel("run", *SMALL, "--rounds", "1", "--out", "a b").code == 0
+    shutil.rmtree(Path("a b", "checkpoint"))
+    done = fedkeel("resume", "a b")
+    assert done.code == 2
+    assert "has lost its checkpoint" in done.err
+    assert "report" in done.err

@@ -1,8 +1,11 @@
 """From words to experiments: values, precedence, and what is refused."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
-from fedkeel.cli.settings import Request, assignment, experiments, numbers, quick_start, value_of, words
+from fedkeel.cli.settings import Request, assignment, experiments, meant, numbers, quick_start, value_of, words
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
 from fedkeel.rules import HighPass, Sam
@@ -229,3 +232,28 @@ def test_a_field_of_the_evaluation():
     assert (one.experiment.plan.evaluation.model, one.experiment.plan.evaluation.clients) == ("local", "selected")
     with pytest.raises(ExperimentError):
         asked(methods=("fedper",), assignments=("evaluation.modle=local",))
+
+
+def test_a_folder_inside_a_command_is_quoted(tmp_path):
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    (folder / "experiment.toml").touch()
+    command = meant(str(folder)).split("`")[1]
+    assert shlex.split(command) == ["fedkeel", "resume", str(folder)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Request(methods=("fedavg",), assignments=("method=fedsam",)), Request(seeds=(0,), assignments=("seed=1",))],
+)
+def test_a_method_or_seed_given_twice_is_refused(request_):
+    with pytest.raises(RequestError, match="given twice: --"):
+        experiments(request_)
+
+
+@pytest.mark.parametrize("word", ["method", "seed"])
+def test_a_list_of_nothing_is_refused(fedkeel, word):
+    Path("e.toml").write_text(f'dataset = "digits"\n{word} = []\n')
+    done = fedkeel("run", "e.toml")
+    assert done.code == 2
+    assert f"{word} is an empty list" in done.err

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL
+from small_runs import SMALL, environment
 
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.papers import ledger
-from fedkeel.streams import Lasting
+from fedkeel.streams import LastingStream
 
 ROUNDS = ["--rounds", "2", "--method", "fedavg"]
 
@@ -54,23 +54,17 @@ def test_a_full_stream_ends_no_run(tmp_path, monkeypatch, capsys, name, code):
 
 
 def test_a_stream_that_failed_once_goes_on():
-    stream = Lasting(Full())
+    stream = LastingStream(Full())
     for _ in range(3):
         stream.write("x")
         stream.flush()
     assert stream.problem.strerror == "No space left on device"
 
 
-def with_package():
-    """The environment of a process that finds this package."""
-    paths = [str(Path(fk.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-
 def started(*words, shell='exec "$@"', **how):
     """`python -m fedkeel` in a process of its own."""
     command = ["sh", "-c", shell, "sh", sys.executable, "-m", "fedkeel", *map(str, words)]
-    return subprocess.Popen(command, env=with_package() | how.pop("env", {}), **how)
+    return subprocess.Popen(command, env=environment() | how.pop("env", {}), **how)
 
 
 def test_a_process_without_streams_makes_its_run(tmp_path):
@@ -96,7 +90,7 @@ def test_a_signal_while_python_takes_itself_apart():
     late = "import os, signal\nclass Late:\n  def __del__(self, kill=os.kill, me=os.getpid(), stop=15): kill(me, stop)"
     code = f"{late}\nimport sys; sys.late = Late(); sys.argv[1:] = ['--version']"
     code += "\nfrom fedkeel.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=with_package(), capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -229,3 +223,14 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path, caplog):
     ledger.append(entry(1), path)
     assert [one.seed for one in ledger.read(path)] == [0, 1]
     assert not caplog.text
+
+
+def test_a_stream_in_ascii_gets_what_it_can_write(tmp_path):
+    command = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--rounds", "1", "--method", "fedavg"]
+    for words, expected in ((["--no-progress"], b"fedavg |"), (["--json"], b"\\u00e4")):
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / "ä"), *words], capture_output=True, check=False,
+            env=environment(PYTHONIOENCODING="ascii", FEDKEEL_DATA=str(tmp_path)),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout

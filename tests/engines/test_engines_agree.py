@@ -1,9 +1,17 @@
 """Serial and processes give the same bits, and a round does not depend on who finished first."""
 
+import pickle
+import struct
+import subprocess
+import sys
+
 import pytest
 import torch
+from shared_workers import Started
+from small_runs import environment
 
 import fedkeel as fk
+from fedkeel.engines import processes
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.errors import RunError
 
@@ -28,12 +36,12 @@ def test_processes_are_bitwise_equal_to_serial(small, method):
 def test_the_order_in_which_clients_finish_changes_nothing(small, monkeypatch):
     exp = experiment(small, participation=1.0, method="scaffold")
     expected = fk.run(exp, engine="serial")
-    spread = ProcessesEngine.spread
+    spread = ProcessesEngine.run_on_workers
 
     def backwards(self, kind, payloads):
         return spread(self, kind, payloads[::-1])[::-1]
 
-    monkeypatch.setattr(ProcessesEngine, "spread", backwards)
+    monkeypatch.setattr(ProcessesEngine, "run_on_workers", backwards)
     assert fk.run(exp, engine="processes", workers=2).result == expected.result
 
 
@@ -63,7 +71,16 @@ def test_what_a_worker_raises_reaches_the_caller(small):
         fk.run(experiment(problem), engine="processes", workers=2)
 
 
-def test_a_worker_that_dies_is_named(small):
+def test_a_worker_that_dies_is_named_and_the_others_end(small, monkeypatch):
+    started = []
+
+    class Watched(Started):
+        def __init__(self, number):
+            super().__init__(number)
+            started.append(self.process)
+
+    monkeypatch.setattr(processes, "Worker", Watched)
+
     def die(output, target):
         import os
         import signal
@@ -75,6 +92,7 @@ def test_a_worker_that_dies_is_named(small):
     problem = fk.Problem(model=small.model, loss=die, clients=small.clients, test=small.test)
     with pytest.raises(RunError, match=r"worker process . was killed by signal 9"):
         fk.run(experiment(problem), engine="processes", workers=2)
+    assert [process.poll() is None for process in started] == [False, False]
 
 
 def test_what_the_users_code_prints_does_not_break_the_protocol(small):
@@ -112,3 +130,17 @@ def test_batch_statistics_do_not_leak_from_client_to_client(small):
     torch.testing.assert_close(both.server["buffers"].buffer, mean.buffer)
     kept = fk.run(experiment(problem, rounds=2, epochs=1, batch_size=100, participants=[[0], [0, 1]], buffers="keep"))
     assert torch.equal(kept.server["buffers"]["1.running_mean"], torch.zeros(4))
+
+
+def test_a_worker_whose_parent_is_gone_ends_without_a_word():
+    command = [sys.executable, "-c", "from fedkeel.engines.worker import main; main()"]
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
+    worker.stdout.close()
+    body = pickle.dumps(("train", (None,)))
+    worker.stdin.write(struct.pack("<Q", len(body)) + body)
+    worker.stdin.flush()
+    assert worker.stderr.read() == b""
+    assert worker.wait() == 0
+    worker.stdin.close()
+    worker.stderr.close()

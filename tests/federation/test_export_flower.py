@@ -2,6 +2,7 @@
 
 import stat
 import tomllib
+from pathlib import Path
 
 import pytest
 import typer
@@ -94,3 +95,11 @@ def test_the_command(tmp_path):
     assert data["lr"] == 0.05
     config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert (config["data"], config["clients"]) == ("folder", 4)
+
+
+def test_clients_of_an_app_need_data_of_their_own(fedkeel):
+    Path("e.toml").write_text('dataset = "digits"\n')
+    done = fedkeel("export", "flower", "e.toml", "app", "--clients", "12")
+    assert done.code == 2
+    assert "--data folder" in done.err
+    assert not Path("app").exists()

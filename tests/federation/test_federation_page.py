@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 import fedkeel as fk
 from fedkeel.core.round import init_server
 from fedkeel.core.trees import tensors
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "federation.md"
@@ -25,7 +25,7 @@ def test_models_that_travel_and_are_kept(name):
     exp = fk.Experiment(dataset="digits", model=model, method=name, partition="iid:clients=4")
     task = task_maker(exp.plan, torch.device("cpu"), torch.float32)(problem_of(exp.plan))
     method = method_of(exp.plan, task)
-    message, report, state = expected(method, task)
+    message, report, state = expected_messages(method, task)
     slots = (message, report, state, init_server(method, task.initial, task.buffers))
     counts = [sum(tensor.numel() for tensor in tensors(slot)) / task.initial.buffer.numel() for slot in slots]
     assert counts == pytest.approx(CLAIMS[name], abs=0.1)

@@ -15,7 +15,7 @@ from federations import problem as make_problem
 from flwr.app import Array, Error, Message, Metadata
 
 import fedkeel as fk
-from fedkeel.engines.flower.checks import Terms, reason_of
+from fedkeel.engines.flower.checks import Terms, error_line
 from fedkeel.errors import DataError, ExperimentError, RequestError, RunError
 from fedkeel.runs.folder import read_rounds
 
@@ -126,8 +126,8 @@ def test_a_server_that_goes_on_remembers_how_long_updates_were(problem, tmp_path
 
 def test_of_a_long_reason_both_ends_are_kept():
     reply = Message(metadata=Metadata(1, "", 1, 1, "x", "", 0.0, 1.0, "train"), error=Error(1, "a" + "b" * 999 + "c"))
-    assert len(reason_of(reply)) < 310
-    assert (reason_of(reply)[0], reason_of(reply)[-1]) == ("a", "c")
+    assert len(error_line(reply)) < 310
+    assert (error_line(reply)[0], error_line(reply)[-1]) == ("a", "c")
 
 
 # ---- whose models --------------------------------------------------------------------------------------------------

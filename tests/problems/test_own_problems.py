@@ -59,7 +59,7 @@ def test_a_network_trains_whatever_mode_it_is_given_in():
 def test_a_sample_alone_is_left_out_where_batch_norms_compare_samples(sizes):
     problem = replace(small_problem(sizes=sizes), model=normed())
     task = Task(problem)
-    assert [task.taken(c, 4) for c in range(3)] == [n - (n % 4 == 1) for n in sizes]
+    assert [task.epoch_size(c, 4) for c in range(3)] == [n - (n % 4 == 1) for n in sizes]
     serial, stacked = (trained(problem, engine) for engine in ENGINES)
     assert apart(serial, stacked) < 1e-12
     assert serial.records[0].backward_passes == sum(-(-(n - (n % 4 == 1)) // 4) for n in sizes)

@@ -8,7 +8,7 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.studies.diagnose import DIAGNOSTICS, Extent, analyse, by, features_by_class, read_diagnostics
+from fedkeel.studies.diagnose import DIAGNOSTICS, Extent, analyse, by, features_by_class, landscape_of, read_diagnostics
 from fedkeel.studies.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
@@ -155,3 +155,27 @@ def test_a_problem_without_layers(toy):
     assert found["hessian"]["trace"] == pytest.approx(8 / 3, rel=1e-5)
     with pytest.raises(fk.RequestError, match="no module"):
         analyse(run, ["cka"], SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--radius", "nan"], "radius of an analysis must be finite: nan"),
+        (["--radius", "0"], "above 0: 0"),
+        (["--rho", "nan"], "rho of an analysis must be finite: nan"),
+        (["--points", "0"], "at least 1: 0"),
+        (["--points", "4"], "at least 3: 4"),
+    ],
+)
+def test_an_extent_that_makes_no_sense_is_refused_as_it_was_asked_for(fedkeel, words, told):
+    done = fedkeel("analyse", "nowhere", *words)
+    assert done.code == 2
+    assert told in done.err.splitlines()[0]
+
+
+def test_the_radius_is_the_one_asked_for(trained):
+    (run,) = trained("--method", "fedavg", "--out", "here")
+    subject = Subject(fk.load_run(run["folder"]), clients=2, samples=20)
+    for radius, far in ((0.25, 0.25), (None, 1.0)):
+        found = landscape_of(subject, Extent(radius=radius, points=3))["line"]["x"]
+        assert (found[0], found[-1]) == (-far, far)

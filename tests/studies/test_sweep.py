@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -333,3 +334,41 @@ def test_the_command_tunes_and_compares(tmp_path, capsys):
     assert call([*asked, "--target", "75"]) == 2
     assert "75 % is 0.75" in capsys.readouterr().err
     assert call([*asked, "--on", "mars"]) == 2
+
+
+# ---- what the command refuses ---------------------------------------------------------------------------------------
+SWEEP = """
+dataset = "digits"
+model = "logistic"
+partition = "iid:clients=4"
+epochs = 1
+rounds = 1
+validation = 0.2
+[methods.fedavg]
+[methods.fedprox]
+"""
+
+
+def swept(fedkeel, text, *words):
+    Path("s.toml").write_text(text)
+    return fedkeel("sweep", "s.toml", "--out", "runs", "--engine", "serial", "--no-progress", *words)
+
+
+def test_a_baseline_that_is_not_swept_is_refused_before_training(fedkeel, untrained):
+    done = swept(fedkeel, SWEEP, "--baseline", "fedpro")
+    assert (done.code, done.err) == (2, "error: this sweep has no method: fedpro\n\nhint: did you mean 'fedprox'?\n")
+    assert not Path("runs").exists()
+
+
+def test_a_method_whose_settings_all_failed_is_an_error_with_its_reason(fedkeel):
+    done = swept(fedkeel, SWEEP + "lr = [1e30]\n", "--json", "--baseline", "fedprox")
+    assert done.code == 1
+    assert "every setting of fedprox failed: the loss or the model of client" in done.err
+    assert "fedprox has no run, so differences are to fedavg" in done.err
+    assert [one["label"] for one in json.loads(done.out)["methods"]] == ["fedavg"]
+
+
+def test_a_sweep_without_a_validation_sample_says_so(fedkeel):
+    done = swept(fedkeel, SWEEP.replace("0.2", "0.0001"))
+    assert done.code == 1
+    assert "every setting of fedavg failed: no client has a validation sample" in done.err

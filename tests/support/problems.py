@@ -31,6 +31,15 @@ def quadratic(params, batch):
     return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
 
 
+INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}}
+"""Loops inside of a round, which laws need not wait for."""
+
+
+def quick(name):
+    """The method with its inner loops cut short."""
+    return build(name, INNER.get(name, {}))
+
+
 def model_for(method, otherwise):
     """`otherwise`, or that network with a random code if the method needs one."""
     method = build(method) if isinstance(method, str) else method

@@ -1,7 +1,11 @@
 """Words of a command line that train in a moment."""
 
+import os
+from pathlib import Path
+
 import tomli_w
 
+import fedkeel
 from fedkeel.core.states import read, write
 from fedkeel.runs.experiment import fingerprint_of
 
@@ -15,3 +19,9 @@ def forge(folder, data):
         arrays, facts = read(path)
         facts.pop("check")
         write(path, arrays, facts | {"fingerprint": fingerprint_of(data)})
+
+
+def environment(**more):
+    """The environment of a process that finds this package."""
+    paths = [str(Path(fedkeel.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | more

@@ -18,7 +18,7 @@ from fedkeel.core.trees import tensors
 from fedkeel.data import load
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.folder import needed_bytes
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import state_budget, uses_onednn
 from fedkeel.engines.memory import activation_bytes
 from fedkeel.models import build
@@ -86,7 +86,7 @@ def estimate(experiment: Experiment) -> Estimate:
         client=size(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
         workspace=trees * tree + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
-        reports=selected * size(expected(method, task).report),
+        reports=selected * size(expected_messages(method, task).report),
         data=needed_bytes(SOURCES[plan.division.dataset]),
     )
 

@@ -37,7 +37,7 @@ def model(
 
     from fedkeel.cli.console import byte_size, count, stderr
     from fedkeel.cli.writing import refuse_folder
-    from fedkeel.core.states import write_whole
+    from fedkeel.core.states import write_atomically
     from fedkeel.errors import RequestError
     from fedkeel.runs.finished_run import load_run
 
@@ -47,7 +47,7 @@ def model(
     done = load_run(run)
     weights = done.params | (done.server["buffers"].named() if "buffers" in done.server else {})
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
-    write_whole(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
+    write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
     total = sum(weight.numel() for weight in weights.values())
     stderr().print(f"{count(total)} numbers in {len(weights)} tensors, {byte_size(file.stat().st_size)}:")
     typer.echo(file)

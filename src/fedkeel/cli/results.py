@@ -79,9 +79,9 @@ def meaning(run: Run) -> list[str]:
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
     if policy is None or measure == "loss":
         return [f"best, last: {named.get(measure, measure)}; best is the {means}"]
-    told = f"best, last: {measure.removeprefix('client_')} of {policy.judged}; best is the {means}"
+    told = f"best, last: {measure.removeprefix('client_')} of {policy.subject}; best is the {means}"
     also = ", the final tuning counted as one" if "tuned" in run.result else ""
-    return [told, *([f"reported: {policy.told}{also}"] if "reported" in run.result else [])]
+    return [told, *([f"reported: {policy.report_in_words}{also}"] if "reported" in run.result else [])]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:

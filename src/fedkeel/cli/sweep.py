@@ -129,9 +129,9 @@ def show_ends(
     as_json: bool,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
-    from fedkeel.studies.compare import grouped
+    from fedkeel.studies.compare import group_runs
 
-    tuning, groups = {"tuning": [one.save() for one in tuned]}, grouped(runs)
+    tuning, groups = {"tuning": [one.save() for one in tuned]}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None

@@ -1,4 +1,4 @@
-"""The two apps of a real federation, made from one experiment: what `fedkeel export flower` writes calls these."""
+"""The two apps of a real federation, made from one experiment: the files of `fedkeel export flower` call them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.checks import Terms
-from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import RECENT, FlowerEngine
-from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RequestError, RunError
@@ -37,17 +37,17 @@ log = logging.getLogger("fedkeel")
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
-def read(folder: Path, trust: Trust) -> Experiment:
-    """The experiment beside an app."""
+def read_app(folder: Path, trust: Trust) -> Experiment:
+    """Read the experiment beside an app."""
     return Experiment.load(read_experiment(folder), trust=trust)
 
 
-def vouched(trust: bool) -> Trust:
-    """What `trust` in the code of an app means: who wrote the app vouches for the names in its files."""
+def trust_level(trust: bool) -> Trust:
+    """Return the trust that `trust` in an app's code stands for: its author vouches for the names in its files."""
     return Trust.TYPED if trust else Trust.INSTALLED
 
 
-def terms_of(config: Mapping[str, Any]) -> Terms:
+def read_terms(config: Mapping[str, Any]) -> Terms:
     """When a round counts, as the app's settings say."""
     return Terms(
         minimum=float(config["minimum"]),
@@ -60,20 +60,20 @@ def terms_of(config: Mapping[str, Any]) -> Terms:
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
 def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
-    """The app of every node; which client it is, and where its data and its state are, the node's settings say.
+    """Make the app of every node; the node's settings say which client it is, and where its data and state are.
 
     With `trust`, code that the app's files and settings name is imported.
     """
 
     def node(context: Context) -> Node:
-        return node_of(read(folder, vouched(trust)), context, vouched(trust))
+        return node_of(read_app(folder, trust_level(trust)), context, trust_level(trust))
 
-    return app_of(node)
+    return make_client_app(node)
 
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
     """A node with its own data, which trains like the serial engine."""
-    client, settings, plan = partition_of(context), context.node_config, experiment.plan
+    client, settings, plan = client_number(context), context.node_config, experiment.plan
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
@@ -93,19 +93,19 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
 
 # ---- the server ----------------------------------------------------------------------------------------------------
 def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
-    """The app of the server: it goes on from the last checkpoint of its run folder. `trust` as for nodes."""
+    """Make the app of the server, which continues from the last checkpoint of its run folder. `trust` as for nodes."""
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config, experiment = context.run_config, read(folder, vouched(trust))
+        config, experiment = context.run_config, read_app(folder, trust_level(trust))
         out = Path(str(config["out"])).expanduser()
-        speak(out.with_name(f"{out.name}.log"))
+        start_log(out.with_name(f"{out.name}.log"))
         serve(
             experiment,
             grid,
             out=out,
-            terms=terms_of(config),
+            terms=read_terms(config),
             wait=float(config["wait"]),
             device=str(config["device"]),
             source=str(config["data"]),
@@ -135,14 +135,14 @@ def serve(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
         )
-    of_own_data, begun = sizes_beside(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
+    of_own_data, begun = sizes_file(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
     with session(on.device) as closing:
         problem = problem_of(plan) if source == PARTITION else None
-        roster = Roster(grid, clients if problem is None else len(problem.data.sizes), experiment.fingerprint())
+        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), experiment.fingerprint())
         if problem is None:
-            problem = server_problem(plan, known_sizes(Path(out), roster, wait), test)
+            problem = server_problem(plan, ask_sizes_once(Path(out), roster, wait), test)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
@@ -152,30 +152,30 @@ def serve(
         def tuner() -> FlowerEngine:
             return FlowerEngine(prepared.make_task(problem), loop.method, grid, roster, terms, final=True)
 
-        return prepared.start(engine, Choice("flower", "flower"), Lines(), tuner).drive()
+        return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
 
 
-def sizes_beside(out: Path) -> Path:
-    """The file that tells a run on nodes' own data from one on a partition: the experiment is the same."""
+def sizes_file(out: Path) -> Path:
+    """Return the file that only a run on nodes' own data has; the experiment is the same as on a partition."""
     return out.with_name(f"{out.name}-clients.json")
 
 
-def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
-    """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
-    file = sizes_beside(out)
+def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float) -> list[int]:
+    """Return how many samples each client has; all nodes are asked once, and the answer is kept beside the run."""
+    file = sizes_file(out)
     if not file.exists():
-        roster.wait(roster.clients, wait, roster.clients)
-        sizes = [roster.sizes[client] for client in range(roster.clients)]
+        registry.wait(registry.clients, wait, registry.clients)
+        sizes = [registry.sizes[client] for client in range(registry.clients)]
         write_text(file, json.dumps(sizes))
     sizes = [int(size) for size in json.loads(read_text(file))]
-    if len(sizes) != roster.clients:
-        raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
-    roster.sizes = dict(enumerate(sizes))
+    if len(sizes) != registry.clients:
+        raise RunError(f"{file} counts {len(sizes)} clients, not {registry.clients}.", "choose another folder")
+    registry.sizes = dict(enumerate(sizes))
     return sizes
 
 
-def speak(file: Path) -> None:
-    """Our lines to stderr, from where Flower streams them, and to a file, which a crash of the server leaves whole."""
+def start_log(file: Path) -> None:
+    """Log to stderr, from where Flower streams it, and to a file, which survives a crash of the server."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for handler in (logging.StreamHandler(), logging.FileHandler(file)):
         handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
@@ -184,8 +184,8 @@ def speak(file: Path) -> None:
     log.propagate = False
 
 
-class Lines:
-    """Progress as lines of the log."""
+class LogProgress:
+    """Reports progress as lines of the log."""
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         log.info("%s: %d of %s rounds are done", experiment.plan.method.name, done, experiment.plan.rounds)

@@ -1,4 +1,4 @@
-"""An experiment as a Flower app: a folder that `flwr run` takes to a federation."""
+"""An experiment as a Flower app: a folder for `flwr run`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = (
 
 
 def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
-    """Write the app; returns its files.
+    """Write the app and return its files.
 
     `data` is "partition" (every node has the data set and takes its part), "folder" (each node's own arrays, in its
     data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
@@ -46,7 +46,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderError(f"{folder} is there already and is not empty.", "choose a new folder")
     nodes = clients if data != PARTITION else getattr(source.partition, "clients", 3)
-    values = described(experiment) | {
+    values = name_app(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
         "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
@@ -61,7 +61,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     return [folder / name for name in (*FILES, "experiment.toml")]
 
 
-def described(experiment: Experiment) -> dict[str, str]:
+def name_app(experiment: Experiment) -> dict[str, str]:
     """What an app is called, and where its server writes."""
     method, dataset, rounds = experiment.plan.method.name, experiment.dataset, experiment.plan.rounds
     name = re.sub(r"[^a-z0-9]+", "-", f"{method}-{dataset}".lower()).strip("-")[:32].strip("-")

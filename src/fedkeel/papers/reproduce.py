@@ -10,11 +10,11 @@ from typing import Any
 
 from fedkeel.core.trees import tensors
 from fedkeel.engines.cost import size_of
-from fedkeel.errors import FedkeelError, RequestError, nearest
+from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
-from fedkeel.papers.ledger import Entry, standing
+from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -22,6 +22,7 @@ from fedkeel.runs.folder import folder_name
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord
+from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
@@ -59,8 +60,7 @@ def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]
     for path, value in changes:
         if path == ("rounds",) or path == ("seed",):
             raise RequestError(f"{path[0]} is not a setting of a cell.", f"use --{path[0].rstrip('s')}s")
-        if path[0] not in SETTINGS:
-            raise RequestError(f"an experiment has no key: {path[0]}", nearest(path[0], SETTINGS, "keys"))
+        check_keys(path[:1], SETTINGS, RequestError, "an experiment", "key")
         nested: Any = value
         for word in reversed(path[1:]):
             nested = {word: nested}
@@ -151,8 +151,6 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
 # ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
-    from fedkeel.papers.verdicts import measured
-
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
     points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}

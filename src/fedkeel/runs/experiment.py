@@ -8,23 +8,23 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from fedkeel.core.method import Method
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import save_partition
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
-from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Range, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.plan import PLAIN, Plan, plan
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import check_table, read_values, types_of
 
 EXAMPLES = PLAIN | {
     "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
@@ -35,9 +35,6 @@ EXAMPLES = PLAIN | {
 
 PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
-
-Seed = Annotated[int, Range(-(2**63), 2**63, above=True, below=True)]
-"""Randomness would take larger ones for smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Experiment:
     def __post_init__(self) -> None:
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
         method = asked.pop("method")  # what it may be, `read_method` says
-        plain = typed(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
+        plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])
         for name, value in plain.items():  # a list or table that is changed afterwards changes no experiment
@@ -93,9 +90,7 @@ class Experiment:
 
     def with_(self, **changes: Any) -> Experiment:
         """This experiment with some fields changed; those never given follow: another seed has another split."""
-        known = [field.name for field in fields(self)]
-        for word in changes.keys() - known:
-            raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
+        check_table(Experiment, changes, ExperimentError, "an experiment", "key")
         return replace(self, **changes)
 
     # ---- as data -------------------------------------------------------------------------------------------------
@@ -137,10 +132,7 @@ class Experiment:
     def recall(data: Mapping[str, Any], trust: Trust = Trust.NOTHING, typed: Collection[str] = ()) -> Experiment:
         """To read a run by: what was given from Python is known by its digest, and code that nobody vouches for by its
         name; neither can be trained again."""
-        known = {field.name for field in fields(Experiment)}
-        for word in data:
-            if word not in known:
-                raise ExperimentError(f"an experiment has no key: {word}", nearest(word, known, "keys"))
+        check_table(Experiment, data, ExperimentError, "an experiment", "key")
         read = dict(data)
         if "method" in read:
             read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)

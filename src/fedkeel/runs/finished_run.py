@@ -135,7 +135,7 @@ def validation_score(run: Run) -> float | None:
     """
     if (policy := run.plan.evaluation) is not None:
         judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
-        told = policy.verdict([*judged, run.result.get("tuned", {})], "validation_client_")
+        told = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
         return None if told is None else told[1] if told[0] == "accuracy" else -told[1]
     accuracies = run.curve("validation_accuracy")
     if accuracies:

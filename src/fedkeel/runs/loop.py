@@ -17,12 +17,12 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import stack, tensors
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
-from fedkeel.engines.engine import Engine, Outcome, Request, Training
-from fedkeel.engines.machine import state_budget, undisturbed, used_by_others
-from fedkeel.engines.measure import Left
+from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
+from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
+from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
-from fedkeel.problems.sound_data import divergence, found_in_data
+from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-Going = Generator[Request, list[Outcome], Run]
+Going = Generator[RoundRequest, list[ClientOutcome], Run]
 """A run that asks for the training of its clients, and is sent what came of it."""
 
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
@@ -83,10 +83,10 @@ class Loop:
     def rounds_left(self) -> int:
         return self.plan.rounds - self.done
 
-    def left(self) -> Left:
+    def left(self) -> RemainingWork:
         """What is still to be trained."""
         rounds = max(0, self.rounds_left())
-        return Left(rounds, self.participation.selected(self.done) if rounds else ())
+        return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
     # ---- before and after ----------------------------------------------------------------------------------------
     def restore(self) -> None:
@@ -126,7 +126,7 @@ class Loop:
         if self.folder is None or self.saved == self.done:
             return
         began = time.perf_counter()
-        with undisturbed():
+        with delay_signals():
             self.folder.sync()
             places = self.store.save()
             Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
@@ -178,7 +178,7 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine) -> Generator[Request, list[Outcome], RoundRecord]:
+    def one_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
@@ -189,7 +189,7 @@ class Loop:
         personal = {}
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
-        outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
+        outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
@@ -229,7 +229,7 @@ class Loop:
             dropped=dropped,
             extra=measures | tracked,
         )
-        with undisturbed():  # no signal leaves half a round behind
+        with delay_signals():  # no signal leaves half a round behind
             if self.folder is not None:
                 self.folder.append(record)
             if self.history is not None:
@@ -254,13 +254,13 @@ class Loop:
         begun = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, begun).state
 
-    def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
+    def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
-            raise divergence(self.task, dropped, len(outcomes), t + 1)
+            raise explain_divergence(self.task, dropped, len(outcomes), t + 1)
         if dropped:
-            why = found_in_data(self.task, dropped)
+            why = explain_by_data(self.task, dropped)
             log.warning("round %d: left out the reports of clients %s, which are not finite%s", t + 1, dropped, why)
         return kept, dropped

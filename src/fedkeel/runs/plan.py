@@ -15,7 +15,7 @@ from fedkeel.core.method import Method
 from fedkeel.data import DATASETS
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
-from fedkeel.data.partition.registry import load_partition, repeats
+from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.engines.engine import Training
 from fedkeel.errors import DataError, ExperimentError, nearest
 from fedkeel.importing import Trust
@@ -93,7 +93,7 @@ class Plan:
     def sets_copies_aside(self) -> bool:
         """Whether validation or test shares are cut from data in which a sample may come twice."""
         share = max(self.validation, 0.0 if self.evaluation is None else self.evaluation.share)
-        return share > 0 and isinstance(self.source, Division) and repeats(self.source.partition)
+        return share > 0 and isinstance(self.source, Division) and may_repeat(self.source.partition)
 
     def lr_at(self, round: int) -> float:
         """η_t = η_0 γ^t."""

@@ -20,11 +20,11 @@ from torch.nn import functional
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
+from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.feature_shift import FeatureShift
-from fedkeel.data.partition.partition import Partition, everything
-from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.data.partition.partition import Partition, assign_all
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
@@ -38,7 +38,7 @@ from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.rules.sharing import confined
+from fedkeel.rules.sharing import confine
 from fedkeel.runs.experiment import from_python, lost
 from fedkeel.runs.plan import Plan
 
@@ -84,7 +84,7 @@ def problem_of(plan: Plan) -> Problem:
         tests = SharedClients(images, labels, aside)
     test_labels = np.asarray(data.test_labels)
     # what was divided among the clients is no test of the server's model
-    test = None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels)))
+    test = None if pooled else SharedClients(data.test_images, test_labels, assign_all(len(test_labels)))
     return problem_with(plan, data.card, SharedClients(images, labels, partition), test, proxy=proxy, tests=tests)
 
 
@@ -96,7 +96,7 @@ def problem_with(plan: Plan, card: DatasetCard, clients: Any, test: Any, **parts
         known = MODELS.get(str(model))
         options = {"vocabulary": card.vocabulary} if known and "vocabulary" in known.defaults else {}
         model = build_model(str(model), shape=card.shape, classes=card.classes, seed=plan.seed, **options)
-    prepare = Preparation(card.mean, card.std, augmentation(plan.division.augment, card.shape))
+    prepare = Preparation(card.mean, card.std, find_augmentation(plan.division.augment, card.shape))
     return Problem(
         model=model, loss=cross_entropy, clients=clients, test=test, classes=card.classes, prepare=prepare, **parts
     )
@@ -137,7 +137,7 @@ def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable
 def describe_task(task: Task) -> str:
     """Who holds how much, in one line."""
     proxy = task.problem.proxy
-    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
     return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 
@@ -165,10 +165,10 @@ def method_of(plan: Plan, task: Task) -> Method:
     method, policy = plan.method, plan.evaluation
     if policy is not None and policy.tune and method.final is None:
         method = replace(method, final=head_tuning())
-    method = method.each_rule(lambda rule: rule.settled(setting))
-    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    method = method.map_rules(lambda rule: rule.settled(setting))
+    method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
-    method = confined(repeated(method), task.initial)
+    method = confine(repeated(method), task.initial)
     if policy is not None and task.tests is None:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):

@@ -11,7 +11,7 @@ import torch
 
 from fedkeel.engines.choose import BITWISE, ENGINES, PREFERENCE, Choice, Contest, candidates
 from fedkeel.engines.machine import steady
-from fedkeel.engines.measure import Job, Left, unnoticed
+from fedkeel.engines.measure import Job, RemainingWork, without_traces
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import RunFolder
@@ -77,8 +77,8 @@ def _fastest(
         able = [name for name in candidates(job, None) if name in able]
         if len(able) < 2 or (stacks and "stacked" in able):
             continue
-        with unnoticed(device):
-            engine, choice = Contest(job, able).decided()
+        with without_traces(device):
+            engine, choice = Contest(job, able).decide()
             if engine is not None:
                 engine.close()
         if choice.seconds:  # a kind that is too short to be measured has no say
@@ -90,7 +90,7 @@ def _fastest(
     if not measured or len(able) < 2:
         return able[0] if able else "serial"
     best = min(able, key=lambda name: seconds[name] * (PREFERENCE if name == "serial" else 1.0))
-    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).told())
+    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).describe())
     return best
 
 
@@ -99,4 +99,4 @@ def _job(plan: Plan, device: torch.device, dtype: torch.dtype, workers: int | No
     make = task_maker(plan, device, dtype)
     task = make(problem_of(plan))
     clients = plan.schedule(task.clients.sizes).selected(0)
-    return Job(task, method_of(plan, task), plan.training, make, workers, Left(plan.rounds, clients))
+    return Job(task, method_of(plan, task), plan.training, make, workers, RemainingWork(plan.rounds, clients))

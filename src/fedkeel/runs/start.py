@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.engines.choose import Choice, Chosen, check_name, choose
+from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
 from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
-from fedkeel.engines.measure import Job, Left
-from fedkeel.engines.memory import enough
+from fedkeel.engines.measure import Job, RemainingWork
+from fedkeel.engines.memory import explain_out_of_memory
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.methods import composition
 from fedkeel.problems.problem import Problem
@@ -36,7 +36,7 @@ from fedkeel.runs.loop import Going, Loop, Progress
 from fedkeel.runs.observers import Observer, listed, observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
 
@@ -69,7 +69,7 @@ def run(
 @contextlib.contextmanager
 def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
     """In which runs are made: what they open is closed at its end."""
-    with steady(), enough(device), contextlib.ExitStack() as closing:
+    with steady(), explain_out_of_memory(device), contextlib.ExitStack() as closing:
         yield closing
 
 
@@ -89,7 +89,7 @@ class Place:
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
-        typed({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
+        read_values({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
@@ -185,16 +185,16 @@ def start(
     prepared = prepare(experiment, out, on, closing)
     loop, engines = prepared.loop, prepared.engines
 
-    def engine_for(method: Method, task: Task, left: Left, before: str | None) -> Chosen:
+    def engine_for(method: Method, task: Task, left: RemainingWork, before: str | None) -> ChosenEngine:
         job = Job(task, method, loop.plan.training, prepared.make_task, on.workers, left)
-        chosen = choose(on.engine, job, before)
+        chosen = choose_engine(on.engine, job, before)
         closing.callback(chosen.engine.close)
         return chosen
 
     made, choice = engine_for(loop.method, loop.task, loop.left(), engines[-1]["engine"] if engines else None)
 
     def tuner() -> Engine:
-        everyone = Left(1, [int(client) for client in np.flatnonzero(loop.task.clients.sizes > 0)])
+        everyone = RemainingWork(1, [int(client) for client in np.flatnonzero(loop.task.clients.sizes > 0)])
         task = prepared.make_task(loop.task.problem)
         return engine_for(loop.method.tuning, task, everyone, made.name).engine
 
