@@ -113,7 +113,11 @@ WRAPPED = {
     "under private layers": lambda rule: {"gradient": [rule], "personal": [fk.PrivateLayers()]},
     "with memory under private layers": lambda rule: {"gradient": [rule, Trace()], "personal": [fk.PrivateLayers()]},
 }
-CASES = {f"{how}, {i}": WRAPPED[how](rule) for how in WRAPPED for i, rule in enumerate(FORGETFUL)} | {
+CASES = {
+    f"{how}, {i}": WRAPPED[how](rule)
+    for how in WRAPPED
+    for i, rule in enumerate(FORGETFUL if how == "alone" else FORGETFUL[:3])
+} | {
     "a subclass of Sam": {"perturb": [Steepest(0.1)]},
     "a subclass of Sam on everything": {"perturb": [fk.On("*", Steepest(0.1))]},
     "memory": {"gradient": [Trace()]},

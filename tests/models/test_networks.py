@@ -69,9 +69,9 @@ def test_every_model_has_a_published_size() -> None:
     assert {name for name, *_ in PUBLISHED} == MODELS.keys()
 
 
-@pytest.mark.parametrize("side", [28, 32, 64])
+@pytest.mark.parametrize("side", [28, 64])
 @pytest.mark.parametrize("name", [name for name, card in MODELS.items() if not isinstance(card.takes, Tokens)])
-def test_images_of_28_32_and_64_pixels(name: str, side: int) -> None:
+def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
     shape = (1 if side == 28 else 3, side, side)
     module = build(name, shape=shape, classes=7, seed=0)
     with torch.no_grad():
@@ -95,17 +95,15 @@ def test_one_sample_of_the_smallest_shape_has_finite_gradients(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_tensor_takes_part(name: str) -> None:
+def test_every_tensor_takes_part_and_only_batch_norm_has_buffers(name: str) -> None:
     shape = (20,) if isinstance(MODELS[name].takes, Tokens) else (3, 32, 32)
-    module = build(name, shape=shape, classes=3, seed=0)
+    module = build(name, shape=shape, classes=7, seed=0)
     names, parameters = zip(*module.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(module(sample(name, shape, batch=1)).square().sum(), parameters)
+    logits = module(sample(name, shape, batch=1))
+    assert logits.shape == (1, 7)
+    assert logits.isfinite().all()
+    gradients = torch.autograd.grad(logits.square().sum(), parameters)
     assert [key for key, gradient in zip(names, gradients, strict=True) if not gradient.any()] == []
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_only_batch_norm_has_buffers(name: str) -> None:
-    module = build(name, shape=(16,) if isinstance(MODELS[name].takes, Tokens) else (3, 16, 16), classes=2, seed=0)
     assert bool(list(module.buffers())) == (name in WITH_BUFFERS)
 
 

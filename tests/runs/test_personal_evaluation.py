@@ -112,8 +112,15 @@ def stopping_after(rounds, append):
     return appended
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked"])
-@pytest.mark.parametrize("changes", [{}, {"evaluate_every": 2}, {"evaluation": {"when": "before", "tune": True}}])
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [
+        ("serial", {}),
+        ("stacked", {"evaluate_every": 2}),
+        ("serial", {"evaluation": {"when": "before", "tune": True}}),
+        ("stacked", {"evaluation": {"when": "before", "tune": True}}),
+    ],
+)
 def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
     exp = experiment("fedala", **{"rounds": 6, "evaluation": {}} | changes)
     counts, score = [], judging.evaluated

@@ -79,7 +79,7 @@ def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_two_runs_in_one_stack_learn_what_they_learn_alone(name: str) -> None:
     tasks = two_tasks(name)
-    method, trainings = settled(name, tasks[0]), [Training(seed, epochs=2, batch_size=3) for seed in (1, 2)]
+    method, trainings = settled(name, tasks[0]), [Training(seed, epochs=1, batch_size=3) for seed in (1, 2)]
     alone = [SerialEngine(task, method, training) for task, training in zip(tasks, trainings, strict=True)]
     expected = trained(name, lambda asked: {run: alone[run].train(*request) for run, request in asked.items()}, tasks)
     engines = [StackedEngine(t, method, training) for t, training in zip(two_tasks(name), trainings, strict=True)]
@@ -99,7 +99,7 @@ def test_a_users_rules_are_lifted_with_a_message_of_their_own() -> None:
 def experiment(seed: int, **changes: Any) -> fk.Experiment:
     usual: dict[str, Any] = dict(
         dataset="digits", method="fedfft-d", model="mlp", partition="dirichlet:alpha=0.3,clients=6", rounds=3,
-        participation=0.5, epochs=2, batch_size=64, lr=0.1, seed=seed,
+        participation=0.5, epochs=1, batch_size=64, lr=0.1, seed=seed,
     )  # fmt: skip
     return fk.Experiment(**usual | changes)
 
