@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from dataclasses import dataclass, replace
-from typing import ClassVar
-=======
-from dataclasses import replace
 from functools import cache
->>>>>>> tests
+from typing import ClassVar
 
 import pytest
 import torch

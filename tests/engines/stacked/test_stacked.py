@@ -76,11 +76,7 @@ def problem(**changes: Any) -> fk.Problem:
 def settled(name: str, task: Task) -> Method:
     """The method of that name, fitted to the model."""
     setting = Setting(task.initial.layout, head_of(task), epochs=2, mean_size=float(task.clients.sizes.mean()))
-<<<<<<< HEAD
-    return repeated(build(name).map_rules(lambda rule: rule.settled(setting)))
-=======
-    return repeated(quick(name).each_rule(lambda rule: rule.settled(setting)))
->>>>>>> tests
+    return repeated(quick(name).map_rules(lambda rule: rule.settled(setting)))
 
 
 def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tuple[State, dict[int, State], list[State]]:
