@@ -121,10 +121,10 @@ def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> 
     return tree, client
 
 
-def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, message_axis: int | None) -> Body:
+def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, axis: int | None) -> Body:
     """Make the body of a phase: perturb, take the gradient there, pass it through the chain, step.
 
-    `message_axis` is the client axis of the message and the learning rate: None where all clients got the same.
+    `axis` is the client axis of the message and the learning rate: None where all clients got the same.
     """
 
     def climb(
@@ -149,10 +149,8 @@ def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool
 
     ascends = phase.ascends
     climbs, same_objective = ascends is not None, ascends == phase.objective
-    climb = lift(climb, (0 if climbs else None, 0, 0, 0, message_axis, message_axis, 0, None, 0))
-    move = lift(
-        move, (0, 0 if climbs else None, 0, 0, 0, message_axis, message_axis, 0, None, 0, 0 if padded else None, 0, 0)
-    )
+    climb = lift(climb, (0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0))
+    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0, 0 if padded else None, 0, 0))
 
     def body(carry: Carry, context: PhaseContext, given: StepInput) -> tuple[Carry, Tensor]:
         params, client = carry

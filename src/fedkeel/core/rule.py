@@ -150,12 +150,10 @@ class Weighting(Rule, ABC):
 
 def is_stackable(rule: Rule) -> bool:
     """Whether a rule, and every rule inside it, declares that it works along the last axis and draws nothing."""
+    if rule.random or not declares_stackable(type(rule)):
+        return False
     parts = [one for value in vars(rule).values() for one in (value if isinstance(value, tuple) else (value,))]
-    return (
-        declares_stackable(type(rule))
-        and not rule.random
-        and all(is_stackable(p) for p in parts if isinstance(p, Rule))
-    )
+    return all(is_stackable(part) for part in parts if isinstance(part, Rule))
 
 
 def declares_stackable(kind: type[Rule]) -> bool:

@@ -115,9 +115,8 @@ class Contest:
         pass_seconds /= max(1, one_client.passes_left)
         if pass_seconds * total < LEAST_SECONDS:
             return None, Choice("serial")
-        short_job = self.shorten_job(
-            min(MEASURING_SHARE * total / (TIMES * len(self.names)), ROUND_SECONDS / pass_seconds)
-        )
+        passes = min(MEASURING_SHARE * total / (TIMES * len(self.names)), ROUND_SECONDS / pass_seconds)
+        short_job = self.shorten_job(passes)
         trials = {"serial": self.time_serial, "stacked": self.time_stacked, "processes": self.time_processes}
         for name in self.names:
             try:

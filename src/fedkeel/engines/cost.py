@@ -17,8 +17,8 @@ from fedkeel.problems.task import Task
 
 
 def all_finite(outcome: ClientOutcome) -> bool:
-    found = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
-    return all(bool(torch.isfinite(slot).all()) for slot in found)
+    slots = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
+    return all(bool(torch.isfinite(slot).all()) for slot in slots)
 
 
 def finite(value: float) -> float | None:

@@ -70,17 +70,15 @@ def delay_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which is the only one that signals interrupt
         yield
         return
-    received: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda n, _: received.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    late: list[int] = []
+    old = {number: signal.signal(number, lambda n, _: late.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in old.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for late in received:
-            signal.raise_signal(late)
+        for caught in late:
+            signal.raise_signal(caught)
 
 
 OTHERS = 1 << 30  # bytes: a process's own context takes less

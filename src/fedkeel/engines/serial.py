@@ -49,19 +49,16 @@ class SerialEngine:
     def train_one(self, message: State, round: int, lr: float, client: int, state: State | None) -> ClientOutcome:
         rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
         began, spent = time.perf_counter(), self.seconds["data"] + self.seconds["gradients"]
-        plans = [self.plan(round, client, i, phase) for i, phase in enumerate(self.method.phases)]
+        phases, task, training = self.method.phases, self.task, self.training
+        plans = [plan_rows(task, training, round, client, i, phase) for i, phase in enumerate(phases)]
         steps = sent_steps(self.method, [len(rows) for rows in plans])
         facts = client_facts(self.task, client, steps, rate)
-        work = [self.phase_work(round, client, i, phase, plans[i]) for i, phase in enumerate(self.method.phases)]
+        work = [self.phase_work(round, client, i, phase, plans[i]) for i, phase in enumerate(phases)]
         state = client_state(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent
         self.seconds.add("rules", time.perf_counter() - began - spent)
         return ClientOutcome(client, report, state)
-
-    def plan(self, round: int, client: int, index: int, phase: Phase) -> list[Rows]:
-        """Choose the rows of its data that the client sees in each step of a phase."""
-        return plan_rows(self.task, self.training, round, client, index, phase)
 
     def phase_work(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> PhaseWork:
         """Make the work of a phase; inputs of steps are made one at a time, as they are used."""

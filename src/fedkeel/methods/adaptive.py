@@ -68,8 +68,8 @@ def fedfsa_released(
     learning rate decaying per round (the main runs do not decay it).
     """
     base = method("fedfsa", perturb=[Sam(rho)], gradient=[FirstRateMomentum(alpha)], weights=Uniform())
-    made = with_fsa(base, rho, rho_larger, top, "minmax")
-    return replace(made, name="fedfsa@released", papers=("fedfsa", "fedsam"))
+    with_radii = with_fsa(base, rho, rho_larger, top, "minmax")
+    return replace(with_radii, name="fedfsa@released", papers=("fedfsa", "fedsam"))
 
 
 def with_fsa(

@@ -180,8 +180,8 @@ class NoteRemoval(Rule):
         number = at.step.to(tree.buffer.dtype)
         full = torch.where(at.step == 0, at.loss, client["perturbed_loss"])
         mine = number_layers(tree).elementwise(lambda n: (n == number).to(n.dtype))
-        found = (full - at.loss).abs() * mine
-        return tree, client | {"perturbed_loss": full, "sensitivity": client["sensitivity"] * (1 - mine) + found}
+        change = (full - at.loss).abs() * mine
+        return tree, client | {"perturbed_loss": full, "sensitivity": client["sensitivity"] * (1 - mine) + change}
 
 
 def number_layers(tree: Tree) -> Tree:

@@ -91,8 +91,8 @@ class MeasureAlignment(Rule):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         pilot = sketch(-tree, self.dimensions)
-        found = row_cosine(pilot, at.message["last_move"])
-        alignment = torch.where(at.step == 0, found, client["alignment"])
+        cosine = row_cosine(pilot, at.message["last_move"])
+        alignment = torch.where(at.step == 0, cosine, client["alignment"])
         heterogeneity = client["norm"] * (1 - self.kappa * alignment).clamp(min=0)
         return tree, client | {"alignment": alignment, "heterogeneity": heterogeneity}
 
@@ -117,8 +117,8 @@ class AdaptiveRadius(Rule):
     stackable: ClassVar[bool] = True
 
     def radius(self, client: State) -> Tensor:
-        found: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
-        return found
+        radius: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
+        return radius
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client

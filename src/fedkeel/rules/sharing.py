@@ -35,7 +35,7 @@ class Confined(Rule):
         mine = matcher(self.private)
         return tree.only(lambda name: not mine(name))
 
-    def narrow(self, state: State, slot: str = "params") -> State:
+    def see(self, state: State, slot: str = "params") -> State:
         """A message, report or server state as the inner rule sees it."""
         return state | {slot: self.shared(state[slot])} if slot in state else state
 
@@ -46,43 +46,40 @@ class Confined(Rule):
         return self.inner.client_slots(self.shared(params))
 
     def broadcast(self, message: State, server: State) -> State:
-        sent = self.inner.broadcast(self.narrow(message), self.narrow(server))
+        sent = self.inner.broadcast(self.see(message), self.see(server))
         return sent | {"params": message["params"] | sent["params"]}
 
     def travels(self, params: Tree) -> Tree:
         return self.inner.travels(params)
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        begun, client = self.inner.start(self.shared(params), client, self.narrow(message))
+        begun, client = self.inner.start(self.shared(params), client, self.see(message))
         return params | begun, client
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        changed, client = self.inner.step(self.shared(tree), client, self.narrow_local(at))
+        changed, client = self.inner.step(self.shared(tree), client, self.see_local(at))
         # a perturbation of the private layers would be their gradient
         rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        shared, client = self.inner.finish(self.narrow(report, "delta"), client, self.narrow_local(at))
+        shared, client = self.inner.finish(self.see(report, "delta"), client, self.see_local(at))
         return shared | ({"delta": report["delta"] | shared["delta"]} if "delta" in report else {}), client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        update, changed = self.inner.server_step(update, self.narrow(server), reports)
+        update, changed = self.inner.server_step(update, self.see(server), reports)
         return update, changed | {"params": server["params"]}
 
     def server_curves(self, message: State) -> State:
-        return self.inner.server_curves(self.narrow(message))
+        return self.inner.server_curves(self.see(message))
 
     def client_curves(self, params: Tree, client: State) -> State:
         return self.inner.client_curves(self.shared(params), client)
 
-    def narrow_local(self, at: Local) -> Local:
+    def see_local(self, at: Local) -> Local:
         gradient = None if at.gradient is None else self.shared(at.gradient)
         return at._replace(
-            params=self.shared(at.params),
-            start=self.shared(at.start),
-            gradient=gradient,
-            message=self.narrow(at.message),
+            params=self.shared(at.params), start=self.shared(at.start), gradient=gradient, message=self.see(at.message)
         )
 
 
@@ -94,8 +91,8 @@ def confine(method: Method, params: Tree) -> Method:
     check_private_layers(method)
     others = [rule for rule in method.rules if rule not in method.personal and not isinstance(rule, Weighting)]
     slots_of = {rule: model_slots(rule, params) for rule in others}
-    slots = {slot for found in slots_of.values() for slot in found}
-    touched = {rule for rule, found in slots_of.items() if found or slots.intersection(rule.reads)}
+    slots = set().union(*slots_of.values())
+    touched = {rule for rule, own in slots_of.items() if own or slots.intersection(rule.reads)}
     return method.map_rules(lambda rule: Confined(rule, patterns) if rule in touched else rule)
 
 

@@ -23,8 +23,7 @@ class BySize(Weighting):
     """In proportion to the training samples: p_i = n_i / Σ n_j.  (FedAvg, McMahan et al. 2017)"""
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        size: Tensor = reports["size"]
-        return size / size.sum()
+        return by_size(reports)
 
 
 @dataclass(frozen=True)

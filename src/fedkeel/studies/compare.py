@@ -159,7 +159,7 @@ def measure_of(groups: Sequence[RunGroup]) -> str | None:
 
 
 def compared_by(groups: Sequence[RunGroup]) -> str:
-    """The number of a result whose differences are told: what was reported, where every run tells it, or the best."""
+    """Choose the number by which runs are compared: the reported one, where all runs have it, or the best."""
     return "reported" if all(group.values("reported").keys() == group.runs.keys() for group in groups) else "best"
 
 

@@ -39,12 +39,12 @@ def pack(state: State, prefix: str) -> dict[str, ArrayRecord]:
 
 def unpack(records: Mapping[str, Any], prefix: str, like: State) -> State:
     """Read the slots under a prefix; refuse names, layouts or types that differ from those of `like`."""
-    found = {name.removeprefix(prefix): record for name, record in records.items() if name.startswith(prefix)}
-    if missing := sorted(like.keys() - found.keys()):
+    received = {name.removeprefix(prefix): record for name, record in records.items() if name.startswith(prefix)}
+    if missing := sorted(like.keys() - received.keys()):
         raise Refused(f"slot {missing[0]!r} is missing")
-    if unknown := sorted(found.keys() - like.keys()):
+    if unknown := sorted(received.keys() - like.keys()):
         raise Refused(f"unknown slot {unknown[0][:40]!r}")
-    return {name: _slot(name, found[name], slot) for name, slot in like.items()}
+    return {name: _slot(name, received[name], slot) for name, slot in like.items()}
 
 
 def _slot(name: str, record: Any, like: Tree | Tensor) -> Tree | Tensor:
