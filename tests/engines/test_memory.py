@@ -42,7 +42,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-fk.run(exp, engine="serial")
+fk.run(exp, engine="serial", device="cpu")
 done.set()
 watcher.join()
 print(json.dumps([peak - before, estimate(exp).total]))

@@ -65,7 +65,7 @@ def check_triton(device: str, *, onto: bool) -> None:
     rows = buffer[:, 7:].view(2, 3, n)
     found = basis(n, bins, torch.float32, torch.device(device)) or pytest.fail("no basis")
     out = torch.full_like(buffer, torch.nan)
-    remove = importlib.import_module("fedkeel.kernels.triton_band").remove
+    remove = importlib.import_module("fedkeel.kernels.triton_band").remove_low_bands
     remove(buffer[:, 7:], 3, found, out[:, 7:], Onto(plus[:, 7:], scale) if onto else None)
     spectrum = torch.fft.rfft(rows.double())
     spectrum[..., :bins] = 0
