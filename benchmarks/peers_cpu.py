@@ -27,10 +27,10 @@ from peers.ours import Ours
 from peers.workload import WORK, Work
 
 from fedkeel.core.method import Method
-from fedkeel.engines.choose import choose
+from fedkeel.engines.choose import choose_engine
 from fedkeel.engines.engine import Engine, Training
 from fedkeel.engines.machine import steady
-from fedkeel.engines.measure import Job, Left
+from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
@@ -181,10 +181,10 @@ def chosen(name: str, rounds: int = 1000) -> None:
     """What `auto` takes for a longer run."""
     work = WORK[name]
     task = Task(Problem(model=work.module(), loss=cross_entropy, clients=work.data()))
-    left = Left(rounds, range(work.selected))
-    engine, choice = choose("auto", Job(task, build("fedavg"), Training(0, 1, work.batch), Task, 2, left))
+    left = RemainingWork(rounds, range(work.selected))
+    engine, choice = choose_engine("auto", Job(task, build("fedavg"), Training(0, 1, work.batch), Task, 2, left))
     engine.close()
-    print(f"`auto` for {rounds} rounds: {choice.told() if choice.seconds else choice.engine}", flush=True)
+    print(f"`auto` for {rounds} rounds: {choice.describe() if choice.seconds else choice.engine}", flush=True)
 
 
 def main() -> None:

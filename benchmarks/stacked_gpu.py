@@ -23,9 +23,9 @@ from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.trees import stack, tensors
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
-from fedkeel.engines.engine import Request, Training
+from fedkeel.engines.engine import RoundRequest, Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import broadcasting, fused
+from fedkeel.engines.stacked.client_mapping import lift_by_broadcast, lift_compiled
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine
 from fedkeel.methods import build
@@ -157,7 +157,7 @@ def joined(workload: str, precision: torch.dtype, runs: int, rounds: int = 3) ->
     def one_round() -> None:
         t = next(counter)
         clients = list(range(SELECTED))
-        joint.train({r: Request(m, t, 0.1, clients, [None] * SELECTED) for r, m in enumerate(messages)})
+        joint.train({r: RoundRequest(m, t, 0.1, clients, [None] * SELECTED) for r, m in enumerate(messages)})
 
     one_round()
     return seconds(one_round, rounds) / STEPS * 1e3, joint.stacked
@@ -217,10 +217,10 @@ def main() -> None:
         print(f"== {workload}")
         if given.check:
             for label, dtype, options in (
-                ("float64, compiled rules", torch.float64, {"lift": fused}),
-                ("float32, vmap", torch.float32, {"general": True, "lift": broadcasting}),
+                ("float64, compiled rules", torch.float64, {"lift": lift_compiled}),
+                ("float32, vmap", torch.float32, {"general": True, "lift": lift_by_broadcast}),
                 ("float32, kernels", torch.float32, {}),
-                ("bfloat16, vmap", torch.bfloat16, {"general": True, "lift": broadcasting}),
+                ("bfloat16, vmap", torch.bfloat16, {"general": True, "lift": lift_by_broadcast}),
                 ("bfloat16, kernels", torch.bfloat16, {}),
             ):
                 print(f"difference from serial float64: {label}: {check(workload, dtype, **options):.2e}", flush=True)
@@ -233,7 +233,7 @@ def main() -> None:
         if given.general:
             variants += [
                 ("fp32, kernels", torch.float32, {}),
-                ("bf16, kernels, rules not compiled", torch.bfloat16, {"lift": broadcasting}),
+                ("bf16, kernels, rules not compiled", torch.bfloat16, {"lift": lift_by_broadcast}),
                 ("bf16, vmap", torch.bfloat16, {"general": True}),
             ]
         for label, dtype, options in variants:

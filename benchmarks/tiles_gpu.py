@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import Tile, power
+from fedkeel.kernels.tiles import Tile, pow2
 
 CLIENTS, IMAGES = 10, 50
 # height, in, out, kernel, stride, padding, and how often the network has it
@@ -66,13 +66,13 @@ def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
     where = Geometry.of(height, height, (size, size), stride, padding)
     channels = outer if kernel == "input" else inner
     columns = {"forward": outer, "input": inner, "weight": outer}[kernel]
-    row = power(channels * where.taps[1], 16, 128)
+    row = pow2(channels * where.taps[1], 16, 128)
     depths = {d for d in (16, 32, 64, 128) if channels % d == 0} | ({row} if channels < 32 and stride == 1 else set())
     depths |= {row} if channels < 32 and kernel != "input" else set()
     made = [
         Tile(*t)
         for t in itertools.product(
-            (32, 64, 128, 256), {power(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
+            (32, 64, 128, 256), {pow2(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
         )
         if 16 <= results(kernel, t) / (32 * t[3]) <= 128  # of a thread
         if min(columns, channels) < 64 or (results(kernel, t) >= 64 * 64 and t[2] >= 64)

@@ -16,7 +16,6 @@ import time
 import torch
 
 import fedkeel as fk
-from fedkeel.engines.engine import Training
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.runs.loop import Loop
@@ -30,12 +29,11 @@ class Side:
     """A run that is driven round by round."""
 
     def __init__(self, experiment: fk.Experiment, track: tuple[str, ...]):
-        task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
-        method = method_of(experiment, task)
-        training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-        self.engine = SerialEngine(task, method, training)
+        task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
+        method = method_of(experiment.plan, task)
+        self.engine = SerialEngine(task, method, experiment.plan.training)
         loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
-        self.going = loop.going(self.engine, training, None)
+        self.going = loop.going(self.engine)
         self.request = next(self.going)
 
     def one_round(self) -> None:
@@ -57,7 +55,7 @@ def main(dataset: str = "digits", model: str = "", rounds: str = "40") -> None:
     plain, tracked = ([sum(side[i : i + 5]) for i in range(0, len(side) - 4, 5)] for side in seconds.values())
     ratios = sorted(b / a for a, b in zip(plain, tracked, strict=True))
     each = 1000 * statistics.median(plain) / 5
-    print(f"{dataset} {experiment.model}: {each:.1f} ms a round, ratio {statistics.median(ratios):.4f}")
+    print(f"{dataset} {experiment.plan.division.model}: {each:.1f} ms a round, ratio {statistics.median(ratios):.4f}")
     print(f"over {len(ratios)} stretches of five rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
 
 

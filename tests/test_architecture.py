@@ -1,143 +1,192 @@
 """Who may import whom: read from the source, so that no special case can creep in."""
 
-from __future__ import annotations
-
 import ast
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import fedkeel
 
 ROOT = Path(fedkeel.__file__).parent
-PLAIN = "errors importing randomness ranges streams text typed_values"
-ARROWS = {
+
+GROUND = "errors importing randomness ranges streams text typed_values"
+MATERIAL = f"kernels core data models {GROUND}"
+WINGS = f"analysis optim methods rules engines problems {MATERIAL}"
+ALLOWED = {
+    # the ground
+    **dict.fromkeys(["randomness", "ranges", "streams", "text"], ""),
     "errors": "text",
-    "ranges": "",
-    "text": "",
-    "streams": "",
-    "randomness": "",
-    "typed_values": "errors ranges",
-    "importing": "errors typed_values",
-    "core": PLAIN,
-    "data": PLAIN,
-    "models": PLAIN,
-    "kernels": f"core models {PLAIN}",
+    "typed_values": "errors ranges text",
+    "importing": "errors ranges text typed_values",
+    # what everything is made of
+    **dict.fromkeys(["core", "data", "models"], GROUND),
+    "kernels": f"core data models {GROUND}",
     # what a method is
-    "rules": f"core kernels {PLAIN}",
-    "methods": f"rules core models {PLAIN}",
-    "optim": f"rules core {PLAIN}",
-    "analysis": f"core {PLAIN}",
+    "rules": MATERIAL,
+    **dict.fromkeys(["analysis", "optim", "methods"], f"rules {MATERIAL}"),
     # how it is carried out
-    "problems": f"core data {PLAIN}",
-    "engines": f"problems kernels core data {PLAIN}",
-    # where both meet
-    "runs": f"methods rules analysis engines problems core data models {PLAIN}",
-    "papers": f"runs methods engines core data {PLAIN}",
-    "federation": f"runs methods engines problems data models {PLAIN}",
-    "studies": f"runs methods rules analysis engines problems core data {PLAIN}",
-    "catalogue": f"papers runs methods problems core models {PLAIN}",
-    "report": f"studies papers runs methods rules problems core data {PLAIN}",
-    "cli": f"report studies catalogue papers federation runs methods engines problems core data models {PLAIN}",
-    "__main__": "cli streams",
+    "problems": MATERIAL,
+    "engines": f"problems {MATERIAL}",
+    # where both meet, and what is made of runs
+    "runs": WINGS,
+    **dict.fromkeys(["papers", "federation"], f"runs {WINGS}"),
+    **dict.fromkeys(["studies", "catalogue"], f"papers federation runs {WINGS}"),
+    "report": f"studies catalogue papers federation runs {WINGS}",
+    "cli": f"report studies catalogue papers federation runs {WINGS}",
+    "__main__": f"cli report studies catalogue papers federation runs {WINGS}",
 }
-"""Each room and the rooms it may import, on its own or inside a function. Another arrow is a line here, on purpose."""
-WINGS = ({"rules", "methods", "optim", "analysis"}, {"engines", "problems"})
-"""What a method is, and how it is carried out: neither reaches the other, also not through a third room."""
-LATE = {
-    ("kernels.band", "kernels.triton_band"),  # Triton is there on some machines only
-    ("data.dataset", "data.storage.loading"),  # a data set that reached a worker opens its files there
-    ("papers.reproduce", "papers.verdicts"),
-}
-"""Imports inside functions that would close a circle."""
+"""Each part of the package, and all that it may reach: what it imports, what that imports, and so on."""
 
 
-@cache
-def modules():
-    """Every module of the package by its name in it: its path, and all nodes of its syntax tree."""
+# ---- what is imported ----------------------------------------------------------------------------------------------
+def sources() -> dict[str, str]:
+    """Every module's text, by its name without `fedkeel.`; the package's own is empty."""
     found = {}
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = path, list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
     return found
 
 
-def imported(nodes):
-    """The modules of fedkeel that are imported, anywhere but for type checkers."""
-    branches = [n for n in nodes if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
-    typing = {inner for branch in branches for statement in branch.body for inner in ast.walk(statement)}
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node not in typing:
-            assert node.level == 0, "imports are absolute"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    found = set()
-    for name in (name.removeprefix("fedkeel.") for name in names if name.startswith("fedkeel.")):
-        while name not in modules():
-            name = name.rpartition(".")[0]
-        found.add(name)
-    return found - {""}
-
-
 @cache
-def arrows():
-    return {name: imported(nodes) - {name} for name, (_, nodes) in modules().items() if name}
+def mentioned(text: str) -> tuple[str, ...]:
+    """What a module imports of fedkeel, also inside functions; not what type checkers alone see."""
+    tree, found = ast.parse(text), []
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found += [one.value for one in node.args if isinstance(one, ast.Constant)]
+    return tuple(name for name in found if name.split(".")[0] == "fedkeel")
 
 
-def reach(start, arrows):
-    """Everything that can be reached."""
-    seen, ahead = set(), [start]
-    while ahead:
-        fresh = arrows[ahead.pop()] - seen
-        seen |= fresh
-        ahead += fresh
-    return seen
+def imports(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Each module's modules. The package itself, which has every name, is imported for its version alone."""
+    graph: dict[str, set[str]] = {}
+    for module, text in texts.items():
+        graph[module] = set()
+        for name in mentioned(text) if module else ():
+            inner = name.removeprefix("fedkeel").removeprefix(".")
+            if inner != "__version__":
+                graph[module].add(inner if inner in texts else inner.rpartition(".")[0])
+    return graph
 
 
-def test_rooms_import_the_rooms_that_they_may():
-    for name, found in arrows().items():
-        room = name.split(".")[0]
-        other = {module.split(".")[0] for module in found} - {room}
-        assert other <= set(ARROWS[room].split()), name
+def above(module: str) -> Iterator[str]:
+    """The packages that a module lies in: importing it imports them."""
+    while module := module.rpartition(".")[0]:
+        yield module
 
 
-def test_arrows_point_one_way_and_the_wings_stay_apart():
-    allowed = {room: set(names.split()) for room, names in ARROWS.items()}
-    for room in allowed:
-        assert room not in reach(room, allowed), f"a circle of rooms: {room}"
-    for one, other in (WINGS, WINGS[::-1]):
-        assert all(not reach(room, allowed) & other for room in one)
+def reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for one in graph[waiting.pop()]:
+            new = {one, *above(one)} - found
+            found |= new
+            waiting += new
+    return found
 
 
-def test_no_module_imports_itself_through_others():
-    early = {name: {other for other in found if (name, other) not in LATE} for name, found in arrows().items()}
-    assert [name for name in early if name in reach(name, early)] == []
+def forbidden(texts: Mapping[str, str], modules: Iterable[str]) -> list[str]:
+    """What these modules reach and their part of the package may not."""
+    graph = imports(texts)
+    return [
+        f"{module} reaches {other}"
+        for module in modules
+        for other in reached(graph, module)
+        if (part := module.split(".")[0]) != (there := other.split(".")[0]) and there not in ALLOWED[part].split()
+    ]
 
 
-def test_an_import_inside_a_function_is_seen():
-    sly = "def f():\n from fedkeel import rules\n import fedkeel.methods.spectral\n from fedkeel.data import load\n"
-    assert imported(list(ast.walk(ast.parse(sly)))) == {"rules", "methods.spectral", "data"}
+def circles(texts: Mapping[str, str]) -> set[str]:
+    """Modules on a circle or between two: what is left when those that import nothing, or that nobody imports, go."""
+    graph = imports(texts)
+    while ends := {module for module, others in graph.items() if not others}:
+        graph = {module: others - ends for module, others in graph.items() if module not in ends}
+    while starts := graph.keys() - set().union(*graph.values()):
+        graph = {module: others for module, others in graph.items() if module not in starts}
+    return set(graph)
 
 
-def test_the_house_has_few_doors_and_says_what_each_room_is_for():
-    assert len([path for path in ROOT.glob("*.py") if not path.name.startswith("__")]) <= 12
-    rooms = {name: nodes[0] for name, (path, nodes) in modules().items() if path.name == "__init__.py"}
-    assert rooms.keys() >= ARROWS.keys() - {path.stem for path in ROOT.glob("*.py")}
-    assert [name for name, tree in rooms.items() if not ast.get_docstring(tree)] == []
+# ---- the laws ------------------------------------------------------------------------------------------------------
+TEXTS = sources()
 
 
-IMPORTERS = {"importing.py", "__init__.py", "runs/trackers.py", "models/external.py", "cli/main.py", "cli/methods.py"}
-"""Who imports modules by name: the door for names of users, and five that import modules which they list themselves."""
+def test_imports_point_one_way():
+    assert {module.split(".")[0] for module in TEXTS if module} == set(ALLOWED)
+    assert not forbidden(TEXTS, filter(None, TEXTS))
+
+
+def test_nothing_imports_itself():
+    assert not circles(TEXTS)
+
+
+SLY = {
+    "in a function": "def f():\n    from fedkeel.rules import Sam\n",
+    "from the package": "def f():\n    from fedkeel import rules\n",
+    "a public name": "def f():\n    from fedkeel import Sam\n",
+    "by another word": "class A:\n    def f(self):\n        import fedkeel.rules.filters as other\n",
+    "by name": "def f():\n    return importlib.import_module('fedkeel.rules')\n",
+    "beside type checkers": "if TYPE_CHECKING:\n    pass\nelse:\n    from fedkeel.rules import Sam\n",
+}
+
+
+@pytest.mark.parametrize("how", SLY)
+def test_a_sly_import_is_seen(how):
+    for sly in ("engines.cost", "engines.stacked.graphs", "problems.task", "core.trees"):
+        assert forbidden(TEXTS | {sly: TEXTS[sly] + SLY[how]}, [sly])
+
+
+def test_a_wing_does_not_reach_the_other_through_a_third():
+    third = TEXTS | {"kernels.band": TEXTS["kernels.band"] + SLY["in a function"]}
+    assert "engines.stacked.engine reaches rules.filters" in forbidden(third, ["engines.stacked.engine"])
+    package = TEXTS | {"core": TEXTS["core"] + "\nfrom fedkeel.engines.serial import SerialEngine\n"}
+    assert "rules.filters reaches engines.serial" in forbidden(package, ["rules.filters"])
+
+
+def test_a_circle_is_seen_and_what_type_checkers_see_is_none():
+    back = "def f():\n    from fedkeel.core.round import broadcast\n"
+    assert {"core.trees", "core.round"} <= circles(TEXTS | {"core.trees": TEXTS["core.trees"] + back})
+    hidden = "if TYPE_CHECKING:\n    from fedkeel.core.round import broadcast\n"
+    assert not circles(TEXTS | {"core.trees": TEXTS["core.trees"] + hidden})
+
+
+def test_the_house_is_seen_at_a_glance():
+    assert len(list(ROOT.glob("*.py"))) <= 12
+    for path in ROOT.rglob("*/__init__.py"):
+        about = ast.get_docstring(ast.parse(path.read_text()))
+        assert about, f"{path} says what is in its package"
+        assert "\n" not in about, f"{path} says it in a line"
+
+
+IMPORTERS = {"importing.py", "__init__.py", "runs/trackers.py", "models/external.py", "cli/main.py"}
+"""Who imports modules by name: the door for names of users, and four that import modules which they list themselves."""
 UNPICKLERS = {"engines/worker.py", "engines/processes.py", "engines/flower/simulation.py", "data/storage/pickles.py"}
 """Who unpickles: parents and the children they started, and the reader of CIFAR's batches."""
 
 
 def test_names_of_code_come_in_through_one_door():
-    for path, nodes in modules().values():
-        text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
-        functions = [node.func for node in nodes if isinstance(node, ast.Call)]
-        called = {getattr(function, "attr", getattr(function, "id", "")) for function in functions}
+    for path in ROOT.rglob("*.py"):
+        text, name = path.read_text(), path.relative_to(ROOT).as_posix()
+        tree = ast.parse(text)
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert "import_module" not in called or name in IMPORTERS, name
         assert not called & {"__import__", "eval", "exec", "compile", "run_path", "exec_module"} - (
             {"compile"} if "re.compile" in text or "torch.compile" in text else {"eval"} if ".eval()" in text else set()
@@ -147,6 +196,6 @@ def test_names_of_code_come_in_through_one_door():
 
 
 def test_only_the_command_line_prints():
-    for path, nodes in modules().values():
-        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-        assert not [function for function in calls if getattr(function, "id", "") == "print"], path
+    for path in ROOT.rglob("*.py"):
+        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path

@@ -8,14 +8,15 @@ from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 import pytest
+from annotations import has_range
 
 import fedkeel as fk
 from fedkeel.core.method import Method, Phase
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
-from fedkeel.ranges import AnyFinite, Count, NonNegative, OpenShare, Range, Share, find_fault, has_range
+from fedkeel.ranges import AnyFinite, Count, NonNegative, OpenShare, Range, Share
 from fedkeel.rules import RULES
-from fedkeel.typed_values import types_of
+from fedkeel.typed_values import find_fault, types_of
 
 ODD = (-1, -0.5, nan, inf, -inf, 1e300, 2**64, 10**400, 10**5000, True, "a", "", [], [1], [nan], {}, None, fk.Sam, b"a")
 BASES = {plugin: f"{plugin}+fedsam" for plugin in PLUGINS}

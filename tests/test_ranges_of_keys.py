@@ -4,18 +4,17 @@ what lies outside is refused when it is given."""
 from dataclasses import MISSING, fields
 
 import pytest
+from annotations import has_range
 
 import fedkeel as fk
 from fedkeel.core.objectives import OBJECTIVES
 from fedkeel.data.partition.registry import PARTITIONS, load_partition
 from fedkeel.errors import RequestError
 from fedkeel.problems.policy import Evaluation
-from fedkeel.ranges import has_range
 from fedkeel.runs.experiment import Experiment
 from fedkeel.studies.diagnose import Extent
 from fedkeel.typed_values import types_of
 
-UNRANGED = {"Dirichlet": {"alpha", "clients", "min_size"}}  # checked by hand, in dirichlet.py
 KINDS = [Experiment, Evaluation, Extent, *PARTITIONS.values(), *OBJECTIVES.values()]
 SOUND = {"alpha": 0.5, "clients": 5, "classes": 2, "imbalance": 2.0, "base": fk.Iid(5), "dataset": "digits"}
 ODD = [float("nan"), float("inf"), float("-inf"), 10**400, -(10**400), -1e300]
@@ -35,8 +34,7 @@ def make(kind, **changes):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_has_a_range(kind):
     types = types_of(kind)
-    left = UNRANGED.get(kind.__name__, set())
-    assert [name for name in numeric(kind) if not has_range(types[name]) and name not in left] == []
+    assert [name for name in numeric(kind) if not has_range(types[name])] == []
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in numeric(kind)])
@@ -47,7 +45,7 @@ def test_numbers_out_of_range_are_refused(kind, name):
                 make(kind, **{name: given})
             assert name in caught.value.message
             assert "\n" not in caught.value.message
-            assert caught.value.hint or name in UNRANGED.get(kind.__name__, ())
+            assert caught.value.hint
 
 
 @pytest.mark.parametrize(

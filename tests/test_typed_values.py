@@ -1,20 +1,25 @@
 """Values that are not what they should be: one line that names the key, what it got and what it wants; and a hint."""
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pytest
 
 import fedkeel as fk
 from fedkeel.cli.main import call
+from fedkeel.data.partition.registry import load_partition
 from fedkeel.errors import ExperimentError, MethodError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
 from fedkeel.problems.policy import Evaluation
+from fedkeel.ranges import Count, Share
 from fedkeel.rules import RULES
 from fedkeel.runs.experiment import Experiment
-from fedkeel.typed_values import fits, types_of
+from fedkeel.studies.sweep import Sweep
+from fedkeel.typed_values import find_fault, read_line, types_of
 
 if TYPE_CHECKING:
     from nowhere import Number
@@ -120,6 +125,67 @@ def test_numbers_of_numpy_are_numbers():
     assert type(given.lr) is float
 
 
+def test_items_of_tables_are_of_their_type():
+    assert find_fault({"a": "x"}, dict[str, float]) == "must be a table of numbers"
+    assert find_fault({"a": None, "b": 1}, dict[str, float | None]) == ""
+    assert find_fault([[1, "x"]], list[list[float]]) == "must be a list of lists of numbers"
+    assert find_fault({"a": -1}, Mapping[str, Share]) == "must lie in [0, 1]"
+    assert find_fault("x", Share | int | None) == "must be a number, or a whole number"
+
+
+# ---- tables ----
+@dataclass(frozen=True)
+class Line:
+    name: str
+    count: Count
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("load", "unknown", "lacking"),
+    [
+        (composition.load_rule, {"rule": "Sam", "rh": 1}, {"rule": "Sam"}),
+        (composition.load_objective, {"objective": "calibrated", "ta": 1}, None),
+        (load_partition, {"kind": "dirichlet", "alpa": 1}, {"kind": "dirichlet"}),
+        (Evaluation.load, {"modle": "local"}, None),
+        (lambda data: experiment(evaluation=data), {1: 2}, None),
+        (lambda data: build("fedsam", data), {"rh": 1}, None),
+        (composition.load, {"name": "mine", "gradint": []}, None),
+        (lambda data: composition.load({"phases": [data]}), {"epoch": 1}, None),
+        (lambda data: experiment().with_(**data), {"epoch": 1}, None),
+        (lambda data: Experiment.load({"dataset": "digits", **data}), {"epoch": 1}, None),
+        (Sweep.load, {"methods": {"fedavg": {}}, "buget": 1}, None),
+    ],
+)
+def test_tables_are_refused_in_the_same_words(load, unknown, lacking):
+    word = list(unknown)[-1]
+    with pytest.raises(RequestError, match=rf"^.* has no [a-z-]+: {word}\n\nhint: (did you mean|known )") as caught:
+        load(unknown)
+    assert refused(caught.value)
+    if lacking is not None:
+        with pytest.raises(RequestError, match=r"^.* lacks: .*\n\nhint: its fields: "):
+            load(lacking)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1], "it must be a table: [1]"),
+        ({}, "it lacks: name, count"),
+        ({"name": "a", "count": 0}, "count must be at least 1: 0"),
+        ({"name": 1, "count": 1}, "name must be a text: 1"),
+        ({"name": "a", "count": 1, "scores": {"b": "c"}}, "scores must be a table of numbers: {'b': 'c'}"),
+    ],
+)
+def test_a_line_that_is_not_of_its_dataclass_is_refused(data, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_line(Line, data)
+
+
+def test_a_line_of_a_later_version_is_read():
+    assert read_line(Line, {"name": "a", "count": 2, "added": True}) == {"name": "a", "count": 2}
+
+
 # ---- methods and rules ----
 SAM = {"rule": "Sam", "rho": 0.1}
 
@@ -187,7 +253,7 @@ def test_annotations_say_what_the_defaults_are(made):
     types = types_of(made)
     assert set(defaults) <= set(types)
     for name, default in defaults.items():
-        assert repr(default).startswith("<") or fits(default, types[name]), name  # <: there is none
+        assert repr(default).startswith("<") or not find_fault(default, types[name]), name  # <: there is none
 
 
 def test_annotations_that_only_a_type_checker_sees_refuse_nothing():
@@ -196,6 +262,7 @@ def test_annotations_that_only_a_type_checker_sees_refuse_nothing():
         mu: "Number"
 
     assert types_of(Odd) == {}
+    assert find_fault("x", Annotated[int, {"unhashable": []}]) == ""
 
 
 # ---- the user's own code ----

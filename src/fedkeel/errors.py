@@ -16,10 +16,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from fedkeel.text import printable, shortened
+from fedkeel.text import make_printable, shorten
 
 MESSAGE, HINT, WORD = 500, 2000, 80
-"""Characters that a message, a hint and a word to be looked up may have: what a file echoes through them is cut."""
+"""The most characters of a message, of a hint and of a word to look up: files may echo long texts through them."""
 
 
 class FedkeelError(Exception):
@@ -28,8 +28,8 @@ class FedkeelError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None):
-        self.message = shortened(printable(message), MESSAGE)
-        self.hint = None if hint is None else shortened(printable(hint), HINT)
+        self.message = shorten(make_printable(message), MESSAGE)
+        self.hint = None if hint is None else shorten(make_printable(hint), HINT)
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class RunError(FedkeelError):
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:
-    """A hint for a word that is not known: the nearest known one, or all of them."""
+    """Hint at the known word nearest to one that is not known, or list all of them."""
     choices, word = sorted(known), word[:WORD]
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known {what}: {', '.join(choices)}"

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, distributions
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
 from fedkeel.errors import RequestError, UntrustedError, nearest
-from fedkeel.typed_values import shown
+from fedkeel.typed_values import show_value
 
 log = logging.getLogger("fedkeel.importing")
 
@@ -66,34 +66,34 @@ class Kind:
 
 def untrusted(name: str, word: str) -> UntrustedError:
     return UntrustedError(
-        f"a file names code of its own, which is not run unasked: the {word} {shown(name)}",
+        f"a file names code of its own, which is not run unasked: the {word} {show_value(name)}",
         "add --trust (in Python trust=True) if you know who wrote the file and that code",
     )
 
 
 def look_up(name: str, kind: Kind, trust: Trust) -> Any:
-    """What a name leads to, if it is vouched for and is what was asked for."""
+    """Import what a name leads to, if someone vouches for it and it is of the kind asked for."""
     if trust < Trust.FILE and not (trust is Trust.INSTALLED and is_installed(name)):
         raise untrusted(name, kind.word)
-    if of_python(name.partition(":")[0]):
-        raise kind.error(f"{shown(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
-    found = import_name(name, kind.word, trust)
+    if is_stdlib(name.partition(":")[0]):
+        raise kind.error(f"{show_value(name)} is part of Python, not {kind.article} {kind.word}", kind.hint)
+    target = import_name(name, kind.word, trust)
     takes = (
-        (kind.objects and isinstance(found, kind.of))
-        or (kind.classes and isinstance(found, type) and issubclass(found, kind.of))
-        or (kind.makers and makes(found, kind.of, trust))
+        (kind.objects and isinstance(target, kind.of))
+        or (kind.classes and isinstance(target, type) and issubclass(target, kind.of))
+        or (kind.makers and says_it_returns(target, kind.of, trust))
     )
     if not takes:
-        raise kind.error(f"{shown(name)} is {described(found)}, not {kind.article} {kind.word}", kind.hint)
-    return found
+        raise kind.error(f"{show_value(name)} is {describe(target)}, not {kind.article} {kind.word}", kind.hint)
+    return target
 
 
-def makes(found: Any, of: type, trust: Trust) -> bool:
-    """Whether a function says that it returns such an object; one that was typed need not say it."""
-    function = inspect.unwrap(found.func if isinstance(found, partial) else found)
-    if not inspect.isfunction(function) or of_python(function.__module__):
+def says_it_returns(target: Any, of: type, trust: Trust) -> bool:
+    """Whether a function is annotated to return such an object; one that the user typed need not be."""
+    function = inspect.unwrap(target.func if isinstance(target, partial) else target)
+    if not inspect.isfunction(function) or is_stdlib(function.__module__):
         return False
-    if of is object:  # a loader: what it returns is looked at
+    if of is object:  # a loader: its result is checked
         return True
     try:
         returned = inspect.signature(function, eval_str=True).return_annotation
@@ -106,13 +106,13 @@ def makes(found: Any, of: type, trust: Trust) -> bool:
     return trust is Trust.TYPED
 
 
-def of_python(module: str | None) -> bool:
+def is_stdlib(module: str | None) -> bool:
     """Whether a module is Python's own: nothing in it is a method, a rule or a network."""
     return (module or "").partition(".")[0] in sys.stdlib_module_names
 
 
 def import_name(name: str, word: str, trust: Trust) -> Any:
-    """The attribute of a module that can be imported; from the current folder too, where someone vouches for it."""
+    """Import a module and take its attribute; from the current folder too, where someone vouches for it."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or not attribute:
         file = PurePath(module_name).name.removesuffix(".py").lstrip(".")
@@ -120,7 +120,7 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
         raise RequestError(f"a {word} of your own is written module:name, not {name}", hint)
     new = module_name not in sys.modules
     try:
-        with without_here() if trust is Trust.INSTALLED else with_here():
+        with path_without_here() if trust is Trust.INSTALLED else path_with_here():
             module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module may do anything when it is imported
         raise RequestError(f"cannot import {word} {name}: {_reason(error)}", _import_hint(name, error)) from error
@@ -128,7 +128,7 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
         place = getattr(module, "__file__", None)
         log.log(
             logging.INFO if trust is Trust.TYPED else logging.WARNING, "imported %s, for the %s %s: %s",
-            module_name, word, shown(name), place or "built in",
+            module_name, word, show_value(name), place or "built in",
         )  # fmt: skip
     try:
         return attrgetter(attribute)(module)
@@ -139,20 +139,22 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
 
 
 # ---- installed packages, and the current folder, which is none -----------------------------------------------------
-def is_installed(name: str) -> bool:
-    """Whether an installed package names this as an entry point of ours; a folder that lies here is not installed."""
+def installed() -> Iterator[EntryPoint]:
+    """Entry points of ours in installed packages; a folder that lies here is not installed."""
     places = [Path(place).resolve() for place in (*site.getsitepackages(), site.getusersitepackages())]
-    return any(
-        point.group == GROUP and point.value == name
-        for one in distributions()
-        if Path(str(one.locate_file(""))).resolve() in places
-        for point in one.entry_points
-    )
+    for one in distributions():
+        if Path(str(one.locate_file(""))).resolve() in places:
+            yield from (point for point in one.entry_points if point.group == GROUP)
+
+
+def is_installed(name: str) -> bool:
+    """Whether an installed package vouches for this `module:name`."""
+    return any(point.value == name for point in installed())
 
 
 @contextlib.contextmanager
-def with_here() -> Iterator[None]:
-    """Import from the current folder too; what is imported there may import from it later."""
+def path_with_here() -> Iterator[None]:
+    """Let modules be imported from the current folder too, also later by what is imported here."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -160,8 +162,8 @@ def with_here() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_here() -> Iterator[None]:
-    """Import what is installed, not what is called alike in the current folder."""
+def path_without_here() -> Iterator[None]:
+    """Let modules be imported from installed packages only, not from the current folder."""
     before, here = list(sys.path), Path.cwd()
     sys.path[:] = [place for place in before if place and Path(place).resolve() != here]
     try:
@@ -171,13 +173,13 @@ def without_here() -> Iterator[None]:
 
 
 # ---- what went wrong -----------------------------------------------------------------------------------------------
-def described(found: Any) -> str:
-    """What something is, in words."""
-    if inspect.isclass(found):
-        return f"the class {found.__name__}"
-    if inspect.isroutine(found):
+def describe(target: Any) -> str:
+    """Say what something is."""
+    if inspect.isclass(target):
+        return f"the class {target.__name__}"
+    if inspect.isroutine(target):
         return "a function that does not say so"
-    return f"of type {type(found).__name__}"
+    return f"of type {type(target).__name__}"
 
 
 def _reason(error: BaseException) -> str:

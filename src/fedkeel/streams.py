@@ -22,8 +22,8 @@ def open_missing() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
-class Lasting(io.TextIOBase):
-    """A stream that goes on when it cannot be written any more; `problem` says why it could not."""
+class LastingStream(io.TextIOBase):
+    """A stream that drops what cannot be written any more; `problem` says why it could not."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -38,8 +38,8 @@ class Lasting(io.TextIOBase):
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        found: str | None = self.stream.errors
-        return found
+        errors: str | None = self.stream.errors
+        return errors
 
     @property
     def buffer(self) -> Any:
@@ -77,15 +77,15 @@ class Lasting(io.TextIOBase):
 
 
 class Streams(NamedTuple):
-    out: Lasting
-    err: Lasting
+    out: LastingStream
+    err: LastingStream
 
 
 @contextlib.contextmanager
-def lasting() -> Iterator[Streams]:
-    """Within the block, a stream that is closed or full ends nothing."""
+def survive_lost_streams() -> Iterator[Streams]:
+    """Within the block, a stream that is closed or full does not end the process."""
     open_missing()
-    before, streams = (sys.stdout, sys.stderr), Streams(Lasting(sys.stdout), Lasting(sys.stderr))
+    before, streams = (sys.stdout, sys.stderr), Streams(LastingStream(sys.stdout), LastingStream(sys.stderr))
     sys.stdout, sys.stderr = streams
     try:
         yield streams

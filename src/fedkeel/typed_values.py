@@ -1,4 +1,5 @@
-"""Values from outside, held against the types that the code is annotated with."""
+"""The one validator of values from outside (files, `--set`, Python, ledger lines): keys, types and ranges of numbers
+are what the annotations of a dataclass or a function say, and every refusal is one line with a hint."""
 
 from __future__ import annotations
 
@@ -6,16 +7,21 @@ import inspect
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import cycle
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from fedkeel.errors import RequestError, nearest
-from fedkeel.ranges import find_fault
+from fedkeel.errors import nearest
+from fedkeel.ranges import Range
+
+Refusal = Callable[[str, str], Exception]
+"""Makes an error of a message and a hint."""
 
 KINDS: dict[Any, tuple[str, str, str]] = {
     bool: ("true or false", "true or false", "true"),
@@ -23,99 +29,190 @@ KINDS: dict[Any, tuple[str, str, str]] = {
     float: ("a number", "numbers", "0.1"),
     str: ("a text", "texts", '"…"'),
     Mapping: ("a table", "tables", "{…}"),
+    dict: ("a table", "tables", "{…}"),
 }
 """One of a type, several of it, and an example."""
 
-HELD = ("builtins", "collections", "fedkeel", "torch")
-"""Whose classes values are held against; what an annotation of another's class lets in is not ours to say."""
+LISTS = (list, tuple, Sequence)
+TABLES = (dict, Mapping)
+NUMBERS = (int, float)
+
+CHECKED = ("builtins", "collections", "fedkeel", "torch")
+"""The packages whose classes are checked; what an annotation of another's class lets in is not ours to say."""
+
+WRONG_TYPE = "is of another type"
 
 
-def typed(
+# ---- tables and their values ---------------------------------------------------------------------------------------
+def check_keys(given: Iterable[str], known: Collection[str], error: Refusal, what: str, noun: str = "field") -> None:
+    """Refuse a key that is not known."""
+    for word in given:
+        if word not in known:
+            hint = nearest(str(word), known, f"{noun}s") if known else "it has none"
+            raise error(f"{what} has no {noun}: {word}", hint)
+
+
+def check_table(kind: Any, data: Mapping[str, Any], error: Refusal, what: str, noun: str = "field") -> None:
+    """Refuse a table with a key that a dataclass does not have, or without one that it needs."""
+    check_keys(data, [field.name for field in fields(kind) if field.init], error, what, noun)
+    _check_complete(kind, data, error, what, noun)
+
+
+def _check_complete(kind: Any, data: Mapping[str, Any], error: Refusal, what: str, noun: str = "field") -> None:
+    missing = [field.name for field in fields(kind) if field.name not in data and _is_needed(field)]
+    if missing:
+        raise error(
+            f"{what} lacks: {', '.join(missing)}", f"its {noun}s: {', '.join(field.name for field in fields(kind))}"
+        )
+
+
+def _is_needed(field: Any) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
+
+
+def read_values(
     values: Mapping[str, Any],
     types: Mapping[str, Any],
-    error: type[RequestError],
-    place: str = "{}",
+    error: Refusal,
+    what: str = "",
     examples: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The values as Python's own numbers, texts and lists; one that is not of its type or in its range is refused."""
-    found = {word: plain(value) for word, value in values.items()}
-    for word, value in found.items():
+    """Convert values to Python's own numbers, texts and lists; refuse one that is not of its type or in its range."""
+    converted = {word: to_plain(value) for word, value in values.items()}
+    for word, value in converted.items():
         wanted, example = types.get(word, Any), (examples or {}).get(word)
-        fault = find_fault(value, wanted) if fits(value, wanted) else f"must be {described(wanted)}"
-        if fault:
-            written = example_of(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
+        if fault := find_fault(value, wanted):
+            written = write_example(wanted) if example is None else json.dumps(example, ensure_ascii=False, default=str)
             hint = f"for example {word} = {written}"
             if get_origin(wanted) is Literal and isinstance(value, str):
                 hint = nearest(value, map(str, get_args(wanted)), "choices")
-            raise error(f"{place.format(word)} {fault}: {shown(value)}", hint)
-    return found
+            raise error(f"{word}{f' of {what}' if what else ''} {fault}: {show_value(value)}", hint)
+    return converted
 
 
-def hold_fields(made: Any, error: type[RequestError], what: str) -> None:
+def read_line(kind: Any, data: Any) -> dict[str, Any]:
+    """The fields of a dataclass in a line of JSON; later versions may have added others. A ValueError says a fault."""
+
+    def refuse(message: str, hint: str) -> ValueError:  # what to do, the reader of the file says
+        return ValueError(message)
+
+    if not isinstance(data, Mapping):
+        raise ValueError(f"it must be a table: {show_value(data)}")
+    _check_complete(kind, data, refuse, "it")
+    known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
+    return read_values(known, types_of(kind), refuse)
+
+
+def check_fields(instance: Any, error: Refusal, what: str) -> None:
     """Refuse a dataclass one of whose fields is not of its type or in its range; lists become tuples."""
-    if not is_dataclass(made):
+    kind: Any = type(instance)
+    types = types_of(kind)
+    if not is_dataclass(instance):
         return
-    known = [field for field in fields(made) if field.init]
+    known = [field for field in fields(instance) if field.init]
     defaults = {field.name: field.default for field in known if field.default is not MISSING}
-    given = {field.name: getattr(made, field.name) for field in known}
-    kind: Any = type(made)
-    for word, value in typed(given, _types_of(kind), error, f"{{}} of {what}", defaults).items():
-        whole = tuple(value) if isinstance(value, list) else value
-        if whole is not given[word]:
-            object.__setattr__(made, word, whole)
+    given = {field.name: getattr(instance, field.name) for field in known}
+    for word, value in read_values(given, types, error, what, defaults).items():
+        final = tuple(value) if isinstance(value, list) else value
+        if final is not given[word]:
+            object.__setattr__(instance, word, final)
 
 
 @cache
-def _types_of(made: Any) -> dict[str, Any]:
-    return types_of(made)
-
-
-def types_of(made: Any) -> dict[str, Any]:
+def types_of(annotated: Any) -> dict[str, Any]:
     """The annotated types of a class's fields or a function's parameters; none where they cannot be evaluated."""
     try:
-        if isinstance(made, type):
-            return get_type_hints(made, include_extras=True)
-        return {name: one.annotation for name, one in inspect.signature(made, eval_str=True).parameters.items()}
+        if isinstance(annotated, type):
+            return get_type_hints(annotated, include_extras=True)
+        return {name: one.annotation for name, one in inspect.signature(annotated, eval_str=True).parameters.items()}
     except (NameError, AttributeError, TypeError, ValueError, SyntaxError):  # names that only a type checker sees
         return {}
 
 
-def plain(value: Any) -> Any:
-    """numpy's numbers and arrays, ranges and paths as Python's own."""
-    if isinstance(value, np.generic | np.ndarray):
+def to_plain(value: Any) -> Any:
+    """Convert numpy's numbers and arrays, ranges and paths to Python's own."""
+    if type(value) in (int, float, str):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if type(value) in (list, tuple):
-        return type(value)(plain(item) for item in value)
+        return type(value)([to_plain(item) for item in value])
     if isinstance(value, range):
         return list(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of an annotated type: lists are tuples, whole numbers are numbers, true is neither."""
-    if get_origin(wanted) in (Union, UnionType):
-        return any(fits(value, one) for one in get_args(wanted))
-    if get_origin(wanted) is Annotated:
-        return fits(value, get_args(wanted)[0])
-    if get_origin(wanted) is Literal:
-        return any(type(value) is type(one) and value == one for one in get_args(wanted))
+# ---- one value against one annotation ------------------------------------------------------------------------------
+def find_fault(value: Any, wanted: Any) -> str:
+    """Say what is wrong with a value for an annotation: its type, or the range of a number. Empty: nothing.
+
+    Lists are tuples, whole numbers are numbers, true is neither; every number is finite.
+    """
+    try:
+        fault = _check_of(wanted)(value)
+    except TypeError:  # notes of an annotation that cannot be hashed
+        return ""
+    return f"must be {describe_type(wanted)}" if fault == WRONG_TYPE else fault
+
+
+@cache
+def _check_of(wanted: Any) -> Callable[[Any], str]:
+    """The function that finds a fault: an annotation is taken apart once, for the thousands of lines of a file."""
     kind, items = get_origin(wanted) or wanted, get_args(wanted)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if kind in (list, tuple, Sequence):
-        several = items if kind is tuple and items[-1:] != (...,) else None
-        if not isinstance(value, list | tuple) or (several and len(several) != len(value)):
-            return False
-        return all(fits(item, one) for item, one in zip(value, several or items[:1] * len(value), strict=False))
-    if (
-        not isinstance(kind, type)
-        or kind.__module__.partition(".")[0] not in HELD
-        or getattr(kind, "_is_protocol", False)
-    ):
-        return True
-    return isinstance(value, kind)
+    if kind in (Union, UnionType):
+        options = [_check_of(one) for one in items]
+        return lambda value: _least([check(value) for check in options])
+    if kind is Annotated:
+        check, ranges = _check_of(items[0]), [one for one in items[1:] if isinstance(one, Range)]
+        return lambda value: check(value) or _worst([one.find_fault(value) for one in ranges])
+    if kind is Literal:
+        return lambda value: "" if any(type(value) is type(one) and value == one for one in items) else WRONG_TYPE
+    if kind in LISTS:
+        checks = [_check_of(one) for one in items if one is not ...]
+        sizes = {len(checks)} if kind is tuple and items[-1:] != (...,) else None
+
+        def check_list(value: Any) -> str:
+            if not isinstance(value, list | tuple) or (sizes and len(value) not in sizes):
+                return WRONG_TYPE
+            return _worst([check(item) for item, check in zip(value, cycle(checks), strict=False)])
+
+        return check_list
+    if kind in TABLES and items:
+        of_item = _check_of(items[1])
+        return lambda value: _worst([*map(of_item, value.values())]) if isinstance(value, kind) else WRONG_TYPE
+    types = NUMBERS if kind is float else kind if _is_checked(kind) else object
+
+    def check_plain(value: Any) -> str:
+        if not isinstance(value, types) or (kind in NUMBERS and isinstance(value, bool)):
+            return WRONG_TYPE
+        return "" if _is_finite(value) else "must be finite"
+
+    return check_plain
 
 
+def _worst(faults: list[str]) -> str:
+    """The fault of a whole: a wrong type comes before a wrong number."""
+    return WRONG_TYPE if WRONG_TYPE in faults else next(filter(None, faults), "")
+
+
+def _least(faults: list[str]) -> str:
+    """The fault of a choice: none where one of them fits."""
+    return "" if "" in faults else next((fault for fault in faults if fault != WRONG_TYPE), WRONG_TYPE)
+
+
+def _is_checked(kind: Any) -> bool:
+    is_ours = isinstance(kind, type) and kind.__module__.partition(".")[0] in CHECKED
+    return is_ours and not getattr(kind, "_is_protocol", False)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return not isinstance(value, NUMBERS) or isfinite(value)
+    except OverflowError:  # a whole number too large for a float
+        return False
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------
 def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The types that a type allows, each with those of its items."""
     for one in get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,):
@@ -125,17 +222,18 @@ def _options(wanted: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
             yield get_origin(one) or one, tuple(item for item in get_args(one) if item is not ...)
 
 
-def described(wanted: Any, *, many: bool = False) -> str:
-    """A type in words: "a whole number, or a list of 2 whole numbers"."""
+def describe_type(wanted: Any, *, many: bool = False) -> str:
+    """Say a type in words: "a whole number, or a list of 2 whole numbers"."""
     words = []
     for kind, items in _options(wanted):
         if kind in KINDS:
-            words.append(KINDS[kind][many])
+            of = f" of {describe_type(items[1], many=True)}" if items and items[1] is not Any else ""
+            words.append(KINDS[kind][many] + of)
         elif kind is Literal:
             words.append(" or ".join(", ".join(map(str, items)).rsplit(", ", 1)))
-        elif kind in (list, tuple, Sequence):
+        elif kind in LISTS:
             count = f"{len(items)} " if len(items) > 1 else ""
-            of = f" of {count}{described(items[0], many=True)}" if items else ""
+            of = f" of {count}{describe_type(items[0], many=True)}" if items else ""
             words.append(f"{'lists' if many else 'a list'}{of}")
         else:
             name = getattr(kind, "__name__", str(kind))
@@ -143,17 +241,18 @@ def described(wanted: Any, *, many: bool = False) -> str:
     return ", or ".join(words)
 
 
-def example_of(wanted: Any) -> str:
+def write_example(wanted: Any) -> str:
+    """Write a value of a type as TOML has it."""
     kind, items = next(_options(wanted))
-    if kind in (list, tuple, Sequence):
-        return f"[{', '.join(example_of(item) for item in items)}]"
+    if kind in LISTS:
+        return f"[{', '.join(write_example(item) for item in items)}]"
     if kind is Literal:
         return json.dumps(items[0])
     return KINDS[kind][2] if kind in KINDS else f"{getattr(kind, '__name__', kind)}(…)"
 
 
-def shown(value: Any) -> str:
-    """A value in one line, the end of a long one left out."""
+def show_value(value: Any) -> str:
+    """Write a value in one line, the end of a long one left out."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:
@@ -162,7 +261,7 @@ def shown(value: Any) -> str:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Plain data, or a TOMLDecodeError: also for what Python's reader answers with other errors."""
+    """Read plain data, or raise a TOMLDecodeError: also for what Python's reader answers with other errors."""
     try:
         return tomllib.loads(text)
     except RecursionError:

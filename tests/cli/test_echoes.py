@@ -11,7 +11,7 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.errors import MESSAGE, MethodError, nearest
 from fedkeel.runs.folder import folder_name
-from fedkeel.text import printable
+from fedkeel.text import make_printable
 
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>"
 
@@ -129,7 +129,7 @@ def test_an_error_is_one_printable_line():
     assert "\n" not in error.message
     assert clean(error.message)
     assert clean(error.hint)
-    assert printable("ünï – ✓ 漢字\u00a0…") == "ünï – ✓ 漢字\u00a0…"
+    assert make_printable("ünï – ✓ 漢字\u00a0…") == "ünï – ✓ 漢字\u00a0…"
 
 
 def test_links_in_a_folder_are_not_written_through(trained, tmp_path):

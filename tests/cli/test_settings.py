@@ -16,7 +16,7 @@ def asked(**request):
 
 
 def rules(one, kind):
-    return [rule for rule in one.experiment.composed.rules if isinstance(rule, kind)]
+    return [rule for rule in one.experiment.plan.method.rules if isinstance(rule, kind)]
 
 
 @pytest.mark.parametrize(
@@ -60,30 +60,35 @@ def test_lists():
 def test_nothing_asked_for_is_the_quick_start():
     made = asked()
     assert [one.label for one in made] == ["fedavg", "fedsam", "fedfft-d", "specgradfilter"]
-    first = made[0].experiment
-    assert first.dataset == "digits"
-    assert (first.partition.alpha, first.partition.clients) == (0.1, 20)
+    first = made[0].experiment.plan
+    assert first.division.dataset == "digits"
+    assert (first.division.partition.alpha, first.division.partition.clients) == (0.1, 20)
     assert first.rounds == quick_start()["rounds"]
 
 
 def test_a_method_alone_stays_on_the_quick_start():
     (one,) = asked(methods=("scaffold",))
-    assert (one.experiment.dataset, one.experiment.model) == ("digits", quick_start()["model"])
+    assert (one.experiment.dataset, one.experiment.plan.division.model) == ("digits", quick_start()["model"])
 
 
 def test_a_data_set_alone_takes_its_preset():
     (one,) = asked(dataset="cifar10")
-    assert (one.label, one.experiment.model, one.experiment.rounds) == ("fedavg", "resnet18-gn", 800)
-    assert one.experiment.clip == 10.0
+    assert (one.label, one.experiment.plan.division.model, one.experiment.plan.rounds) == ("fedavg", "resnet18-gn", 800)
+    assert one.experiment.plan.clip == 10.0
 
 
 def test_later_words_win(tmp_path):
     file = tmp_path / "e.toml"
     file.write_text('dataset = "digits"\nmethod = "fedprox"\nlr = 0.5\nrounds = 9\nseed = 4\n')
     (one,) = asked(file=file)
-    assert (one.label, one.experiment.lr, one.experiment.rounds, one.experiment.seed) == ("fedprox", 0.5, 9, 4)
+    assert (one.label, one.experiment.plan.lr, one.experiment.plan.rounds, one.experiment.seed) == (
+        "fedprox",
+        0.5,
+        9,
+        4,
+    )
     (one,) = asked(file=file, rounds=3, methods=("fedavg",), assignments=("lr=0.25", "rounds=2"))
-    assert (one.label, one.experiment.lr, one.experiment.rounds) == ("fedavg", 0.25, 2)
+    assert (one.label, one.experiment.plan.lr, one.experiment.plan.rounds) == ("fedavg", 0.25, 2)
 
 
 def test_a_file_may_list_methods_and_seeds(tmp_path):
@@ -94,7 +99,7 @@ def test_a_file_may_list_methods_and_seeds(tmp_path):
         ("fedavg", 0), ("fedavg", 1), ("fedsam", 0), ("fedsam", 1),
     ]  # fmt: skip
     assert rules(made[2], Sam) == [Sam(0.3)]
-    assert made[1].experiment.partition_seed == 1
+    assert made[1].experiment.plan.partition_seed == 1
 
 
 def test_the_same_method_twice_is_told_apart_by_its_settings(tmp_path):
@@ -117,19 +122,19 @@ def test_an_experiment_file_of_a_run_gives_the_same_experiment(tmp_path):
 # ---- partitions ----
 def test_one_field_of_the_partition_keeps_the_others():
     (one,) = asked(dataset="cifar10", assignments=("partition.alpha=0.3",))
-    assert (one.experiment.partition.alpha, one.experiment.partition.clients) == (0.3, 100)
+    assert (one.experiment.plan.division.partition.alpha, one.experiment.plan.division.partition.clients) == (0.3, 100)
 
 
 def test_a_partition_by_name_then_a_field_of_it():
     (one,) = asked(dataset="digits", partition="dirichlet:alpha=1,clients=7", assignments=("partition.clients=5",))
-    assert isinstance(one.experiment.partition, Dirichlet)
-    assert (one.experiment.partition.alpha, one.experiment.partition.clients) == (1, 5)
+    assert isinstance(one.experiment.plan.division.partition, Dirichlet)
+    assert (one.experiment.plan.division.partition.alpha, one.experiment.plan.division.partition.clients) == (1, 5)
 
 
 def test_a_field_inside_a_partition():
     long_tail = "long-tail:imbalance=2,base=iid:clients=5"
     (one,) = asked(dataset="digits", partition=long_tail, assignments=("partition.base.clients=4",))
-    assert one.experiment.partition.clients == 4
+    assert one.experiment.plan.division.partition.clients == 4
 
 
 # ---- methods ----
@@ -224,7 +229,7 @@ def test_plugins_take_the_hyperparameters_of_both_parts():
 
 def test_a_field_of_the_evaluation():
     (one,) = asked(methods=("fedper",), assignments=("evaluation.model=local", "evaluation.clients=selected"))
-    assert (one.experiment.evaluation.model, one.experiment.evaluation.clients) == ("local", "selected")
+    assert (one.experiment.plan.evaluation.model, one.experiment.plan.evaluation.clients) == ("local", "selected")
     with pytest.raises(ExperimentError):
         asked(methods=("fedper",), assignments=("evaluation.modle=local",))
 

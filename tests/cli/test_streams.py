@@ -18,7 +18,7 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.papers import ledger
-from fedkeel.streams import Lasting
+from fedkeel.streams import LastingStream
 
 ROUNDS = ["--rounds", "2", "--method", "fedavg"]
 
@@ -54,7 +54,7 @@ def test_a_full_stream_ends_no_run(tmp_path, monkeypatch, capsys, name, code):
 
 
 def test_a_stream_that_failed_once_goes_on():
-    stream = Lasting(Full())
+    stream = LastingStream(Full())
     for _ in range(3):
         stream.write("x")
         stream.flush()

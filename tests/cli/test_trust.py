@@ -251,14 +251,14 @@ def test_a_run_of_someones_own_code_is_read_as_it_was_written(hostile):
     read = fk.load_run("own")
     assert read.experiment.save() == experiment.save()
     assert read.result == made.result
-    assert "evil:Pull(mu=0.1)" in repr(read.experiment.composed)
+    assert "evil:Pull(mu=0.1)" in repr(read.experiment.plan.method)
     with pytest.raises(UntrustedError, match="the rule 'evil:Pull'"):
         fk.run(read.experiment.with_(model="logistic"), engine="serial")
     with pytest.raises(UntrustedError, match="the model 'evil:Net'"):
         read.model()
     with pytest.raises(UntrustedError):
         fk.Experiment.load(experiment.save())
-    assert fk.Experiment.load(experiment.save(), trust=True).composed == experiment.composed
+    assert fk.Experiment.load(experiment.save(), trust=True).plan.method == experiment.plan.method
     weights = read.model(trust=True).state_dict()
     assert weights.keys() == fk.load_run("own", trust=True).model().state_dict().keys() == made.params.keys()
 
@@ -320,7 +320,7 @@ def test_entry_points_of_installed_packages_are_trusted_and_the_current_folder_i
     sys.path.append(str(site))
     monkeypatch.setattr("site.getsitepackages", lambda: [str(site)])
     loaded = fk.Experiment.load({"dataset": "digits", **PLACES["a gradient chain"]})
-    assert type(loaded.composed.phases[0].gradient[0]).__name__ == "Pull"
+    assert type(loaded.plan.method.phases[0].gradient[0]).__name__ == "Pull"
     assert (tmp_path / "installed").exists()
     assert not hostile.marker.exists()  # the module of that name in the current folder was not taken for it
     with pytest.raises(UntrustedError):  # the package vouches for this name alone

@@ -44,7 +44,7 @@ def objectives_of(method: fk.Method) -> list[Objective]:
 def test_compositions_of_before_keep_their_fingerprints(name):
     experiment = fk.Experiment(method=RECORDED[name]["method"], **PLAIN)
     assert experiment.fingerprint() == RECORDED[name]["fingerprint"]
-    assert composition.save(experiment.composed)["phases"] == RECORDED[name]["method"]["phases"]
+    assert composition.save(experiment.plan.method)["phases"] == RECORDED[name]["method"]["phases"]
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() & RECORDED))
@@ -64,7 +64,7 @@ def test_no_number_passes_through_a_text(tau, tmp_path):
     file = tmp_path / "e.toml"
     file.write_text(tomli_w.dumps(fk.Experiment(method=made, **PLAIN).save()), encoding="utf-8")
     read = fk.Experiment.load(tomllib.loads(file.read_text(encoding="utf-8")))
-    assert objectives_of(read.composed) == [fk.Calibrated(tau)]
+    assert objectives_of(read.plan.method) == [fk.Calibrated(tau)]
 
 
 @pytest.mark.parametrize("temperature", [0.123456789, 1 / 3, 3.0])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.data.batches import plan, sample_keys, steps
+from fedkeel.data.batches import count_steps, plan_batches, sample_keys
 from fedkeel.randomness import key, permutation
 
 law = settings(deadline=None)  # no clock in a test
@@ -19,9 +19,9 @@ sizes, batch_sizes, epochs = st.integers(0, 60), st.integers(1, 70), st.integers
 @law
 @given(keys, sizes, batch_sizes, epochs)
 def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int, epochs: int) -> None:
-    rows = plan(of, size, batch_size, epochs)
+    rows = plan_batches(of, size, batch_size, epochs)
     per_epoch = -(-size // batch_size)
-    assert len(rows) == epochs * per_epoch == steps(size, batch_size, epochs)
+    assert len(rows) == epochs * per_epoch == count_steps(size, batch_size, epochs)
     for epoch in range(epochs if size else 0):
         batches = rows[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert sorted(np.concatenate(batches)) == list(range(size))
@@ -34,33 +34,33 @@ def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int,
 def test_a_number_of_batches_cuts_or_extends_the_same_plan(
     of: int, size: int, batch_size: int, epochs: int, batches: int
 ) -> None:
-    exact, long = plan(of, size, batch_size, epochs, batches), plan(of, size, batch_size, 30)
-    assert len(exact) == batches == steps(size, batch_size, epochs, batches)
+    exact, long = plan_batches(of, size, batch_size, epochs, batches), plan_batches(of, size, batch_size, 30)
+    assert len(exact) == batches == count_steps(size, batch_size, epochs, batches)
     for one, other in zip(exact, long, strict=False):
         assert np.array_equal(one, other)
 
 
 def test_the_papers_numbers_of_steps() -> None:
-    assert steps(500, 50, 5) == 50
-    assert steps(420, 48, 10) == 90  # FedFSA on CIFAR
-    assert steps(490, 48, 10) == 110
-    assert steps(770, 48, 10) == 170
+    assert count_steps(500, 50, 5) == 50
+    assert count_steps(420, 48, 10) == 90  # FedFSA on CIFAR
+    assert count_steps(490, 48, 10) == 110
+    assert count_steps(770, 48, 10) == 170
 
 
 def test_a_client_without_data_takes_no_step_even_if_some_are_asked_for() -> None:
-    assert plan(1, 0, 10, 3) == []
-    assert plan(1, 0, 10, 3, batches=5) == []
+    assert plan_batches(1, 0, 10, 3) == []
+    assert plan_batches(1, 0, 10, 3, batches=5) == []
 
 
 def test_an_epoch_is_the_permutation_of_its_key() -> None:
-    rows = plan(77, 23, 5, 3)
+    rows = plan_batches(77, 23, 5, 3)
     for epoch in range(3):
         whole = np.concatenate(rows[5 * epoch : 5 * epoch + 5])
         assert np.array_equal(whole, permutation(key(77, "epoch", epoch), 23))
 
 
 def test_epochs_and_keys_give_different_orders() -> None:
-    whole = [np.concatenate(plan(of, 50, 50, 2)).reshape(2, 50) for of in (1, 2)]
+    whole = [np.concatenate(plan_batches(of, 50, 50, 2)).reshape(2, 50) for of in (1, 2)]
     orders = {order.tobytes() for pair in whole for order in pair}
     assert len(orders) == 4
 

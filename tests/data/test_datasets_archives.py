@@ -13,9 +13,10 @@ import pytest
 
 from fedkeel.data import DATASETS, import_from
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.storage.archives import Room, check_bytes, entries
+from fedkeel.data.storage.archives import Room, check_bytes, read_files
+from fedkeel.data.storage.folder import drafting
 from fedkeel.data.storage.loading import import_into
-from fedkeel.data.storage.pickles import plain_pickle
+from fedkeel.data.storage.pickles import read_pickle
 from fedkeel.errors import DataError
 
 TRAIN = (published.colour_images(20), published.class_labels(20, 10))
@@ -97,7 +98,7 @@ class Malicious:
 def test_a_pickle_cannot_run_code(tmp_path, protocol):
     content = pickle.dumps({"data": Malicious(str(tmp_path / "ran"))}, protocol)
     with pytest.raises(DataError, match=r"the pickle names (posix|nt|os)\.mkdir"):
-        plain_pickle("data_batch_1", content)
+        read_pickle("data_batch_1", content)
     assert not (tmp_path / "ran").exists()
 
 
@@ -199,7 +200,10 @@ def test_what_is_not_there_is_said(tmp_path):
 
 def test_entries_of_a_folder_come_in_a_fixed_order(tmp_path):
     published.folder_of(tmp_path, {name: name.encode() for name in ("b/2", "a/1", "c")})
-    assert list(entries(tmp_path, lambda name: name != "c", Room(tmp_path, 100))) == [("a/1", b"a/1"), ("b/2", b"b/2")]
+    assert list(read_files(tmp_path, lambda name: name != "c", Room(tmp_path, 100))) == [
+        ("a/1", b"a/1"),
+        ("b/2", b"b/2"),
+    ]
 
 
 def test_real_cifar10_is_the_published_one(real_data, tmp_path):
@@ -228,3 +232,14 @@ def test_real_fashion_mnist_is_the_published_one(real_data, tmp_path):
     files = {f"{n}.gz": gzip.compress(c, 1) for n, c in published.mnist_files(train, test, compressed=False).items()}
     imported = import_from("fashion-mnist", published.folder_of(tmp_path / "raw", files), tmp_path / "root")
     assert_holds(imported, train, test)
+
+
+def test_every_fault_of_published_files_says_what_can_be_imported(tmp_path):
+    """Readers need not repeat it: what they raise without a hint gets the data set's own."""
+    for name in ("mnist", "cifar10", "femnist", "shakespeare"):
+        with pytest.raises(DataError, match="a fault") as caught, drafting(SOURCES[name], tmp_path):
+            raise DataError("a fault")
+        assert f"fedkeel datasets {name} --from PATH" in caught.value.hint
+        with pytest.raises(DataError) as caught, drafting(SOURCES[name], tmp_path):
+            raise DataError("a fault", "its own hint")
+        assert caught.value.hint == "its own hint"

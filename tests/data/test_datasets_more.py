@@ -16,8 +16,8 @@ import pytest
 
 from fedkeel.data import DATASETS, Url, load
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.datasets.cifar_c import CORRUPTIONS, EXTRA, corrupted_images
-from fedkeel.data.datasets.yahoo_answers import LENGTH, encode, vocabulary_of
+from fedkeel.data.datasets.cifar_c import CORRUPTIONS, EXTRA, open_images
+from fedkeel.data.datasets.yahoo_answers import LENGTH, build_vocabulary, encode
 from fedkeel.data.storage.loading import import_into, load_from
 from fedkeel.errors import DataError
 
@@ -207,7 +207,7 @@ def test_yahoo_answers_becomes_numbers(tmp_path):
 
 
 def test_the_vocabulary_is_bounded_and_long_texts_are_cut():
-    vocabulary = vocabulary_of(["b a a c c", "a d"], size=4)
+    vocabulary = build_vocabulary(["b a a c c", "a d"], size=4)
     assert vocabulary == {"a": 2, "c": 3}
     rows = encode(["a " * 500, "d c", ""], vocabulary)
     assert rows.shape == (3, LENGTH)
@@ -271,7 +271,7 @@ def cifar10_c(tmp_path, monkeypatch):
     from fedkeel.data.datasets import cifar_c
 
     source = published.small(SOURCES["cifar10-c"], 20, 15 * len(LABELS))
-    return dataclasses.replace(source, open=cifar_c.opener(clean)), train, tmp_path / "root"
+    return dataclasses.replace(source, open=cifar_c.make_opener(clean)), train, tmp_path / "root"
 
 
 @pytest.mark.parametrize("pack", [published.tar_of, published.folder_of])
@@ -293,12 +293,12 @@ def test_cifar_c_tests_on_fifteen_corruptions_at_severity_three(tmp_path, cifar1
 def test_severities_are_slices_of_the_published_arrays(tmp_path, cifar10_c, severity):
     source, _, root = cifar10_c
     import_into(source, published.folder_of(tmp_path / "c", more.cifar_c_files("C", LABELS, ALL)), root, check=True)
-    snow = corrupted_images(source.card, root / "cifar10-c", "snow", severity)
+    snow = open_images(source.card, root / "cifar10-c", "snow", severity)
     assert isinstance(snow, np.memmap)
     assert set(snow.ravel()) == {20 * severity + ALL.index("snow")}
     for name, level, message in (("rain", 3, "unknown corruption 'rain'"), ("snow", 6, "severity must be 1 … 5: 6")):
         with pytest.raises(DataError, match=message):
-            corrupted_images(source.card, root / "cifar10-c", name, level)
+            open_images(source.card, root / "cifar10-c", name, level)
 
 
 def test_a_cifar_c_that_lacks_a_corruption_is_refused(tmp_path, cifar10_c):

@@ -15,7 +15,7 @@ import fedkeel as fk
 from fedkeel.cli.progress import Lines, Silence
 from fedkeel.engines import choose, measure
 from fedkeel.engines.engine import Training
-from fedkeel.engines.measure import Abridged, Job, Left
+from fedkeel.engines.measure import FewerSamples, Job, RemainingWork
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
@@ -214,7 +214,7 @@ def test_the_command_line_tells_it_once(pace):
 
 
 def test_long_times_are_told_in_minutes_and_hours():
-    assert [choose.lasting(s) for s in (0.5, 119, 120, 7199, 7200, 36_000)] == [
+    assert [choose.duration(s) for s in (0.5, 119, 120, 7199, 7200, 36_000)] == [
         "0.5 s",
         "119 s",
         "2 min",
@@ -228,19 +228,19 @@ def test_shares_of_clients_are_whole_batches():
     class Clients:
         sizes = np.array([0, 3, 8, 100, 101])
 
-    assert Abridged(Clients(), 0.0, 8).sizes.tolist() == [0, 3, 8, 8, 8]
-    assert Abridged(Clients(), 0.25, 8).sizes.tolist() == [0, 3, 8, 32, 32]
-    assert Abridged(Clients(), 1.0, 8).sizes.tolist() == [0, 3, 8, 100, 101]
+    assert FewerSamples(Clients(), 0.0, 8).sizes.tolist() == [0, 3, 8, 8, 8]
+    assert FewerSamples(Clients(), 0.25, 8).sizes.tolist() == [0, 3, 8, 32, 32]
+    assert FewerSamples(Clients(), 1.0, 8).sizes.tolist() == [0, 3, 8, 100, 101]
 
 
 def test_a_real_pool_can_be_prepared_again():
     """As after measuring: what the workers were made for before leaves no trace."""
     problem = small_problem()
     method, training, task = build("fedavg"), Training(0, 2, 4), Task(problem)
-    short = Job(task, method, training, Task, 2, Left(3, [0, 1, 5])).shortened(0.0, [0, 1, 5])
+    short = Job(task, method, training, Task, 2, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
     pool = ProcessesEngine(short.task, method, short.training, workers=2, make_task=short.make_task)
     try:
-        assert measure.seconds_for(pool, short) > 0
+        assert measure.time_round(pool, short) > 0
         pool.prepare(task, method, training, Task)
         message = {"params": task.initial}
         found = pool.train(message, 0, 0.1, [0, 1, 5], [None] * 3)

@@ -36,12 +36,12 @@ def test_processes_are_bitwise_equal_to_serial(small, method):
 def test_the_order_in_which_clients_finish_changes_nothing(small, monkeypatch):
     exp = experiment(small, participation=1.0, method="scaffold")
     expected = fk.run(exp, engine="serial")
-    spread = ProcessesEngine.spread
+    spread = ProcessesEngine.run_on_workers
 
     def backwards(self, kind, payloads):
         return spread(self, kind, payloads[::-1])[::-1]
 
-    monkeypatch.setattr(ProcessesEngine, "spread", backwards)
+    monkeypatch.setattr(ProcessesEngine, "run_on_workers", backwards)
     assert fk.run(exp, engine="processes", workers=2).result == expected.result
 
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 
 import fedkeel as fk
 from fedkeel.core.trees import Tree
-from fedkeel.engines.engine import Model, Training
+from fedkeel.engines.engine import ScoreRequest, Training
 from fedkeel.engines.scoring import Scorer
 from fedkeel.engines.stacked import scoring as scoring_stacked
 from fedkeel.engines.stacked.engine import StackedEngine
-from fedkeel.engines.stacked.scoring import alike, means
+from fedkeel.engines.stacked.scoring import group_by_size, range_means
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
@@ -51,14 +51,14 @@ def task_of(**changes: Any) -> Task:
     return Task(fk.Problem(**(usual | changes)), dtype=dtype, device=device, personal_chunk=CHUNK)
 
 
-def model_of(task: Task, client: int) -> Model:
+def model_of(task: Task, client: int) -> ScoreRequest:
     """A model that differs from client to client."""
     noise = torch.randn(task.initial.buffer.shape, generator=torch.Generator().manual_seed(client), dtype=torch.float64)
     params = Tree(task.initial.buffer + 0.05 * noise.to(task.initial.buffer), task.initial.layout)
-    return Model(params, task.buffers, f"client {client}")
+    return ScoreRequest(params, task.buffers, f"client {client}")
 
 
-def one_by_one(task: Task, models: list[Model]) -> list[list[Scores]]:
+def one_by_one(task: Task, models: list[ScoreRequest]) -> list[list[Scores]]:
     workspace = Workspace(task)
     return [[workspace.score(m.params, m.buffers, part) for part in task.parts(m.split)] for m in models]
 
@@ -78,7 +78,7 @@ class Watched(Scorer):
         self.groups: list[int] = []
         self.passes: list[int] = []
 
-    def group(self, models: list[Model]) -> Any:
+    def group(self, models: list[ScoreRequest]) -> Any:
         found = super().group(models)
         self.groups.append(len(models))
         self.passes += [len(means.models) for means in found]
@@ -245,13 +245,13 @@ def test_prepared_samples_are_kept_while_there_is_room(monkeypatch: pytest.Monke
     row = 3 * 16 * 16 * 8 + 8
     monkeypatch.setattr(scoring_stacked, "KEPT_BYTES", 10 * row)
     task = task_of()
-    models, asked, raw = [model_of(task, client) for client in (0, 2, 5)], list[int](), task.raw
+    models, asked, raw = [model_of(task, client) for client in (0, 2, 5)], list[int](), task.read_part
 
     def watched(part: Part) -> Any:
         asked.append(part.last - part.first)
         return raw(part)
 
-    monkeypatch.setattr(task, "raw", watched)
+    monkeypatch.setattr(task, "read_part", watched)
     scorer = Scorer(Workspace(task), stacked=True)
     expected, first = scorer.many(models), len(asked)
     assert scorer.many(models) == expected
@@ -263,7 +263,7 @@ def test_no_two_groups_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) ->
     scorer, alive, most = Watched(task), list[Any](), 0
     monkeypatch.setattr(scoring_stacked, "HELD_BYTES", 2 * task.initial.buffer.nbytes)
 
-    def made() -> Iterator[Model]:
+    def made() -> Iterator[ScoreRequest]:
         nonlocal most
         for _ in range(7):
             model = model_of(task, 0)
@@ -303,7 +303,7 @@ def test_kernels_of_a_gpu_score_the_same(dtype: torch.dtype, near: float) -> Non
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1000, 5000))
 def test_padding_never_doubles_the_rows(sizes: list[int], most: int) -> None:
-    stacks = alike(sizes, lambda models, rows: models * rows <= most)
+    stacks = group_by_size(sizes, lambda models, rows: models * rows <= most)
     padded = [len(some) * max(sizes[i] for i in some) for some in stacks]
     assert sorted(i for some in stacks for i in some) == list(range(len(sizes)))
     assert sum(padded) <= 2 * sum(sizes)
@@ -319,9 +319,9 @@ def test_means_of_stretches(lengths: list[int], gap: int) -> None:
         at += length + gap
     each = torch.arange(2.0 * at, dtype=torch.float64).view(at, 2).square()
     expected = [each[first : first + length].mean(0) for first, length in zip(firsts, lengths, strict=True)]
-    assert torch.allclose(means(each, firsts, lengths), torch.stack(expected), rtol=1e-14, atol=0)
+    assert torch.allclose(range_means(each, firsts, lengths), torch.stack(expected), rtol=1e-14, atol=0)
 
 
 def test_an_infinite_loss_is_infinite_in_the_mean() -> None:
     each = torch.tensor([[1.0], [2.0], [float("inf")]], dtype=torch.float64)
-    assert means(each, [0, 2], [2, 1]).tolist() == [[1.5], [float("inf")]]
+    assert range_means(each, [0, 2], [2, 1]).tolist() == [[1.5], [float("inf")]]

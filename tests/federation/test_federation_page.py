@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 import fedkeel as fk
 from fedkeel.core.round import init_server
 from fedkeel.core.trees import tensors
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "federation.md"
@@ -23,9 +23,9 @@ CLAIMS = {name: tuple(map(int, counts)) for names, *counts in ROWS for name in r
 def test_models_that_travel_and_are_kept(name):
     model = "mlp-cr" if name == "fedcr" else "mlp"
     exp = fk.Experiment(dataset="digits", model=model, method=name, partition="iid:clients=4")
-    task = task_maker(exp, torch.device("cpu"), torch.float32)(problem_of(exp))
-    method = method_of(exp, task)
-    message, report, state = expected(method, task)
+    task = task_maker(exp.plan, torch.device("cpu"), torch.float32)(problem_of(exp.plan))
+    method = method_of(exp.plan, task)
+    message, report, state = expected_messages(method, task)
     slots = (message, report, state, init_server(method, task.initial, task.buffers))
     counts = [sum(tensor.numel() for tensor in tensors(slot)) / task.initial.buffer.numel() for slot in slots]
     assert counts == pytest.approx(CLAIMS[name], abs=0.1)

@@ -50,7 +50,7 @@ def experiment(method="scaffold", rounds=3, **changes):
 
 def rows_of(client):
     """What a client of the partition has."""
-    data, parts = load("digits"), divide(experiment(), load("digits"))
+    data, parts = load("digits"), divide(experiment().plan, load("digits"))
     rows = parts.indices[parts.offsets[client] : parts.offsets[client + 1]]
     return np.asarray(data.train_images)[rows], np.asarray(data.train_labels)[rows]
 
@@ -85,7 +85,7 @@ def trained(federation, name, exp, app=None, **settings):
 
     def is_done():
         assert "Traceback" not in federation.log(name), federation.told()
-        return (out / "result.json").exists() and len(read_rounds(out)) == exp.rounds
+        return (out / "result.json").exists() and len(read_rounds(out)) == exp.plan.rounds
 
     federation.wait_for(is_done, f"three rounds of {name}")
     return load_run(out)

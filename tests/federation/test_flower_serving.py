@@ -1,9 +1,12 @@
 """What `serve` asks for and holds to: how many must answer, whose models it may judge, what it remembers."""
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
@@ -12,8 +15,8 @@ from federations import problem as make_problem
 from flwr.app import Array, Error, Message, Metadata
 
 import fedkeel as fk
-from fedkeel.engines.flower.checks import Terms, reason_of
-from fedkeel.errors import ExperimentError, RequestError, RunError
+from fedkeel.engines.flower.checks import Terms, error_line
+from fedkeel.errors import DataError, ExperimentError, RequestError, RunError
 from fedkeel.runs.folder import read_rounds
 
 EVERYONE = list(range(6))
@@ -44,6 +47,45 @@ def times(factor, *clients, round=1):
         return reply
 
     return spoil
+
+
+# ---- before the first round ----------------------------------------------------------------------------------------
+def broken(problem, part):
+    x, y = problem.test
+    if part == "test":
+        return replace(problem, test=(torch.full_like(x, math.nan), y))
+    return replace(problem, clients=[*problem.clients[:-1], (x[:2], torch.full_like(y[:2], 7))])
+
+
+@pytest.mark.parametrize("part", ["test", "labels"])
+def test_a_server_refuses_what_a_run_refuses(problem, tmp_path, part):
+    exp = experiment(broken(problem, part), "fedavg")
+    grid = InProcess(exp)
+    told = []
+    for make in (
+        lambda: fk.run(exp, engine="serial"),
+        lambda: fk.run_together([exp, exp.with_(seed=1)]),
+        lambda: train(exp, tmp_path / "run", grid=grid),
+    ):
+        with pytest.raises(DataError) as caught:
+            make()
+        told.append((caught.value.message, caught.value.hint))
+    assert told[0] == told[1] == told[2]
+    assert not grid.asked
+
+
+def test_a_server_tells_what_a_run_tells(problem, tmp_path, caplog):
+    caplog.set_level("INFO", "fedkeel")
+    exp = experiment(problem, "fedavg", rounds=1)
+    train(exp, tmp_path / "run")
+    assert "6 clients hold 1 to 7 samples" in caplog.text
+    file = tmp_path / "run" / "environment.json"
+    made_with = json.loads(file.read_text())
+    file.write_text(json.dumps(made_with | {"precision": "float64"}))
+    train(exp.with_(rounds=2), tmp_path / "run")
+    assert "begun in float64 and goes on in float32" in caplog.text
+    engines = json.loads(file.read_text())["engines"]
+    assert [(one["engine"], one["after_round"]) for one in engines] == [("flower", 0), ("flower", 1)]
 
 
 # ---- how many ------------------------------------------------------------------------------------------------------
@@ -84,8 +126,8 @@ def test_a_server_that_goes_on_remembers_how_long_updates_were(problem, tmp_path
 
 def test_of_a_long_reason_both_ends_are_kept():
     reply = Message(metadata=Metadata(1, "", 1, 1, "x", "", 0.0, 1.0, "train"), error=Error(1, "a" + "b" * 999 + "c"))
-    assert len(reason_of(reply)) < 310
-    assert (reason_of(reply)[0], reason_of(reply)[-1]) == ("a", "c")
+    assert len(error_line(reply)) < 310
+    assert (error_line(reply)[0], error_line(reply)[-1]) == ("a", "c")
 
 
 # ---- whose models --------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.clients import Rows
 from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
-from fedkeel.federation.apps import node_of, read, serve, vouched
-from fedkeel.federation.local_data import Elsewhere, from_folder, from_loader, server_problem
+from fedkeel.federation.apps import node_of, read_app, serve, trust_level
+from fedkeel.federation.local_data import RemoteClients, call_loader, read_folder, server_problem
 from fedkeel.runs.prepare import divide
 
 LOADER = """
@@ -36,7 +36,7 @@ def experiment(**changes):
 def folders(tmp_path):
     """What each client of the partition has, in a folder of its own; and the test data, in another."""
     data, exp = load("digits"), experiment()
-    parts = divide(exp, data)
+    parts = divide(exp.plan, data)
     for client in range(3):
         rows: Rows = parts.indices[parts.offsets[client] : parts.offsets[client + 1]]
         (tmp_path / str(client)).mkdir()
@@ -124,8 +124,8 @@ def test_the_first_start_needs_every_client(folders):
 
 
 def test_the_server_has_no_row_of_its_clients():
-    problem = server_problem(experiment(), [5, 0, 7], "")
-    assert isinstance(problem.data, Elsewhere)
+    problem = server_problem(experiment().plan, [5, 0, 7], "")
+    assert isinstance(problem.data, RemoteClients)
     inputs, labels = problem.data.rows(0, np.arange(5))
     assert not inputs.any()
     assert not labels.any()
@@ -148,13 +148,13 @@ def test_data_of_another_form_are_refused(tmp_path, monkeypatch, images, labels,
     np.save(tmp_path / "train_images.npy", images)
     np.save(tmp_path / "train_labels.npy", labels)
     with pytest.raises(DataError, match=match):
-        from_folder(card, {"data-dir": str(tmp_path)})
+        read_folder(card, {"data-dir": str(tmp_path)})
     (tmp_path / "loads.py").write_text("def it(settings):\n    return settings['pair']\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(DataError, match="loads:it gave"):
-        from_loader(card, "loads:it", {"pair": (images, labels)})
+        call_loader(card, "loads:it", {"pair": (images, labels)})
     with pytest.raises(DataError, match="does not say where"):
-        from_folder(card, {})
+        read_folder(card, {})
     sys.modules.pop("loads", None)
 
 
@@ -169,16 +169,16 @@ def test_a_node_runs_no_loader_that_only_the_apps_settings_name(folders, monkeyp
         return SimpleNamespace(node_config=config, run_config={"data": "my_nodes:mine", "clients": 3})
 
     with pytest.raises(UntrustedError, match="the loader 'my_nodes:mine'"):
-        node_of(exp, context(), vouched(False))
+        node_of(exp, context(), trust_level(False))
     assert not (folders / "ran").exists()
-    assert node_of(exp, context(), vouched(True)).client == 0
-    assert node_of(exp, context(data="my_nodes:mine"), vouched(False)).client == 0
+    assert node_of(exp, context(), trust_level(True)).client == 0
+    assert node_of(exp, context(data="my_nodes:mine"), trust_level(False)).client == 0
     with pytest.raises(DataError, match="part of Python"):
-        node_of(exp, context(data="os:system"), vouched(True))
+        node_of(exp, context(data="os:system"), trust_level(True))
     sys.modules.pop("my_nodes", None)
 
 
 def test_an_apps_experiment_is_a_file(folders):
     (folders / "experiment.toml").write_text('dataset = "digits"\nmodel = "my_nodes:Net"\n')
     with pytest.raises(UntrustedError, match="my_nodes:Net"):
-        read(folders, vouched(False))
+        read_app(folders, trust_level(False))

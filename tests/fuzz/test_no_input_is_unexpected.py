@@ -33,7 +33,7 @@ from fedkeel.report.source import Source
 from fedkeel.rules import RULES
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.prepare import divide
-from fedkeel.studies.compare import common_target, document, grouped, machines, unfair, unfinished
+from fedkeel.studies.compare import common_target, document, group_runs, machines, unfair, unfinished
 
 SLICE, ALL, STRETCH = 200, 10_000, 500
 CASES = [
@@ -95,7 +95,7 @@ def toml_case(random: Random, folder: Path) -> None:
         for asked in experiments(Request(file=file)):
             asked.experiment.fingerprint()
             if asked.experiment.dataset == "digits":
-                divide(asked.experiment, load("digits"))
+                divide(asked.experiment.plan, load("digits"))
             Experiment.load(asked.experiment.save())
     except FedkeelError as error:
         refused(error)
@@ -230,7 +230,7 @@ def folder_case(random: Random, path: Path) -> None:
 
 
 def compared(path: Path) -> None:
-    groups = grouped([fk.load_run(path)])
+    groups = group_runs([fk.load_run(path)])
     document(groups, groups[0], common_target(groups))
     unfair(groups)
     unfinished(groups)

@@ -101,8 +101,8 @@ def test_batch_norm_is_that_of_pytorch_on_the_images_that_count(shortcut: bool, 
         variances.append(running[1])
     given = [t.detach() for t in (x, gain, bias)]
     means, followed = torch.zeros_like(given[1]), torch.zeros_like(given[1])
-    memory = plain.Memory((means, followed), (means, followed), momentum=1.0)
-    made = plain.moments(given[0], mask, *given[1:], 1e-5, memory)
+    memory = plain.RunningMoments((means, followed), (means, followed), momentum=1.0)
+    made = plain.batch_moments(given[0], mask, *given[1:], 1e-5, memory)
     assert far(followed, torch.stack(variances)) < 1e-12
     assert far(means, made.mean) < 1e-12
     y = plain.rescale(given[0], made.scale, made.shift, beside.detach() if shortcut else None, relu)
@@ -136,11 +136,11 @@ def check_triton_batch(device: str, dtype: torch.dtype, tolerance: float) -> Non
         olds, news = (drawn(2, 2 * channels, seed=s).to(device, torch.float32) for s in (5, 6))
         twins = news.double()
         memory, exact_memory = (
-            plain.Memory(of_both(old, channels), of_both(new, channels), 0.1)
+            plain.RunningMoments(of_both(old, channels), of_both(new, channels), 0.1)
             for old, new in ((olds, news), (olds.double(), twins))
         )
-        made = batch.moments(x, mask, gain, bias, 1e-5, memory)
-        exact = plain.moments(x.double(), mask, gain.double(), bias.double(), 1e-5, exact_memory)
+        made = batch.batch_moments(x, mask, gain, bias, 1e-5, memory)
+        exact = plain.batch_moments(x.double(), mask, gain.double(), bias.double(), 1e-5, exact_memory)
         for one, other in zip((*made, news), (*exact, twins), strict=True):
             assert far(one.double(), other) < 1e-5, ("moments", channels)
         own = beside if shortcut else None
@@ -252,9 +252,9 @@ def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, toleran
 def test_batch_norms_take_more_rows_than_the_second_axis_of_a_grid_has_programs() -> None:
     batch = importlib.import_module("fedkeel.kernels.triton_batch")
     x = torch.ones((1, 8208, 32, 32, 64), dtype=torch.bfloat16, device="cuda")
-    assert batch.shape(x)[0] // batch.shape(x)[3] > 65_535
+    assert batch.launch_shape(x)[0] // batch.launch_shape(x)[3] > 65_535
     two = torch.full((1, 64), 2.0, device="cuda")
     assert (batch.rescale(x, two, two, None, False) == 4).all()
-    made = batch.moments(x, None, two, two, 1e-5)
+    made = batch.batch_moments(x, None, two, two, 1e-5)
     assert (made.mean == 1).all()
     assert (made.variance == 0).all()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.rule import LOCAL_STAGES, Rule, is_stackable, says_stackable
-from fedkeel.engines.stacked.client_mapping import broadcasting, lift_for, vmapped
+from fedkeel.core.rule import LOCAL_STAGES, Rule, declares_stackable, is_stackable
+from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap
 from fedkeel.rules import RULES
 from fedkeel.rules.sharing import Confined
 from problems import small_problem
@@ -191,10 +191,10 @@ def test_only_rules_that_clients_call_are_asked():
 
     plain = fk.method("own", perturb=fk.Sam(0.1), weights=Favour(), server=OwnServer())
     tuned = fk.Method("own", plain.phases, Favour(), final=fk.Phase(gradient=(OwnFinal(),)))
-    assert lift_for(plain, CPU) is broadcasting
-    assert lift_for(tuned, CPU) is broadcasting
-    assert lift_for(tuned.tuning, CPU) is vmapped
-    assert lift_for(fk.method("own", weights=FavourLong()), CPU) is vmapped
+    assert choose_lift(plain, CPU) is lift_by_broadcast
+    assert choose_lift(tuned, CPU) is lift_by_broadcast
+    assert choose_lift(tuned.tuning, CPU) is lift_by_vmap
+    assert choose_lift(fk.method("own", weights=FavourLong()), CPU) is lift_by_vmap
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -202,7 +202,7 @@ def test_every_rule_of_the_library_that_draws_nothing_says_so(name):
     """No method of the library is slower in a stack than it could be; the engines' tests hold it against vmap."""
     kind = RULES[name]
     called = any(getattr(kind, stage) is not getattr(Rule, stage) for stage in LOCAL_STAGES)
-    assert says_stackable(kind) == (called and name not in DRAW | ON_THE_SERVER)
+    assert declares_stackable(kind) == (called and name not in DRAW | ON_THE_SERVER)
 
 
 DRAW = {"ByChance", "RandomBand", "RandomEnergy"}

@@ -11,7 +11,6 @@ import fedkeel as fk
 from fedkeel.core.objectives import CodeBottleneck, Given, UsualBottleneck, divergence
 from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.trees import Tree, stack
-from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.models import build
 from fedkeel.randomness import key
@@ -104,10 +103,10 @@ def test_the_mean_of_many_draws_is_what_evaluation_says():
 
 # ---- a round -------------------------------------------------------------------------------------------------------
 def trained(exp):
-    task = task_maker(exp, torch.device("cpu"), torch.float64)(problem_of(exp))
-    method = method_of(exp, task)
+    task = task_maker(exp.plan, torch.device("cpu"), torch.float64)(problem_of(exp.plan))
+    method = method_of(exp.plan, task)
     message = broadcast(method, init_server(method, task.initial))
-    engine = SerialEngine(task, method, Training(exp.seed, exp.epochs, exp.batch_size))
+    engine = SerialEngine(task, method, exp.plan.training)
     before = engine.train(message, 0, 0.05, [0], [None])[0].state
     return engine, engine.train(message, 1, 0.05, [0], [before])[0]  # of a second round: nothing is left of the first
 

@@ -2,10 +2,12 @@
 
 import json
 import shlex
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import lock_descriptor
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -196,20 +198,20 @@ def test_a_damaged_ledger_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("seconds", None, "seconds is not a number: None"),
-        ("settings", [], "settings is not a table: []"),
-        ("environment", None, "environment is not a table: None"),
-        ("seed", [1], "seed is not a whole number: [1]"),
-        ("rounds", "x", "rounds is not a whole number: 'x'"),
-        ("rounds", 2.5, "rounds is not a whole number: 2.5"),
-        ("rounds", True, "rounds is not a whole number: True"),
-        ("rounds", 0, "no run has 0 rounds"),
-        ("rounds_paper", 0, "no run has 0 rounds"),
-        ("best", "hi", "best is not a number or null: 'hi'"),
-        ("row", 3, "row is not text: 3"),
-        ("uncertain", "no", "uncertain is not true or false: 'no'"),
-        ("bests", [[1, 2, 3]], "bests is not a list of pairs of numbers: [[1, 2, 3]]"),
-        ("curve", {"1": "x"}, "curve is not a table of numbers: {'1': 'x'}"),
+        ("seconds", None, "seconds must be a number: None"),
+        ("settings", [], "settings must be a table: []"),
+        ("environment", None, "environment must be a table: None"),
+        ("seed", [1], "seed must be a whole number: [1]"),
+        ("rounds", "x", "rounds must be a whole number: 'x'"),
+        ("rounds", 2.5, "rounds must be a whole number: 2.5"),
+        ("rounds", True, "rounds must be a whole number: True"),
+        ("rounds", 0, "rounds must be at least 1: 0"),
+        ("rounds_paper", 0, "rounds_paper must be at least 1: 0"),
+        ("best", "hi", "best must be a number: 'hi'"),
+        ("row", 3, "row must be a text: 3"),
+        ("uncertain", "no", "uncertain must be true or false: 'no'"),
+        ("bests", [[1, 2, 3]], "bests must be pairs of a round and an accuracy: [[1, 2, 3]]"),
+        ("curve", {"1": "x"}, "curve must be a table of numbers: {'1': 'x'}"),
     ],
 )
 def test_a_field_of_another_type_is_said_with_its_line(tmp_path, capsys, name, value, said):
@@ -227,6 +229,18 @@ def line_of(row="FedAvg", value=50.0, settings=None, **changes):
         1.0, "f", "d", settings=dict(TINY) if settings is None else settings, bests=[[200, value]],
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def test_a_line_waits_until_another_process_has_written_its_own(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    with ThreadPoolExecutor() as pool, path.open("ab") as other:
+        lock_descriptor(other.fileno())
+        waiting = pool.submit(ledger.append, line_of(seed=1), path)
+        other.write(f"{line_of(seed=0).dumps()[:9]}".encode())
+        other.flush()
+        assert not wait([waiting], timeout=0.2).done
+        other.write(f"{line_of(seed=0).dumps()[9:]}\n".encode())
+    assert [entry.seed for entry in ledger.read(path)] == [0, 1]
 
 
 def test_a_ledger_that_breaks_off_without_a_new_line_is_gone_on_with(tmp_path):
@@ -404,7 +418,7 @@ def test_no_folder_of_a_run_has_to_be_quoted():
 def test_a_setting_that_no_cell_can_have_is_told_with_what_it_could_be(capsys):
     words = ["reproduce", "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.*", "--dry-run", "--set"]
     assert call([*words, "partition.form=balanced"]) == 2
-    assert "known forms: class-wise" in capsys.readouterr().err
+    assert "known choices: class-wise" in capsys.readouterr().err
     assert call([*words, "model=resnet9"]) == 2
     assert "did you mean 'resnet20-gn'?" in capsys.readouterr().err
 

@@ -59,7 +59,7 @@ def test_a_network_trains_whatever_mode_it_is_given_in():
 def test_a_sample_alone_is_left_out_where_batch_norms_compare_samples(sizes):
     problem = replace(small_problem(sizes=sizes), model=normed())
     task = Task(problem)
-    assert [task.taken(c, 4) for c in range(3)] == [n - (n % 4 == 1) for n in sizes]
+    assert [task.epoch_size(c, 4) for c in range(3)] == [n - (n % 4 == 1) for n in sizes]
     serial, stacked = (trained(problem, engine) for engine in ENGINES)
     assert apart(serial, stacked) < 1e-12
     assert serial.records[0].backward_passes == sum(-(-(n - (n % 4 == 1)) // 4) for n in sizes)
@@ -222,8 +222,9 @@ def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, wor
 def test_a_run_that_cannot_be_asked_for(changes, words):
     with pytest.raises(fk.RequestError, match=words):
         fk.run(experiment(small_problem()), **changes)
-    with pytest.raises(fk.RequestError, match="not 'digits'"):
-        fk.run("digits")
+    for ask in (lambda: fk.run("digits"), lambda: fk.run_together(["digits", "digits"])):
+        with pytest.raises(fk.RequestError, match="not 'digits'"):
+            ask()
 
 
 def test_the_name_of_a_head_may_stand_alone():
@@ -244,9 +245,9 @@ def test_what_a_problem_brings_is_not_asked_for_besides(word):
 # ---- experiments ---------------------------------------------------------------------------------------------------
 def test_what_was_never_given_follows_what_is_changed():
     base = fk.Experiment(dataset="digits", lr=0.3)
-    assert [base.with_(seed=s).partition_seed for s in (0, 5)] == [0, 5]
+    assert [base.with_(seed=s).plan.partition_seed for s in (0, 5)] == [0, 5]
     assert base.with_(dataset="cifar10") == fk.Experiment(dataset="cifar10", lr=0.3)
-    assert base.with_(partition_seed=7).with_(seed=5).partition_seed == 7
+    assert base.with_(partition_seed=7).with_(seed=5).plan.partition_seed == 7
     with pytest.raises(ExperimentError, match="no key: sede"):
         base.with_(sede=1)
 
@@ -349,7 +350,7 @@ def test_slots_are_tensors_and_nothing_may_be_left_out(tmp_path):
         fk.method("mine", gradient=[Keeping(0.0)], weights=fk.Uniform())
     mine = fk.method("mine", gradient=[Keeping()], weights=fk.Uniform())
     fk.run(experiment(small_problem(), method=mine), out=tmp_path, engine="serial")
-    assert fk.load_run(tmp_path, trust=True).experiment.composed == mine
+    assert fk.load_run(tmp_path, trust=True).experiment.plan.method == mine
 
 
 @pytest.mark.parametrize("rate", [float("nan"), "a", True])

@@ -124,7 +124,7 @@ def test_engines_agree_on_the_controls(form):
 # ---- the questions -------------------------------------------------------------------------------------------------
 def chains(spec, row):
     (cell,) = (c for c in find(spec) if c.row == row and c.column in ("cifar10, 0.1", "FedFFT's setting"))
-    (phase,) = experiment_of(cell, 0).composed.phases
+    (phase,) = experiment_of(cell, 0).plan.method.phases
     return phase.perturb, phase.gradient
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import torch
@@ -88,14 +89,14 @@ def test_private_layers_never_travel_or_are_refused_in_a_line(name):
     given = replace(given, proxy=given.test)
     method = build(name) if name in ("fedper", "plgu") else with_private(name, **INNER.get(name, {}))
     experiment = fk.Experiment(problem=given, method=method, rounds=2, epochs=1, batch_size=4, lr=0.1)
-    task = task_maker(experiment, torch.device("cpu"), torch.float64)(problem_of(experiment))
+    task = task_maker(experiment.plan, torch.device("cpu"), torch.float64)(problem_of(experiment.plan))
     if name in REFUSED:
         with pytest.raises(fk.MethodError, match=f"^{name}: ") as refused:
-            method_of(experiment, task)
+            method_of(experiment.plan, task)
         assert "\n" not in refused.value.message
         assert refused.value.hint
         return
-    method = method_of(experiment, task)
+    method = method_of(experiment.plan, task)
     message = broadcast(method, init_server(method, task.initial))
     (outcome,) = SerialEngine(task, method, Training(0, 1, 4)).train(message, 0, 0.1, [0], [None])
     for slot in (*outcome.report.values(), *sent(method, message).values()):
@@ -116,6 +117,36 @@ def test_stacked_clients_are_the_same(name):
         torch.testing.assert_close(leaf, other.params[name], atol=1e-12, rtol=0)
 
 
+@dataclass(frozen=True)
+class Frozen(fk.Rule):
+    """A rule of a user's own: the first layer is never trained, so nobody needs to send it."""
+
+    stackable: ClassVar[bool] = True
+
+    def travels(self, params):
+        return params.only(lambda name: not name.startswith("0."))
+
+    def step(self, tree, client, at):
+        return tree.zeros() | self.travels(tree), client
+
+    def finish(self, report, client, at):
+        return report | {"delta": self.travels(report["delta"])}, client
+
+
+def test_what_travels_is_what_rules_say():
+    problem = small_problem((7, 4, 5), test=4)
+    method = fk.method("frozen", gradient=[Frozen()], weights=fk.Uniform())
+    given = fk.Experiment(problem=problem, method=method, rounds=1, participation=1.0, batch_size=4, lr=0.1)
+    run = fk.run(given, engine="serial")
+    task = task_maker(given.plan, torch.device("cpu"), torch.float32)(problem_of(given.plan))
+    message = broadcast(method, init_server(method, task.initial))
+    kept = [name for name in task.initial if not name.startswith("0.")]
+    assert list(sent(method, message)["params"]) == kept
+    assert torch.equal(whole(sent(method, message), task.initial)["params"].buffer, task.initial.buffer)
+    nbytes = 3 * sum(task.initial[name].nbytes for name in kept)
+    assert (run.records[0].bytes_down, run.records[0].bytes_up) == (nbytes, nbytes)
+
+
 @pytest.mark.parametrize("name", ["fedper", "plgu"])
 def test_both_ways_weigh_the_shared_layers(name):
     head, whole = 128 * 10 + 10, 64 * 128 + 128 + 128 * 10 + 10
@@ -132,10 +163,10 @@ def test_codes_weigh_two_rows_for_each_class_besides():
 
 def test_the_wire_of_a_federation_carries_what_is_counted():
     pytest.importorskip("flwr", reason="flwr is not installed")
-    from fedkeel.engines.flower.message_schema import expected
+    from fedkeel.engines.flower.message_schema import expected_messages
 
     given = fk.Experiment(problem=small_problem((7, 4)), method="fedper", rounds=1, participation=0.5, batch_size=4)
-    task = task_maker(given, torch.device("cpu"), torch.float32)(problem_of(given))
-    sample = expected(method_of(given, task), task).message
+    task = task_maker(given.plan, torch.device("cpu"), torch.float32)(problem_of(given.plan))
+    sample = expected_messages(method_of(given.plan, task), task).message
     assert set(sample["params"]) == {"0.weight", "0.bias"}
     assert fk.run(given, engine="serial").records[0].bytes_down == sample["params"].buffer.nbytes

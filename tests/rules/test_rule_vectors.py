@@ -8,10 +8,10 @@ import torch
 import fedkeel as fk
 from fedkeel.core.objectives import Calibrated, Distilled, Given
 from fedkeel.core.trees import cosine, stack
-from fedkeel.rules.critical import scores
-from fedkeel.rules.learned import Attraction, adam
+from fedkeel.rules.critical import tensor_scores
+from fedkeel.rules.learned import Attraction, adam_step
 from fedkeel.rules.perturbations import by_tensor_number
-from fedkeel.rules.probes import cosine_of, sketch
+from fedkeel.rules.probes import row_cosine, sketch
 
 ZERO = torch.tensor(0.0, dtype=torch.float64)
 
@@ -84,7 +84,7 @@ def test_sketches_keep_angles_and_are_linear():
     generator = torch.Generator().manual_seed(0)
     a, b = (fk.Tree.of({"w": torch.randn(5000, dtype=torch.float64, generator=generator)}) for _ in range(2))
     mixed = a + 0.5 * b
-    assert abs(cosine_of(sketch(a, 512), sketch(mixed, 512)) - cosine(a, mixed)) < 0.15
+    assert abs(row_cosine(sketch(a, 512), sketch(mixed, 512)) - cosine(a, mixed)) < 0.15
     torch.testing.assert_close(sketch(mixed, 512), sketch(a, 512) + 0.5 * sketch(b, 512))
     assert torch.equal(sketch(a, 5000), a.buffer)
 
@@ -120,7 +120,7 @@ def test_fedlaw_gradient():
     after = fk.LearnMixture(1.0).step(tree(w=[1.0]), state, at(tree(w=[7.0])))[1]
     near(after["x_first"] / 0.5, [-0.5, 0.5])
     assert (after["y_first"] / 0.5).item() == pytest.approx(1.0)
-    direction = adam(torch.tensor([3.0, -2.0]), torch.zeros(2), torch.zeros(2), 1)[0]
+    direction = adam_step(torch.tensor([3.0, -2.0]), torch.zeros(2), torch.zeros(2), 1)[0]
     torch.testing.assert_close(direction, torch.tensor([1.0, -1.0]))
 
 
@@ -203,7 +203,7 @@ def test_plgu_spares_what_is_personal():
 # ---- critical layers -----------------------------------------------------------------------------------------------
 def test_layer_radius():
     g = tree(one=[3.0, 0.0], two=[0.0, 4.0])
-    critical = scores(g).zeros() | tree(one=1.0)
+    critical = tensor_scores(g).zeros() | tree(one=1.0)
     found = fk.LayerRadius(0.05, 0.9).step(g, {"critical": critical}, at(g))[0]
     near(found["one"], [0.54, 0.0])
     near(found["two"], [0.0, 0.04])
@@ -216,14 +216,17 @@ def test_layer_radius():
 def test_sensitivities(after, change, span):
     before, now = tree(w=[0.0, 1.0, 2.0]), tree(w=after)
     for rule, expected in ((fk.ByChange(), change), (fk.ByRange(), span)):
-        _, state = rule.finish({}, {"sensitivity": scores(now)}, at(now, start=before))
+        _, state = rule.finish({}, {"sensitivity": tensor_scores(now)}, at(now, start=before))
         assert state["sensitivity"]["w"].item() == pytest.approx(expected)
 
 
 def test_critical_layers_are_never_biases_and_never_too_many():
     names = {"conv.weight": 0.2, "conv.bias": 9.0, "bn.weight": 8.0, "fc.weight": 0.5, "last.weight": 0.0}
     params = fk.Tree.of({name: torch.zeros((2,) if "bias" in name else (2, 2)) for name in names})
-    state = {"critical": scores(params), "sensitivity": fk.Tree.of({n: torch.tensor(v) for n, v in names.items()})}
+    state = {
+        "critical": tensor_scores(params),
+        "sensitivity": fk.Tree.of({n: torch.tensor(v) for n, v in names.items()}),
+    }
 
     def chosen(rule):
         critical = rule.finish({}, state, at(params))[1]["critical"]

@@ -130,7 +130,7 @@ def in_the_old_form(path):
         facts = json.loads(file.metadata()["fedkeel"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}
     facts = {name: value for name, value in facts.items() if name not in ("check", "checks", "sums")}
-    text = json.dumps(facts | {"checksum": states.old_checksum(arrays)}, sort_keys=True)
+    text = json.dumps(facts | {"checksum": states.checksum_of_all(arrays)}, sort_keys=True)
     save_file(arrays, path, {"fedkeel": text})
 
 

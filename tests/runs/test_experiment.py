@@ -1,7 +1,7 @@
 """What the fields of an experiment mean."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_an_experiment_survives_a_file(method):
     exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
     text = tomli_w.dumps(exp.save())
     again = fk.Experiment.load(tomllib.loads(text))
-    assert again.composed == exp.composed
+    assert again.plan.method == exp.plan.method
     assert again.save() == exp.save()
     assert again.fingerprint() == exp.fingerprint()
 
@@ -47,7 +47,7 @@ def test_a_file_says_how_a_method_is_composed():
         "gradient": [{"rule": "ControlVariates"}],
         "weights": {"rule": "Uniform"},
     }
-    loaded = fk.Experiment(dataset="digits", method=by_hand).composed
+    loaded = fk.Experiment(dataset="digits", method=by_hand).plan.method
     rules = [fk.Sam(0.1), fk.HighPass(0.02)]
     assert loaded == fk.method("mine", perturb=rules, gradient=[fk.ControlVariates()], weights=fk.Uniform())
 
@@ -194,20 +194,50 @@ def test_a_data_set_of_ours_trains_by_name():
 
 
 # ---- other experiments from one ----
-@pytest.mark.parametrize("changes", [{"seed": 3}, {"seed": 3, "lr": 0.5}, {"partition_seed": 7}, {"rounds": 2}])
-@pytest.mark.parametrize("given", [{}, {"partition_seed": 0}, {"partition_seed": 5}])
-def test_replace_and_with_agree(given, changes):
-    base = fk.Experiment(dataset="digits", model="logistic", method="fedavg", **given)
-    one, other = replace(base, **changes), base.with_(**changes)
-    assert one == other
-    assert one.save() == other.save()
-    assert one.fingerprint() == other.fingerprint() == replace(replace(one)).fingerprint()
-    assert type(one.save()["partition_seed"]) is int
+CHANGES = {
+    "method": {"name": "fedsam", "rho": 0.2}, "dataset": "cifar10", "partition": {"kind": "iid", "clients": 7},
+    "model": "mlp", "rounds": 3, "participation": "bernoulli:0.5", "epochs": (1, 3), "batch_size": 9, "lr": 0.03,
+    "lr_decay": 0.9, "weight_decay": 0.001, "clip": 1.5, "augment": "crop-flip", "seed": 3, "partition_seed": 7,
+    "validation": 0.2, "participants": [[0, 1]] * 900, "unavailable": 0.1, "on_nonfinite": "stop", "buffers": "keep",
+    "evaluate_every": 2, "init": "w.safetensors", "evaluation": {"model": "global", "share": 0.2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_replace_with_and_a_new_experiment_agree(field):
+    assert {*CHANGES, "problem"} == {one.name for one in fields(fk.Experiment)}
+    for given in ({"dataset": "digits"}, CHANGES | {"dataset": "digits", "seed": 8}):
+        base, change = fk.Experiment(**given), {field: CHANGES[field]}
+        one, other, new = replace(base, **change), base.with_(**change), fk.Experiment(**given | change)
+        assert one == other == new == replace(one) == one.with_()
+        assert one.save() == other.save() == new.save()
+        assert one.fingerprint() == other.fingerprint() == new.fingerprint()
+        assert fk.Experiment.load(new.save()).save() == new.save()
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_an_experiment_says_what_was_asked_and_its_plan_what_it_comes_to(field):
+    asked = fk.Experiment(**{"dataset": "digits", field: CHANGES[field]})
+    for one in fields(asked):
+        plain = "digits" if one.name == "dataset" else one.default
+        assert getattr(asked, one.name) == (CHANGES[field] if one.name == field else plain)
+    plan, data = asked.plan, asked.save()
+    same = {one.name for one in fields(plan)} & data.keys() - {"method", "evaluation", "epochs", "participants"}
+    assert {name: getattr(plan, name) for name in same} == {name: data[name] for name in same}
+    assert plan.partition_seed == (7 if field == "partition_seed" else asked.seed)
+
+
+def test_what_was_given_may_change_afterwards():
+    method, partition = {"name": "fedsam", "rho": 0.2}, {"kind": "iid", "clients": 7}
+    made = fk.Experiment(dataset="digits", method=method, partition=partition)
+    saved = made.save()
+    method["rho"], partition["clients"] = 0.3, 8
+    assert made.with_().save() == replace(made).save() == saved
 
 
 def test_another_seed_has_another_split_unless_the_split_was_given():
     base = fk.Experiment(dataset="digits", model="logistic")
-    assert replace(base, seed=3).partition_seed == 3
-    assert replace(replace(base, seed=3), seed=4).with_(seed=5).partition_seed == 5
-    assert replace(base.with_(partition_seed=0), seed=3).partition_seed == 0
-    assert fk.Experiment.load(base.save() | {"seed": 3}).partition_seed == 0  # a file says which split it was
+    assert replace(base, seed=3).plan.partition_seed == 3
+    assert replace(replace(base, seed=3), seed=4).with_(seed=5).plan.partition_seed == 5
+    assert replace(base.with_(partition_seed=0), seed=3).plan.partition_seed == 0
+    assert fk.Experiment.load(base.save() | {"seed": 3}).plan.partition_seed == 0  # a file says which split it was

@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import re
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +64,11 @@ def test_two_runs_into_one_folder(tmp_path):
         train(tmp_path)
     holder.close()
     train(tmp_path)
+
+
+def test_nothing_is_imported_that_only_one_system_has():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in Path(fk.__file__).parent.rglob("*.py"))
+    assert not re.findall(r"^\s*(?:import|from) (?:fcntl|termios|resource|pwd|grp|msvcrt|winreg)\b", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("where", ["/proc/fedkeel-run", "file/inside"])

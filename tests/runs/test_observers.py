@@ -1,5 +1,7 @@
 """Observers of rounds: they see what the server saw, change nothing, and their numbers are those of the analysis."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import band_drift
 from fedkeel.core.trees import Tree
 from fedkeel.runs.folder import read_rounds
-from fedkeel.runs.observers import SPECTRUM_EVERY, Seen, observe_state, observed
+from fedkeel.runs.observers import OBSERVERS, SPECTRUM_EVERY, Seen, observe_state, observed
 from problems import CENTRE, CURVATURE
 
 ENGINES = ("serial", "stacked")
@@ -129,6 +131,46 @@ def test_critical_layers_of_fedfsa_are_counted_over_the_clients(engine):
     assert run.records[0].extra == pytest.approx(  # biases are never marked, however far they move
         {"critical/conv.weight": 1 / 3, "critical/fc.weight": 2 / 3, "critical/fc2.weight": 0.0}
     )
+
+
+@dataclass(frozen=True)
+class Warmth(fk.Rule):
+    """A rule of a user's own, which says what can be drawn of it."""
+
+    def client_slots(self, params):
+        return {"warm": params.scalar(0.0)}
+
+    def broadcast(self, message, server):
+        return message | {"heat": message["params"].scalar(0.5)}
+
+    def finish(self, report, client, at):
+        return report, client | {"warm": client["warm"] + at.steps}
+
+    def server_curves(self, message):
+        return {"alpha": message["heat"] / 2}
+
+    def client_curves(self, params, client):
+        return {"radius": client["warm"], "critical": params.map(lambda leaf: leaf.new_ones(())) * client["warm"]}
+
+
+def test_observers_draw_what_any_rule_says_can_be_drawn(small):
+    mine = fk.method("mine", gradient=[Warmth()], weights=fk.Uniform())
+    given = experiment(small, method=mine, rounds=2, participation=1.0)
+    run = fk.run(given, engine="serial", track=("alpha", "radius", "critical"))
+    steps = [-(-size // 4) for size in small.data.sizes]
+    mean = sum(steps) / len(steps)
+    for times, record in enumerate(run.records, 1):
+        radius = {"radius/mean": times * mean, "radius/least": times * min(steps), "radius/most": times * max(steps)}
+        layers = {f"critical/{name}": times * mean for name in run.params}
+        found = {name: record.extra[name] for name in {"alpha", *radius, *layers}}
+        assert found == pytest.approx({"alpha": 0.25} | radius | layers)
+
+
+def test_states_that_stay_on_their_nodes_are_not_drawn(small):
+    mine = fk.method("mine", gradient=[Warmth()], weights=fk.Uniform())
+    server = {"params": Tree.of({"w": torch.ones(3)})}
+    seen = Seen(1, {"heat": torch.tensor(0.5)}, {}, server, mine, [{"held": torch.tensor(7)}])
+    assert [OBSERVERS[name](seen) for name in ("alpha", "radius", "critical")] == [{"alpha": 0.25}, {}, {}]
 
 
 def test_methods_without_such_numbers_give_none(small):

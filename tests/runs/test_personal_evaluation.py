@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.engines.engine import Model
+from fedkeel.engines.engine import ScoreRequest
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.policy import spread
+from fedkeel.problems.policy import summarise_clients
 from fedkeel.problems.task import Task
 from fedkeel.runs import evaluate as judging
 from fedkeel.runs.folder import RunFolder
@@ -50,22 +50,22 @@ def test_the_global_model_on_each_clients_data():
 def test_batches_may_weigh_alike_though_the_last_is_short():
     policy = fk.Evaluation(accuracy="batch-mean")
     scores = [{"accuracy": (4.0, 4)}, {"accuracy": (0.0, 1)}]
-    assert policy.of_client(scores, "accuracy") == 0.5
-    assert fk.Evaluation().of_client(scores, "accuracy") == 0.8
+    assert policy.score_client(scores, "accuracy") == 0.5
+    assert fk.Evaluation().score_client(scores, "accuracy") == 0.8
 
 
 @pytest.mark.parametrize(("report", "expected"), [("best", 0.9), ("last", 0.3), ("mean-last", 0.6)])
 def test_what_is_reported(report, expected):
-    assert fk.Evaluation(report=report, last=2).reported([0.1, 0.9, 0.3]) == pytest.approx(expected)
+    assert fk.Evaluation(report=report, last=2).summarise([0.1, 0.9, 0.3]) == pytest.approx(expected)
 
 
 def test_spread_over_clients():
     values = [0.1 * i for i in range(1, 21)]
-    found = spread(values, [1.0] * 20, "accuracy")
+    found = summarise_clients(values, [1.0] * 20, "accuracy")
     assert found["client_accuracy_worst"] == pytest.approx(0.1)
     assert found["client_accuracy_worst_tenth"] == pytest.approx(0.15)
     assert found["client_accuracy_std"] == pytest.approx(torch.tensor(values).std(correction=0).item(), abs=1e-6)
-    assert spread([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
+    assert summarise_clients([1.0, 3.0], [1.0, 1.0], "loss")["client_loss_worst"] == 3.0
 
 
 def test_fine_tuning_moves_the_head_alone_and_is_judged():
@@ -166,7 +166,7 @@ def several(batch):
     """A task whose clients have test sets of 7 to 1 samples, and three models."""
     problem = experiment().problem
     task = Task(problem, dtype=F64, personal_chunk=batch)
-    return task, [Model(k * task.initial, None, f"client {k}") for k in (1, 2, 3)]
+    return task, [ScoreRequest(k * task.initial, None, f"client {k}") for k in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("batch", [4, 500])
@@ -191,7 +191,7 @@ def test_models_are_made_as_they_are_scored():
             params = 1.0 * model.params
             assert not [ref for ref in alive if ref() is not None]
             alive.append(weakref.ref(params.buffer))
-            yield Model(params, None, model.split)
+            yield ScoreRequest(params, None, model.split)
             del params
 
     assert len(Scorer(Workspace(task)).many(made())) == 3
@@ -204,7 +204,7 @@ def test_a_data_set_is_divided_for_personal_tests():
     kept, aside = problem.data.sizes, problem.tests_of_clients.sizes
     assert problem.test is None
     assert (aside == (0.3 * (kept + aside) + 1e-9).astype(int)).all()
-    assert fk.Experiment.load(run.experiment.save()).policy == run.experiment.policy
+    assert fk.Experiment.load(run.experiment.save()).plan.evaluation == run.experiment.plan.evaluation
 
 
 @pytest.mark.parametrize(

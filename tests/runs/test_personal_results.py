@@ -100,7 +100,7 @@ def test_without_an_accuracy_the_clients_losses_are_judged():
 @pytest.mark.parametrize(("report", "expected"), [("best", 1.0), ("last", 2.0), ("mean-last", 1.5)])
 def test_the_least_loss_is_the_best(report, expected):
     policy = fk.Evaluation(report=report, last=2)
-    assert policy.reported([3.0, 1.0, 2.0], falling=True) == pytest.approx(expected)
+    assert policy.summarise([3.0, 1.0, 2.0], falling=True) == pytest.approx(expected)
 
 
 # ---- read again ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def fickle(monkeypatch):
         seconds = {"serial": 50.0, "stacked": 50.0, "processes": 90.0} | {best: 10.0}
         return None, Choice(best, "auto", {name: seconds[name] for name in self.names})
 
-    monkeypatch.setattr(Contest, "decided", decided)
+    monkeypatch.setattr(Contest, "decide", decided)
     return calls
 
 
@@ -68,7 +68,7 @@ def test_an_engine_that_some_runs_cannot_take_is_not_chosen(monkeypatch, tmp_pat
         seconds = {"serial": 50.0} | ({"stacked": 1.0} if len(measured) == 1 else {})  # the second cannot be stacked
         return None, Choice(min(seconds, key=seconds.get), "auto", seconds)
 
-    monkeypatch.setattr(Contest, "decided", decided)
+    monkeypatch.setattr(Contest, "decide", decided)
     asked = [
         Asked(fk.Experiment(dataset="digits", model=model, rounds=1), tmp_path / model) for model in ("logistic", "mlp")
     ]

@@ -12,7 +12,7 @@ import torch
 import fedkeel as fk
 from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import describe_clients
-from fedkeel.data.partition.registry import load_partition, repeats
+from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.papers.cells import PAPERS, tables
 from fedkeel.runs.prepare import describe_task, problem_of, task_maker
 
@@ -26,7 +26,7 @@ FORMS = [
 
 
 def task_of(experiment):
-    return task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
+    return task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
 
 
 def samples_of(clients):
@@ -55,7 +55,7 @@ def test_no_sample_is_trained_on_and_judged_on(partition, method, seed):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_data_sets_own_partition_repeats_samples(name):
-    assert not repeats(load_partition(DATASETS[name].preset["partition"]))
+    assert not may_repeat(load_partition(DATASETS[name].preset["partition"]))
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -115,7 +115,7 @@ def test_only_what_changed_has_another_fingerprint():
 def test_a_run_says_who_holds_how_much(partition, caplog):
     given = experiment(partition=partition, validation=0.1)
     divided = load_partition(partition).divide(np.asarray(load("digits").train_labels), 0)
-    assert bool(divided.duplicated) == repeats(load_partition(partition))
+    assert bool(divided.duplicated) == may_repeat(load_partition(partition))
     with caplog.at_level(logging.INFO, logger="fedkeel"):
         fk.run(given, engine="serial")
     task = task_of(given)

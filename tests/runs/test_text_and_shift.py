@@ -14,7 +14,7 @@ from fedkeel.runs.prepare import problem_of
 )
 def test_roles_of_shakespeare_are_clients():
     exp = fk.Experiment(dataset="shakespeare", rounds=1, participants=[[3, 5]], epochs=1, batch_size=50)
-    problem = problem_of(exp)
+    problem = problem_of(exp.plan)
     assert len(problem.clients.sizes) == 1130
     x, y = problem.prepare(problem.clients.rows(3, np.arange(2)), None)
     assert x.shape == (2, 80)
@@ -25,8 +25,8 @@ def test_roles_of_shakespeare_are_clients():
 @pytest.mark.parametrize("name", ["digits"])
 def test_clients_see_the_same_digits_through_different_lenses(name):
     iid = fk.Iid(clients=10)
-    plain = problem_of(fk.Experiment(dataset=name, partition=iid, model="logistic"))
-    shifted = problem_of(fk.Experiment(dataset=name, partition=FeatureShift(iid), model="logistic"))
+    plain = problem_of(fk.Experiment(dataset=name, partition=iid, model="logistic").plan)
+    shifted = problem_of(fk.Experiment(dataset=name, partition=FeatureShift(iid), model="logistic").plan)
     rows = np.arange(20)
     changed = [not np.array_equal(plain.clients.rows(c, rows)[0], shifted.clients.rows(c, rows)[0]) for c in range(10)]
     assert all(changed)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.problems.sound_data import labels_in
+from fedkeel.problems.sound_data import read_labels
 from problems import small_problem
 
 
@@ -74,4 +74,4 @@ def test_data_that_are_read_as_their_turn_comes_are_not_walked_through():
         sizes = (1, 1)
 
     problem = replace(small_problem(), clients=Lazy([None, None]))
-    assert labels_in(problem.data) is None
+    assert read_labels(problem.data) is None

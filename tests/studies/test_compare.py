@@ -17,7 +17,7 @@ from fedkeel.studies.compare import (
     common_target,
     cost_to,
     document,
-    grouped,
+    group_runs,
     judged_as,
     machines,
     mean_and_std,
@@ -38,26 +38,26 @@ def made(method, seed, accuracies, selected=(0,), **changes):
 
 def test_runs_are_grouped_by_all_but_their_seed():
     runs = [made("fedavg", s, [0.5]) for s in (1, 0)] + [made("fedsam", 0, [0.6]), made("fedsam", 0, [0.7], lr=0.01)]
-    groups = grouped(runs)
+    groups = group_runs(runs)
     assert [group.label for group in groups] == ["fedavg", "fedsam (lr=0.1)", "fedsam (lr=0.01)"]
     assert list(groups[0].runs) == [0, 1]
 
 
 def test_differences_are_paired_by_seed():
-    ours = grouped([made("fedsam", s, [v]) for s, v in enumerate((0.6, 0.8, 0.7))])[0]
-    base = grouped([made("fedavg", s, [v]) for s, v in enumerate((0.5, 0.6, 0.7, 0.9))])[0]
+    ours = group_runs([made("fedsam", s, [v]) for s, v in enumerate((0.6, 0.8, 0.7))])[0]
+    base = group_runs([made("fedavg", s, [v]) for s, v in enumerate((0.5, 0.6, 0.7, 0.9))])[0]
     told = paired(ours, base)
     assert told.seeds == 3
     assert told.mean == pytest.approx(0.1)  # of 0.1, 0.2, 0.0
     half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom; their deviation is 0.1
     assert (told.low, told.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
-    assert paired(grouped([made("fedsam", 0, [0.6])])[0], base).low is None
-    assert paired(grouped([made("fedsam", 7, [0.6])])[0], base) is None
+    assert paired(group_runs([made("fedsam", 0, [0.6])])[0], base).low is None
+    assert paired(group_runs([made("fedsam", 7, [0.6])])[0], base) is None
 
 
 def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
     curves = ([0.1, 0.5, 0.4], [0.6, 0.5, 0.4], [0.1, 0.1, 0.1])
-    (group,) = grouped([made("fedavg", seed, curve) for seed, curve in enumerate(curves)])
+    (group,) = group_runs([made("fedavg", seed, curve) for seed, curve in enumerate(curves)])
     cost = cost_to(group, 0.5)
     assert (cost.reached, cost.rounds, cost.megabytes, cost.seconds, cost.gradients) == (2, 1.5, 15.0, 3.0, 15.0)
     assert cost_to(group, 0.9) is None
@@ -69,7 +69,7 @@ def test_runs_without_an_accuracy_are_compared_by_their_losses():
         records = [replace(r, accuracy=None, extra={"test_loss": v}) for r, v in zip(run.records, losses, strict=True)]
         return replace(run, records=records, result={"best": min(losses), "last": losses[-1]})
 
-    groups = grouped([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
+    groups = group_runs([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
     target = common_target(groups)
     assert target == 1.0  # both came down to it
     found = document(groups, groups[0], target)
@@ -78,28 +78,30 @@ def test_runs_without_an_accuracy_are_compared_by_their_losses():
 
 
 def test_what_else_differs_is_said():
-    rates = grouped([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
+    rates = group_runs([made("fedavg", 0, [0.5]), made("fedsam", 1, [0.5], lr=0.01)])
     assert unfair(rates) == ["lr"]
     assert unfair(rates, tuned={"lr"}) == []  # each method chose its own
-    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == ["participation"]
+    assert unfair(group_runs([made("fedavg", 0, [0.5]), made("fedsam", 0, [0.5], participation=0.5)])) == [
+        "participation"
+    ]
 
 
 def test_runs_of_one_seed_have_one_split_and_one_sequence_of_clients():
     base = made("fedavg", 0, [0.5, 0.6])
-    assert unfair(grouped([base, made("fedsam", 0, [0.5])])) == ["rounds"]  # the rounds both have are the same
-    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], selected=(1,))])) == ["selected clients"]
-    assert unfair(grouped([base, made("fedsam", 1, [0.5, 0.6], selected=(1,))])) == []  # another seed, other clients
-    assert unfair(grouped([base, made("fedsam", 0, [0.5, 0.6], partition_seed=7)])) == ["partition_seed"]
+    assert unfair(group_runs([base, made("fedsam", 0, [0.5])])) == ["rounds"]  # the rounds both have are the same
+    assert unfair(group_runs([base, made("fedsam", 0, [0.5, 0.6], selected=(1,))])) == ["selected clients"]
+    assert unfair(group_runs([base, made("fedsam", 1, [0.5, 0.6], selected=(1,))])) == []  # another seed, other clients
+    assert unfair(group_runs([base, made("fedsam", 0, [0.5, 0.6], partition_seed=7)])) == ["partition_seed"]
 
 
 def test_a_method_that_takes_samples_from_the_clients_is_told():
     kept = "samples that the server takes from the clients"
-    assert unfair(grouped([made("fedavg", 0, [0.5]), made("fedlaw", 0, [0.5])])) == [kept]
-    assert unfair(grouped([made("fedlaw", s, [0.5]) for s in (0, 1)])) == []
+    assert unfair(group_runs([made("fedavg", 0, [0.5]), made("fedlaw", 0, [0.5])])) == [kept]
+    assert unfair(group_runs([made("fedlaw", s, [0.5]) for s in (0, 1)])) == []
 
 
 def test_a_comparison_as_data():
-    groups = grouped([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
+    groups = group_runs([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
     assert common_target(groups) == 0.5
     found = document(groups, groups[0], 0.55)
     plain, sam = found["methods"]
@@ -115,16 +117,16 @@ def test_what_is_reported_is_compared_where_every_run_tells_it():
         run = made(method, seed, [best], evaluation={"report": "last"})
         return replace(run, result=run.result | ({} if reported is None else {"reported": reported}))
 
-    whole = grouped([personal(m, s, 0.9, v) for m, v in (("fedavg", 0.5), ("fedper", 0.7)) for s in (0, 1)])
+    whole = group_runs([personal(m, s, 0.9, v) for m, v in (("fedavg", 0.5), ("fedper", 0.7)) for s in (0, 1)])
     found = document(whole, whole[0], 0.5)
     assert found["difference_of"] == "reported"
     assert [one["reported"]["mean"] for one in found["methods"]] == pytest.approx([0.5, 0.7])
     assert found["methods"][1]["difference"]["mean"] == pytest.approx(0.2)
-    partly = grouped([personal("fedavg", 0, 0.9, 0.5), personal("fedper", 0, 0.8, None)])
+    partly = group_runs([personal("fedavg", 0, 0.9, 0.5), personal("fedper", 0, 0.8, None)])
     found = document(partly, partly[0], 0.5)
     assert found["difference_of"] == "best"
     assert found["methods"][1]["difference"]["mean"] == pytest.approx(-0.1)
-    assert judged_as(grouped([made("fedavg", 0, [0.5])])) == []
+    assert judged_as(group_runs([made("fedavg", 0, [0.5])])) == []
 
 
 def test_means():
@@ -176,7 +178,7 @@ def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_pa
     told = capsys.readouterr().err
     assert "1 run is of an experiment and seed given later, and left out" in told  # a folder named twice is one
     assert re.search("seconds are of different machines: cpu serial float32.*; cpu stacked float32.*; none are", told)
-    assert machines(grouped([made("fedavg", 0, [0.5])])) == []  # in memory alone
+    assert machines(group_runs([made("fedavg", 0, [0.5])])) == []  # in memory alone
 
 
 def test_seconds_of_several_machines_or_engines_are_not_averaged(tmp_path):
@@ -188,7 +190,7 @@ def test_seconds_of_several_machines_or_engines_are_not_averaged(tmp_path):
         run.path.mkdir()
         place = {"device": "cpu", "engine": engine, "precision": "float32", "machine": "a, 2 cores"}
         (run.path / "environment.json").write_text(json.dumps(place))
-    (group,) = grouped(runs)
+    (group,) = group_runs(runs)
     assert cost_to(group, 0.6).seconds == pytest.approx(4.0)
     assert cost_to(group, 0.6).reached == 3
     other = {"device": "cpu", "engine": "serial", "precision": "float32", "machine": "b, 8 cores"}

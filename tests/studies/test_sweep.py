@@ -34,7 +34,7 @@ def landscape(score):
 
 def test_the_optimum_inside_a_grid_is_taken():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
-    execute, asked = landscape(lambda e: -abs(e.lr - 0.1))
+    execute, asked = landscape(lambda e: -abs(e.plan.lr - 0.1))
     tuned = tune(sweep, "fedavg", execute)
     assert dict(tuned.best) == {"lr": 0.1}
     assert len(asked) == 3
@@ -43,7 +43,7 @@ def test_the_optimum_inside_a_grid_is_taken():
 
 def test_an_optimum_on_the_edge_widens_the_grid():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}})
-    execute, _ = landscape(lambda e: -abs(e.lr - 10.0))
+    execute, _ = landscape(lambda e: -abs(e.plan.lr - 10.0))
     tuned = tune(sweep, "fedavg", execute)
     assert dict(tuned.best) == {"lr": 10.0}
     assert sorted(dict(s)["lr"] for s in tuned.scores) == [0.01, 0.1, 1.0, 10.0, 100.0]
@@ -52,11 +52,13 @@ def test_an_optimum_on_the_edge_widens_the_grid():
 def test_a_grid_is_widened_beside_its_best_setting():
     methods = {"fedprox": {"method": {"mu": [0.1, 0.2]}}}
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods})
-    execute, asked = landscape(lambda e: -abs(math.log(e.lr / 1.0)) - abs(e.composed.phases[0].gradient[0].mu - 0.15))
+    execute, asked = landscape(
+        lambda e: -abs(math.log(e.plan.lr / 1.0)) - abs(e.plan.method.phases[0].gradient[0].mu - 0.15)
+    )
     tuned = tune(sweep, "fedprox", execute)
     assert dict(tuned.best)["lr"] == 1.0
     assert tuned.edge == ""
-    assert [e.lr for e in asked[4:]] == [
+    assert [e.plan.lr for e in asked[4:]] == [
         1.0,
         10.0,
         1.0,
@@ -66,7 +68,7 @@ def test_a_grid_is_widened_beside_its_best_setting():
 
 def test_an_edge_that_the_budget_did_not_reach_is_said():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": {"fedavg": {}}, "budget": 3})
-    execute, _ = landscape(lambda e: e.lr)
+    execute, _ = landscape(lambda e: e.plan.lr)
     tuned = tune(sweep, "fedavg", execute)
     assert dict(tuned.best) == {"lr": 1.0}
     assert tuned.edge == "lr"
@@ -76,7 +78,7 @@ def test_no_method_gets_more_than_the_budget():
     methods = {"fedavg": {}, "fedprox": {"method": {"mu": [0.1, 0.2, 0.3]}}}
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1]}, "methods": methods, "budget": 7})
     for method in methods:
-        execute, asked = landscape(lambda e: e.lr)
+        execute, asked = landscape(lambda e: e.plan.lr)
         tune(sweep, method, execute)
         assert len(asked) == 7
 
@@ -110,11 +112,11 @@ def test_every_method_tries_equally_many_settings():
 
     def near(experiment):
         mu = (
-            getattr(experiment.composed.phases[0].gradient[0], "mu", 0.1)
-            if experiment.composed.name != "fedavg"
+            getattr(experiment.plan.method.phases[0].gradient[0], "mu", 0.1)
+            if experiment.plan.method.name != "fedavg"
             else 0.1
         )
-        return -abs(math.log(experiment.lr / 0.06)) - abs(math.log(mu / 0.1))
+        return -abs(math.log(experiment.plan.lr / 0.06)) - abs(math.log(mu / 0.1))
 
     execute, asked = landscape(near)
     plain, prox = tune_all(sweep, execute)
@@ -127,7 +129,7 @@ def test_every_method_tries_equally_many_settings():
 
 def test_a_method_without_numbers_is_left_as_it_is():
     sweep = Sweep.load(BASE | {"methods": {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1, 1.0]}}}})
-    execute, _ = landscape(lambda e: 0.5 - abs(e.lr - 0.1))
+    execute, _ = landscape(lambda e: 0.5 - abs(e.plan.lr - 0.1))
     plain, prox = tune_all(sweep, execute)
     assert len(plain.scores) == plain.save()["tries"] == 1
     assert len(prox.scores) == prox.save()["tries"] >= 3
@@ -142,7 +144,7 @@ def test_what_every_method_chose_is_known():
 
 def test_failed_settings_are_passed_over():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 0.1, 1.0]}, "methods": {"fedavg": {}}})
-    execute, _ = landscape(lambda e: None if e.lr > 0.5 else e.lr)
+    execute, _ = landscape(lambda e: None if e.plan.lr > 0.5 else e.plan.lr)
     assert dict(tune(sweep, "fedavg", execute).best)["lr"] == 0.1
     execute, _ = landscape(lambda e: None)
     tuned = tune(sweep, "fedavg", execute)
@@ -161,7 +163,7 @@ def test_methods_are_compared_on_equal_terms():
         mine, theirs = one.save(), other.save()
         assert {k for k in mine if mine[k] != theirs[k]} == {"method"}
     assert [e.seed for e in ends["fedavg"]] == [3, 4]
-    assert ends["fedsam"][0].composed.phases[0].perturb == (fk.Sam(0.05),)
+    assert ends["fedsam"][0].plan.method.phases[0].perturb == (fk.Sam(0.05),)
 
 
 def test_the_choice_is_made_on_validation_data():
@@ -177,7 +179,7 @@ def test_where_clients_models_are_judged_the_choice_is_made_by_them():
     def execute(requests):
         found = []
         for _, experiment in requests:
-            own = 1 - abs(math.log10(experiment.lr / 0.1)) / 4
+            own = 1 - abs(math.log10(experiment.plan.lr / 0.1)) / 4
             extra = {"validation_accuracy": 1 - own, "validation_client_accuracy": own}
             record = RoundRecord(1, [0], 1.0, 1.0, 1, 1, 1, 1.0, extra=extra)
             found.append(Run(experiment, [record], {}, {}, None, None, None))
@@ -223,10 +225,10 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
     sweep = Sweep.load(BASE | {"grid": {"lr": [0.01, 1.0], "augment": ["none"]}, "methods": methods, "budget": 15})
     found = []
     for _ in range(2):
-        execute, asked = landscape(lambda e: 1 - abs(e.lr - 0.3))
+        execute, asked = landscape(lambda e: 1 - abs(e.plan.lr - 0.3))
         tuned = propose(sweep, "fedprox", execute)
         assert len(asked) <= 15
-        assert all(0.01 <= e.lr <= 1.0 and 0.001 <= e.composed.phases[0].gradient[0].mu <= 1.0 for e in asked)
+        assert all(0.01 <= e.plan.lr <= 1.0 and 0.001 <= e.plan.method.phases[0].gradient[0].mu <= 1.0 for e in asked)
         assert abs(dict(tuned.best)["lr"] - 0.3) < 0.2
         found.append(tuned.scores)
     assert found[0] == found[1]
@@ -235,9 +237,9 @@ def test_optuna_proposes_within_the_ends_and_the_budget():
 @pytest.mark.parametrize(
     ("grid", "score", "edge"),
     [
-        ({"lr": [0.01, 1.0]}, lambda e: e.lr, "lr"),
-        ({"lr": [0.01, 1.0]}, lambda e: -e.lr, "lr"),
-        ({"lr": [0.01, 1.0]}, lambda e: -abs(math.log(e.lr / 0.1)), ""),
+        ({"lr": [0.01, 1.0]}, lambda e: e.plan.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -e.plan.lr, "lr"),
+        ({"lr": [0.01, 1.0]}, lambda e: -abs(math.log(e.plan.lr / 0.1)), ""),
         ({"epochs": [1, 8]}, lambda e: e.epochs, "epochs"),
         ({"epochs": [1, 8]}, lambda e: -e.epochs, ""),  # there is nothing below one epoch
         ({"augment": ["none"]}, lambda e: 0.5, ""),

@@ -7,8 +7,7 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedkeel as fk
-from fedkeel.engines.engine import Training
-from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.federation.apps import serve
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
@@ -24,12 +23,12 @@ class InProcess:
     """
 
     def __init__(self, experiment, spoil=None, folder=None, node_of=None, settings=None, run_config=None):
-        problem = problem_of(experiment)
-        task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem)
-        training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-        engine = SerialEngine(task, method_of(experiment, task), training)
+        problem = problem_of(experiment.plan)
+        task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem)
+        training = experiment.plan.training
+        engine = SerialEngine(task, method_of(experiment.plan, task), training)
         identity = experiment.fingerprint()
-        self.app = app_of(node_of or (lambda context: Node(partition_of(context), engine, folder, identity)))
+        self.app = make_client_app(node_of or (lambda context: Node(client_number(context), engine, folder, identity)))
         self.settings, self.run_config = settings or (lambda client: {}), run_config or {}
         self.spoil = spoil or (lambda round, client, reply: reply)
         self.clients, self.absent, self.asked = len(task.clients.sizes), set(), []

@@ -1,1 +1,1 @@
-"""Diagnostics: pure functions on trees and models, and `subject.py`, which gets those out of a run."""
+"""Diagnostics: pure functions from trees and models to numbers."""

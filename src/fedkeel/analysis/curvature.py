@@ -17,18 +17,18 @@ from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, RunError
 from fedkeel.randomness import bits, generator, key
 
-Loss = Sequence[Callable[[Tree], Tensor]]
+LossParts = Sequence[Callable[[Tree], Tensor]]
 Product = Callable[[Tensor], Tensor]
 
 TINY = 1e-30  # the direction of a zero vector is zero
 
 
-def loss_value(loss: Loss, at: Tree) -> float:
+def loss_value(loss: LossParts, at: Tree) -> float:
     with torch.no_grad():
         return float(sum(float(part(at)) for part in loss))
 
 
-def gradient(loss: Loss, at: Tree) -> Tree:
+def gradient(loss: LossParts, at: Tree) -> Tree:
     """∇L(w)."""
     total = torch.zeros_like(at.buffer)
     for part in loss:
@@ -37,7 +37,7 @@ def gradient(loss: Loss, at: Tree) -> Tree:
     return Tree(total, at.layout)
 
 
-def hessian_product(loss: Loss, at: Tree) -> Product:
+def hessian_product(loss: LossParts, at: Tree) -> Product:
     """v ↦ ∇²L(w) v, by differentiating ⟨∇L, v⟩: two backward passes, no matrix."""
 
     def product(v: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def lanczos(product: Product, like: Tensor, steps: int, seed: int) -> tuple[Tens
 
     k is smaller than `steps` when the space is exhausted before.
     """
-    v = normal(like, key(seed, "lanczos"))
+    v = normal_like(like, key(seed, "lanczos"))
     v = v / v.norm()
     basis, diagonal, beside = [v], [], []
     for _ in range(min(steps, like.numel())):
@@ -115,26 +115,26 @@ def lanczos(product: Product, like: Tensor, steps: int, seed: int) -> tuple[Tens
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TraceEstimate:
     """A mean over random probes, and its standard error."""
 
     value: float
     error: float
 
 
-def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Estimate:
+def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> TraceEstimate:
     """tr H = E[zᵀ H z] over random signs z (Hutchinson); exact for a diagonal matrix."""
-    found = []
+    samples = []
     for probe in range(probes):
         signs = torch.from_numpy((bits(key(seed, "trace", probe), like.layout.size) >> 63).astype("float64")) * 2 - 1
         z = signs.to(like.buffer)
-        found.append(float(z @ product(z)))
-    values = torch.tensor(found, dtype=torch.float64)
+        samples.append(float(z @ product(z)))
+    values = torch.tensor(samples, dtype=torch.float64)
     error = float(values.std() / sqrt(probes)) if probes > 1 else float("nan")
-    return Estimate(float(values.mean()), error)
+    return TraceEstimate(float(values.mean()), error)
 
 
-def sharpness(loss: Loss, at: Tree, rho: float, steps: int = 1) -> float:
+def sharpness(loss: LossParts, at: Tree, rho: float, steps: int = 1) -> float:
     """max_{‖ε‖ ≤ ρ} L(w + ε) − L(w), from below: the best of `steps` steps of ascent on the sphere.
 
     One step is SAM's own: ε = ρ g / ‖g‖. Never negative, since ε = 0 is allowed.
@@ -149,6 +149,6 @@ def sharpness(loss: Loss, at: Tree, rho: float, steps: int = 1) -> float:
     return best
 
 
-def normal(like: Tensor, of: int) -> Tensor:
+def normal_like(like: Tensor, of: int) -> Tensor:
     """Independent standard normal numbers in the shape of a tensor."""
     return torch.from_numpy(generator(of).standard_normal(tuple(like.shape))).to(like)

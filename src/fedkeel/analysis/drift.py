@@ -32,7 +32,7 @@ class Drift:
 
 
 def drift(updates: Tree) -> Drift:
-    """The drift of the clients of one round: lengths, spread, cosines.  (FedSCAM fig. 9)"""
+    """Measure the drift of the clients of one round: lengths, spread, cosines.  (FedSCAM fig. 9)"""
     return Drift(*drift_numbers(updates).tolist())
 
 
@@ -60,7 +60,7 @@ def cosines(updates: Tree) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Spread:
+class AccuracySpread:
     """How unequally a model serves its clients: over the clients' own accuracies."""
 
     mean: float
@@ -70,8 +70,8 @@ class Spread:
     most: float
 
 
-def accuracy_spread(accuracies: list[float]) -> Spread:
-    """Of one accuracy per client; `worst_tenth` is the mean over the tenth of the clients that fare worst."""
-    found = np.sort(np.asarray(accuracies, dtype=np.float64))
-    worst = found[: max(1, len(found) // 10)]
-    return Spread(float(found.mean()), float(found.std()), float(found[0]), float(worst.mean()), float(found[-1]))
+def accuracy_spread(accuracies: list[float]) -> AccuracySpread:
+    """Summarise one accuracy per client; `worst_tenth` is the mean over the worst tenth of the clients."""
+    ranked = np.sort(np.asarray(accuracies, dtype=np.float64))
+    worst = ranked[: max(1, len(ranked) // 10)]
+    return AccuracySpread(*map(float, (ranked.mean(), ranked.std(), ranked[0], worst.mean(), ranked[-1])))

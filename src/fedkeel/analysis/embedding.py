@@ -44,5 +44,5 @@ def tsne(rows: Tensor, of: int = 0, perplexity: float = 30.0) -> NDArray[np.floa
     from sklearn.manifold import TSNE
 
     reduced = pca(rows, min(50, *rows.shape)).points.numpy()
-    made = TSNE(perplexity=min(perplexity, (len(rows) - 1) / 3), init="random", random_state=of % 2**32)
-    return np.asarray(made.fit_transform(reduced), dtype=np.float64)
+    embedding = TSNE(perplexity=min(perplexity, (len(rows) - 1) / 3), init="random", random_state=of % 2**32)
+    return np.asarray(embedding.fit_transform(reduced), dtype=np.float64)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.analysis.curvature import Loss, loss_value, normal
+from fedkeel.analysis.curvature import LossParts, loss_value, normal_like
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
@@ -42,36 +42,38 @@ def filter_normalised(direction: Tree, params: Tree) -> Tree:
         if w.dim() < 2:
             return torch.zeros_like(d)
         own, theirs = (z.flatten(1).norm(dim=1).view((-1,) + (1,) * (w.dim() - 1)) for z in (d, w))
-        found: Tensor = d * theirs / own.clamp(min=1e-30)
-        return found
+        rescaled: Tensor = d * theirs / own.clamp(min=1e-30)
+        return rescaled
 
     return direction.map(scaled, params)
 
 
 def random_direction(params: Tree, seed: int = 0, number: int = 0) -> Tree:
     """A random, filter-normalised direction."""
-    direction = Tree(normal(params.buffer, key(seed, "landscape", number)), params.layout)
+    direction = Tree(normal_like(params.buffer, key(seed, "landscape", number)), params.layout)
     return filter_normalised(direction, params)
 
 
-def steps_across(radius: float, points: int) -> NDArray[np.float64]:
+def grid_points(radius: float, points: int) -> NDArray[np.float64]:
     """From −radius to radius; an odd number of points, so that the model itself is one of them."""
     if points < 3 or points % 2 == 0 or radius <= 0:
         raise RequestError(f"a landscape needs an odd number of points and a radius: {points}, {radius}.", "points=21")
     return np.linspace(-radius, radius, points)
 
 
-def line(loss: Loss, at: Tree, direction: Tree, radius: float = 1.0, points: int = 21, along: str = "") -> Landscape:
+def line(
+    loss: LossParts, at: Tree, direction: Tree, radius: float = 1.0, points: int = 21, along: str = ""
+) -> Landscape:
     """L(w + x d) over −radius ≤ x ≤ radius."""
-    x = steps_across(radius, points)
+    x = grid_points(radius, points)
     values = np.array([loss_value(loss, at.moved(direction, float(step))) for step in x])
     return Landscape(x, None, values, along)
 
 
 def plane(
-    loss: Loss, at: Tree, first: Tree, second: Tree, radius: float = 1.0, points: int = 21, along: str = ""
+    loss: LossParts, at: Tree, first: Tree, second: Tree, radius: float = 1.0, points: int = 21, along: str = ""
 ) -> Landscape:
     """L(w + x d_1 + y d_2) over a square."""
-    x = steps_across(radius, points)
+    x = grid_points(radius, points)
     values = np.array([[loss_value(loss, at.moved(first, float(a)).moved(second, float(b))) for a in x] for b in x])
     return Landscape(x, x.copy(), values, along)

@@ -29,24 +29,24 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 def pairwise_cka(features: Sequence[Tensor]) -> Tensor:
     """CKA of every two models' features, `[models, models]`."""
-    found = torch.eye(len(features), dtype=torch.float64)
+    matrix = torch.eye(len(features), dtype=torch.float64)
     for i in range(len(features)):
         for j in range(i):
-            found[i, j] = found[j, i] = linear_cka(features[i], features[j])
-    return found
+            matrix[i, j] = matrix[j, i] = linear_cka(features[i], features[j])
+    return matrix
 
 
 @torch.no_grad()
 def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
-    """What each layer that has parameters of its own gives out for the inputs, by its name, samples first."""
-    found: dict[str, Tensor] = {}
+    """Return the output of each layer that has its own parameters, by name, samples first."""
+    features: dict[str, Tensor] = {}
     hooks = []
 
     def keep(name: str, layer: nn.Module) -> None:
         def hook(_layer: nn.Module, given: object, output: object) -> None:
             first = output[0] if isinstance(output, tuple) else output
             if isinstance(first, Tensor) and len(first) == len(inputs[0]):
-                found[name] = first.detach().flatten(1)
+                features[name] = first.detach().flatten(1)
 
         hooks.append(layer.register_forward_hook(hook))
 
@@ -60,4 +60,4 @@ def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
         module.train(was_training)
         for handle in hooks:
             handle.remove()
-    return found
+    return features

@@ -64,19 +64,19 @@ def band_distances(tree: Tree, bands: int = BANDS) -> Tensor:
 
     Through the Gram matrix of the centred coefficients, so the cost is that of the transform: not of all pairs.
     """
-    clients = several(tree)
+    clients = count_clients(tree)
     j, k = torch.triu_indices(clients, clients, 1, device=tree.buffer.device)
     parts = []
-    for gram in grams(tree, bands):
+    for gram in band_grams(tree, bands):
         square = gram.diagonal(dim1=-2, dim2=-1)
         apart = square[..., j] + square[..., k] - 2 * gram[..., j, k]
         parts.append(apart.clamp(min=0).sqrt())
     return torch.cat(parts, 1)
 
 
-def grams(tree: Tree, bands: int) -> list[Tensor]:
+def band_grams(tree: Tree, bands: int) -> list[Tensor]:
     """For each group of leaves of one length, `[bands, leaves, clients, clients]`: ⟨ĝ_j, ĝ_k⟩ of the centred rows."""
-    clients, found = tree.buffer.shape[0], []
+    clients, matrices = tree.buffer.shape[0], []
     for offset, leaves, length, _ in tree.layout.groups:
         rows = tree.buffer.narrow(-1, offset, leaves * length).view(clients, leaves, length)
         hat = torch.view_as_real(torch.fft.rfft(rows - rows.mean(0))).flatten(2)
@@ -87,8 +87,8 @@ def grams(tree: Tree, bands: int) -> list[Tensor]:
             if edges[m] < edges[m + 1]:
                 part = hat[:, 2 * edges[m] : 2 * edges[m + 1]]  # real and imaginary parts beside each other
                 gram[m] = part.mT @ part
-        found.append(gram)
-    return found
+        matrices.append(gram)
+    return matrices
 
 
 def band_variance(tree: Tree, bands: int = BANDS) -> dict[str, Tensor]:
@@ -96,19 +96,19 @@ def band_variance(tree: Tree, bands: int = BANDS) -> dict[str, Tensor]:
 
     V_l(m) = mean_{q ∈ band m} mean_k |v̂_l^k[q] − mean_k' v̂_l^k'[q]|².  Its mean over layers is FedFFT fig. 1.
     """
-    clients, found = several(tree), []
-    for (_, _, length, _), gram in zip(tree.layout.groups, grams(tree, bands), strict=True):
+    clients, variances = count_clients(tree), []
+    for (_, _, length, _), gram in zip(tree.layout.groups, band_grams(tree, bands), strict=True):
         edges = band_edges(length // 2 + 1, bands)
         width = torch.tensor([end - begin for begin, end in pairwise(edges)], device=gram.device)
         total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)  # [bands, leaves]
-        found.append(total / (clients * width.unsqueeze(-1)))
-    by_name = dict(zip(tree.layout.spans, torch.cat(found, 1).unbind(1), strict=True))
+        variances.append(total / (clients * width.unsqueeze(-1)))
+    by_name = dict(zip(tree.layout.spans, torch.cat(variances, 1).unbind(1), strict=True))
     return {name: by_name[name] for name in tree}
 
 
 def layer_divergence(tree: Tree, filter: Callable[[Tree], Tree] | None = None) -> dict[str, float]:
     """Δ_l(Φ) = mean_k ‖Φ(g_l^k) − Φ(ḡ_l)‖ by layer; without a filter Φ = 1.  (SpecGradFilter eq. 5, fig. 2)"""
-    several(tree)
+    count_clients(tree)
     apart = tree - tree.mean().expand(len(tree.buffer))
     if filter is not None:  # not assumed linear: Φ is applied to each side
         apart = filter(tree) - filter(tree.mean()).expand(len(tree.buffer))
@@ -136,15 +136,15 @@ def heterogeneity(tree: Tree, high_pass: Callable[[Tree], Tree]) -> Heterogeneit
 
     δ_high² = mean_k ‖P g_k − P ḡ‖² and δ_low² = mean_k ‖(1 − P)(g_k − ḡ)‖².  (SpecGradFilter eq. 9, 10)
     """
-    clients = several(tree)
+    clients = count_clients(tree)
     apart = tree - tree.mean().expand(clients)
     high = high_pass(apart)
     low = apart - high
     return Heterogeneity(*(float(part.dot(part).to(torch.float64).mean()) for part in (low, high)))
 
 
-def several(tree: Tree) -> int:
-    """How many clients are stacked; at least two can disagree."""
+def count_clients(tree: Tree) -> int:
+    """Count the stacked clients; refuse fewer than two, which cannot disagree."""
     if tree.buffer.dim() != 2 or len(tree.buffer) < 2:
         raise RequestError(
             f"a comparison of clients needs at least two, stacked; the shape is {tuple(tree.buffer.shape)}.",

@@ -206,8 +206,8 @@ def costs(method: Method) -> Costs | None:
         )
         with quietly():
             last = run(experiment, engine="serial", device="cpu").records[-1]
-        task = task_maker(experiment, torch.device("cpu"), torch.float32)(problem_of(experiment))
-        whole = method_of(experiment, task)
+        task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
+        whole = method_of(experiment.plan, task)
     except FedkeelError:
         return None
     model, fedavg = task.initial.layout.size, 2 * task.initial.buffer.nbytes  # to two clients, and back

@@ -57,8 +57,9 @@ def analyse(
         "landscape": landscape,
     }  # fmt: skip
     extent = Extent(
-        clients=clients, samples=samples, bands=bands, directions=directions, radius=radius, points=points, rho=rho
-    )
+        clients=clients, samples=samples, bands=bands, radius=radius, points=points, rho=rho,
+        directions=directions,  # type: ignore[arg-type]  # others are refused there
+    )  # fmt: skip
     found: dict[str, Any] = {}
     for path in runs_in(folder):
         say(stderr(), "analysing", "bold", str(path))

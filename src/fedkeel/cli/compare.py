@@ -17,7 +17,7 @@ from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedkeel.studies.compare import Group
+    from fedkeel.studies.compare import RunGroup
 
 
 def share(given: float | None) -> float | None:
@@ -60,10 +60,10 @@ def compare(
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.studies.compare import grouped, measure_of
+    from fedkeel.studies.compare import group_runs, measure_of
 
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
-    groups = grouped([load_run(path) for path in paths])
+    groups = group_runs([load_run(path) for path in paths])
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
@@ -71,7 +71,7 @@ def compare(
 
 
 def show(
-    groups: list[Group],
+    groups: list[RunGroup],
     target: float | None,
     baseline: str | None,
     as_json: bool,
@@ -107,7 +107,7 @@ def show(
     show_cost(groups, aim)
 
 
-def show_accuracy(groups: list[Group], base: Group) -> None:
+def show_accuracy(groups: list[RunGroup], base: RunGroup) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
     from fedkeel.studies.compare import compared_by, judged_as, mean_and_std, measure_of, paired
 
@@ -135,7 +135,7 @@ def show_accuracy(groups: list[Group], base: Group) -> None:
         stdout().print(Text(line, "dim"))
 
 
-def show_cost(groups: list[Group], target: float) -> None:
+def show_cost(groups: list[RunGroup], target: float) -> None:
     from fedkeel.studies.compare import cost_to, measure_of
 
     measure = measure_of(groups)

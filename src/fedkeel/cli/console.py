@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fedkeel.text import printable
+from fedkeel.text import make_printable
 
 WIDE = 200  # columns where nobody looks through a window: a file or a pipe
 
@@ -74,7 +74,7 @@ class Plain(Console):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
             else:
-                lines = (printable(line) for line in segment.text.split("\n"))
+                lines = (make_printable(line) for line in segment.text.split("\n"))
                 yield Segment("\n".join(lines), segment.style)
 
 

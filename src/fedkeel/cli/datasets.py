@@ -123,9 +123,9 @@ def numbers(values: Sequence[float]) -> str:
 
 def str_of(value: Any) -> str:
     """A preset's value as the command line takes it."""
-    from fedkeel.data.partition.registry import as_text
+    from fedkeel.data.partition.registry import write_partition
 
-    return as_text(value) if hasattr(value, "items") else str(value)
+    return write_partition(value) if hasattr(value, "items") else str(value)
 
 
 def bring_in(name: str, source: Path, check: bool) -> None:
@@ -138,12 +138,12 @@ def bring_in(name: str, source: Path, check: bool) -> None:
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:
     from fedkeel.data.partition.feature_shift import FeatureShift
-    from fedkeel.data.partition.heatmap import draw_heatmap, text_heatmap
-    from fedkeel.data.partition.heterogeneity import summary
+    from fedkeel.data.partition.heatmap import draw_heatmap, write_heatmap
+    from fedkeel.data.partition.heterogeneity import summarise
     from fedkeel.data.partition.registry import load_partition
 
     partition, data, labels = divided(card, text, seed)
-    found = summary(partition, labels, card.classes)
+    found = summarise(partition, labels, card.classes)
     sizes = f"{count(found.smallest)} to {count(found.largest)} samples, median {found.median:g}"
     rows = {
         "clients": count(found.clients) + (f", {found.empty} of them without data" if found.empty else ""),
@@ -161,7 +161,7 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
         console.print(Text(f"note: {note}"), soft_wrap=True)
     console.print()
     histogram = partition.histogram(labels, card.classes)
-    console.print(Text(text_heatmap(histogram, width=min(console.width, 120))))
+    console.print(Text(write_heatmap(histogram, width=min(console.width, 120))))
     if figure is not None:
         typer.echo(draw_heatmap(histogram, figure))
 
@@ -182,5 +182,5 @@ def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset
         raise DataError(f"{card.name} is not in {data_root()}.", source_of(card.name).import_hint + how)
     data = load(card.name)
     labels = np.asarray(data.train_labels)
-    experiment = Experiment(dataset=card.name, partition=text, partition_seed=seed)
-    return divide(experiment, data, labels), data, labels
+    plan = Experiment(dataset=card.name, partition=text, partition_seed=seed).plan
+    return divide(plan, data, labels), data, labels

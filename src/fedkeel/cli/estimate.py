@@ -15,20 +15,18 @@ from torch.nn.modules.conv import _ConvNd
 from fedkeel.core.round import init_client, init_server
 from fedkeel.core.rule import State
 from fedkeel.core.trees import tensors
-from fedkeel.data import DATASETS, load
+from fedkeel.data import load
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.partition.registry import load_partition
 from fedkeel.data.storage.folder import needed_bytes
-from fedkeel.engines.engine import Training
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import state_budget, uses_onednn
 from fedkeel.engines.memory import activation_bytes
-from fedkeel.errors import ExperimentError
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.participation import share_of
+from fedkeel.runs.plan import Division
 from fedkeel.runs.prepare import cross_entropy, method_of
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
@@ -69,31 +67,27 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """From the model, built, and one batch of blank samples; the data set itself need not be here."""
-    if experiment.dataset is None:
-        raise ExperimentError("only experiments on a data set can be estimated.", 'dataset = "digits"')
-    assert isinstance(experiment.batch_size, int)
-    assert experiment.epochs is not None
-    task = Task(blank_problem(experiment, experiment.batch_size))
-    method = method_of(experiment, task)
-    everyone = clients_of(experiment)
-    selected = max(1, int(share_of(experiment.participation or 1.0) * everyone + 1e-9))
+    plan = experiment.plan
+    task = Task(blank_problem(plan.division, plan.batch_size))
+    method = method_of(plan, task)
+    everyone = clients_of(plan.division)
+    selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
-    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
     convolutions: list[Convolution] = []
     with watched(task.module, convolutions):
-        saved = activation_bytes(task, method, training)  # with the trained weights
+        saved = activation_bytes(task, method, plan.training)  # with the trained weights
     return Estimate(
         parameters=task.initial.layout.size,
-        clients=min(everyone, selected * (experiment.rounds or 1)),
-        likely=everyone * (1 - (1 - selected / everyone) ** (experiment.rounds or 1)),
+        clients=min(everyone, selected * plan.rounds),
+        likely=everyone * (1 - (1 - selected / everyone) ** plan.rounds),
         selected=selected,
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
         workspace=trees * tree + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
-        reports=selected * size(expected(method, task).report),
-        data=needed_bytes(SOURCES[experiment.dataset]),
+        reports=selected * size(expected_messages(method, task).report),
+        data=needed_bytes(SOURCES[plan.division.dataset]),
     )
 
 
@@ -137,21 +131,20 @@ def onednn_bytes(convolutions: Sequence[Convolution]) -> int:
     return blocked + compiled * PASSES * KERNEL * len({one.kind for one in convolutions})
 
 
-def blank_problem(experiment: Experiment, samples: int) -> Problem:
+def blank_problem(division: Division, samples: int) -> Problem:
     """One client with one batch of the right shape."""
-    card = DATASETS[str(experiment.dataset)]
+    card = division.card
     whole = torch.float32 if len(card.shape) > 1 else torch.int64
-    model = build(str(experiment.model), shape=card.shape, classes=card.classes, seed=0)
+    model = build(str(division.model), shape=card.shape, classes=card.classes, seed=0)
     batch = (torch.zeros(samples, *card.shape, dtype=whole), torch.zeros(samples, dtype=torch.int64))
     return Problem(model=model, loss=cross_entropy, clients=[batch], classes=card.classes, proxy=batch)
 
 
-def clients_of(experiment: Experiment) -> int:
+def clients_of(division: Division) -> int:
     """How many clients there are; where the data decide it, they must be here."""
-    partition = load_partition(experiment.partition)
-    if partition.clients is not None:
-        return partition.clients
-    data = load(str(experiment.dataset))
+    if division.partition.clients is not None:
+        return division.partition.clients
+    data = load(division.dataset)
     return 1 if data.groups is None else int(data.groups.max()) + 1
 
 

@@ -37,7 +37,7 @@ def model(
 
     from fedkeel.cli.console import byte_size, count, stderr
     from fedkeel.cli.writing import refuse_folder
-    from fedkeel.core.states import write_whole
+    from fedkeel.core.states import write_atomically
     from fedkeel.errors import RequestError
     from fedkeel.runs.finished_run import load_run
 
@@ -46,8 +46,8 @@ def model(
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
     done = load_run(run)
     weights = done.params | (done.server["buffers"].named() if "buffers" in done.server else {})
-    facts = {"method": done.experiment.composed.name, "rounds": str(done.result["rounds"])}
-    write_whole(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
+    facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
+    write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
     total = sum(weight.numel() for weight in weights.values())
     stderr().print(f"{count(total)} numbers in {len(weights)} tensors, {byte_size(file.stat().st_size)}:")
     typer.echo(file)
@@ -69,7 +69,7 @@ def cite(
     entries: dict[str, None] = {}
     if Path(what).is_dir():
         data = read_experiment(Path(what))
-        papers = Experiment.recall(data).composed.papers
+        papers = Experiment.recall(data).plan.method.papers
         dataset = DATASETS.get(str(data.get("dataset")))
     else:
         papers, dataset = build(what).papers, None

@@ -31,7 +31,7 @@ from fedkeel.cli.progress import telling
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.cli.telling import warnings_told
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.streams import lasting
+from fedkeel.streams import survive_lost_streams
 
 # from 0.24 on, typer brings a click of its own
 CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] + ".exceptions")
@@ -76,7 +76,7 @@ def fedkeel(
 def call(arguments: Sequence[str]) -> int:
     """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
     tolerate()
-    with lasting() as streams, warnings_told():
+    with survive_lost_streams() as streams, warnings_told():
         code = end_of(arguments)
         streams.out.flush()
         if streams.out.problem is not None and code == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +64,7 @@ def show_table(cards: Iterable[MethodCard], console: Console) -> None:
     roomy = console.width >= ROOMY
     made = table(["method!", "paper", "passes!", "down>", "up>", "client keeps", *["what it is"] * roomy])
     family = None
-    for card in sorted(cards, key=lambda card: order(card.family)):
+    for card in cards:
         if card.family != family:
             made.add_section()
             heading = Text(card.family, "italic cyan")
@@ -88,7 +87,9 @@ def kept(card: MethodCard) -> str:
 
 def about_family(family: str) -> str:
     """What the methods of a family have in common."""
-    found = inspect.getdoc(import_module(f"fedkeel.methods.{family}")) if family in FAMILIES else None
+    from fedkeel.methods.registry import FAMILIES
+
+    found = next((inspect.getdoc(one) for one in FAMILIES if one.__name__.endswith(f".{family}")), None)
     return (found or "").rstrip(".")
 
 
@@ -99,20 +100,6 @@ NAME@released: what the authors' program does, where it differs from the paper
 a card: fedkeel methods NAME · a plug-in on any method: specgradfilter+NAME, fedfft+NAME, fsa+NAME"""
 SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
-FAMILIES = (
-    "averaging",
-    "correction",
-    "sharpness",
-    "lookback",
-    "spectral",
-    "adaptive",
-    "weighting",
-    "personalised",
-)
-
-
-def order(family: str) -> int:
-    return FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
 
 
 def reference(key: str | None) -> str:

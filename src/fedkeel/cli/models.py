@@ -55,7 +55,7 @@ def models(
 
 
 def shape_for(card: ModelCard) -> tuple[int, ...]:
-    return IMAGES if card.takes.fit(IMAGES) else TEXTS
+    return IMAGES if card.takes.accepts(IMAGES) else TEXTS
 
 
 def sample(card: ModelCard) -> str:

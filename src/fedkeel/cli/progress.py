@@ -118,7 +118,7 @@ class Line:
         self.console, self.label, self.memory, self.rounds = console, label, memory, 0
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        self.rounds = experiment.rounds or 0
+        self.rounds = experiment.plan.rounds
         began = f", resumed after round {done}" if done else ""
         self.tell(f"{self.rounds} rounds on engine {engine}{began}")
 
@@ -174,7 +174,7 @@ class Bar:
         self.rounds: int | None = None
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        self.rounds = experiment.rounds
+        self.rounds = experiment.plan.rounds
         self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
 
     def round(self, record: RoundRecord) -> None:

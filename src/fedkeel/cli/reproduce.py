@@ -252,7 +252,7 @@ def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
         run = load_run(plan.folder)
     except FolderError:  # it has not begun
         return
-    if len(run.records) >= (plan.experiment.rounds or 0) / 10:
+    if len(run.records) >= plan.experiment.plan.rounds / 10:
         keep(cell, run, ledger, again=False)
 
 

@@ -75,13 +75,13 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
 
 def meaning(run: Run) -> list[str]:
     """What a run was judged on, and what it reports."""
-    measure, policy, means = run.result["judged_on"], run.experiment.policy, run.result["best_means"]
+    measure, policy, means = run.result["judged_on"], run.plan.evaluation, run.result["best_means"]
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
     if policy is None or measure == "loss":
         return [f"best, last: {named.get(measure, measure)}; best is the {means}"]
-    told = f"best, last: {measure.removeprefix('client_')} of {policy.judged}; best is the {means}"
+    told = f"best, last: {measure.removeprefix('client_')} of {policy.subject}; best is the {means}"
     also = ", the final tuning counted as one" if "tuned" in run.result else ""
-    return [told, *([f"reported: {policy.told}{also}"] if "reported" in run.result else [])]
+    return [told, *([f"reported: {policy.report_in_words}{also}"] if "reported" in run.result else [])]
 
 
 def document(outcomes: Sequence[Outcome]) -> str:

@@ -150,7 +150,7 @@ def resume(
     for path in folders:
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
-        plans.append(Plan(experiment.composed.name, experiment, path))
+        plans.append(Plan(experiment.plan.method.name, experiment, path))
     carry_out(
         plans,
         Machine(engine, workers, device, arithmetic, Tracking.of(track or tracked, tensorboard, mlflow, wandb)),
@@ -212,6 +212,6 @@ def how_to_go_on(plans: list[Plan]) -> str:
     if not saved:
         return f"{plan.label} had not begun. The same command again goes on."
     done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
-    stands = f"{plan.label} stands at round {done} of {plan.experiment.rounds}, checkpoint written."
+    stands = f"{plan.label} stands at round {done} of {plan.experiment.plan.rounds}, checkpoint written."
     trust = " --trust" if any(own_names(plan.experiment.save())) else ""
     return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{trust}{again}"

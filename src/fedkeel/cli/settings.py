@@ -12,7 +12,7 @@ from typing import Any
 
 from fedkeel.cli.console import say, stderr
 from fedkeel.data import DATASETS
-from fedkeel.data.partition.registry import PARTITIONS, other_default, parse
+from fedkeel.data.partition.registry import PARTITIONS, explain_new_default, parse_partition
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
@@ -208,12 +208,12 @@ def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def note_other_default(data: Mapping[str, Any]) -> None:
     """Say what an older file without a form now means."""
-    if (changed := other_default(partition_of(data))) is not None:
+    if (changed := explain_new_default(partition_of(data))) is not None:
         say(stderr(), "note", "dim", changed)
 
 
 def as_table(given: Any) -> dict[str, Any]:
-    return parse(given) if isinstance(given, str) else dict(given or {})
+    return parse_partition(given) if isinstance(given, str) else dict(given or {})
 
 
 def with_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:

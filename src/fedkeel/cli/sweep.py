@@ -98,7 +98,9 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
     from fedkeel.studies.sweep import settings_of
 
-    names = [asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).composed.name for m, grid in asked.grids.items()]
+    names = [
+        asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
+    ]
     if baseline is not None and baseline not in names:
         raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
 
@@ -127,9 +129,9 @@ def show_ends(
     as_json: bool,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
-    from fedkeel.studies.compare import grouped
+    from fedkeel.studies.compare import group_runs
 
-    tuning, groups = {"tuning": [one.save() for one in tuned]}, grouped(runs)
+    tuning, groups = {"tuning": [one.save() for one in tuned]}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None

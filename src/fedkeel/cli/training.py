@@ -136,12 +136,12 @@ def finished(plan: Plan) -> Run | None:
     except FolderError as error:
         log.warning("%s; it is made again", error.message.rstrip("."))
         return None
-    if leaks(plan.folder, plan.experiment):
+    if leaks(plan.folder, plan.experiment.plan):
         return None
     made = load_run(plan.folder)
-    if len(made.records) != plan.experiment.rounds:
+    if len(made.records) != plan.experiment.plan.rounds:
         return None
-    for name in edited(plan.folder, plan.experiment.composed.rules):
+    for name in edited(plan.folder, plan.experiment.plan.method.rules):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, plan.folder)
     return made
 

@@ -1,4 +1,4 @@
-"""What rules of a method must be to each other and to the place where they stand: checked when it is built."""
+"""Checks of a method when it is built: its rules must fit together, and fit the places where they stand."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from fedkeel.core.method import Method, Phase
 
 CLIENT_FACTS = ("size", "steps", "lr", "client", "histogram")
-"""What is known of a client; a client's slot of such a name holds it in every round."""
+"""Facts known of a client; a client slot of such a name holds the fact in every round."""
 
 FACTS = (*CLIENT_FACTS, "population", "loss", "learned", "weights", "update", "delta")
-"""What reports hold besides the slots of rules."""
+"""Names that reports hold besides the slots of rules."""
 
 RESERVED = ("params", "buffers")
 """Slots of the model itself."""
 
 GRADIENT = "gradient"
-"""What a rule `reads` that uses `at.gradient`."""
+"""The name that a rule lists in `reads` when it uses `at.gradient`."""
 
 NEVER_CALLED = {
     "personal": {"step"},
@@ -34,18 +34,18 @@ NEVER_CALLED = {
     "server_phase": {"server_slots", "client_slots", "broadcast", "server_step"},
     "final": {"server_step"},
 }
-"""By place: the stages that are not called of a rule that stands there. In the phases of clients, all are."""
+"""By place: the stages that are never called for a rule in that place. In the phases of clients all are called."""
 
 
-def check(method: Method) -> None:
-    """Refuse rules that do not fit together, before anything runs."""
+def check_method(method: Method) -> None:
+    """Refuse a method whose rules do not fit together, before anything runs."""
     if not method.name.strip():
         raise MethodError(f"a method needs a name, not {method.name!r}.", 'for example name = "mine"')
     if not any(phase.uploads for phase in method.phases):
         raise MethodError(
             f"no phase of {method.name!r} uploads, so its clients would send nothing.", "set uploads=True on one phase"
         )
-    for place, rules in _chains(method):
+    for place, rules in _list_chains(method):
         _check_chain(method, place, rules)
     for phase in method.all_phases:
         _check_phase(method, phase)
@@ -53,14 +53,14 @@ def check(method: Method) -> None:
 
 
 def name_of(rule: Rule) -> str:
-    """The name of its class, or of that which a wrapper stands for."""
+    """Return the name of the rule's class, or of the class of the rule that a wrapper stands for."""
     inner = getattr(rule, "stands_for", None)
     return type(rule).__name__ if inner is None else name_of(inner)
 
 
 # ---- places --------------------------------------------------------------------------------------------------------
-def _chains(method: Method) -> Iterator[tuple[str, tuple[Rule, ...]]]:
-    """Every chain of rules, by the name of its part."""
+def _list_chains(method: Method) -> Iterator[tuple[str, tuple[Rule, ...]]]:
+    """Yield every chain of rules with the name of its place."""
     for phase in method.phases:
         yield from phase.chains
     for place, other in (("server_phase", method.server_phase), ("final", method.final)):
@@ -72,7 +72,7 @@ def _chains(method: Method) -> Iterator[tuple[str, tuple[Rule, ...]]]:
 
 
 def _check_chain(method: Method, place: str, rules: tuple[Rule, ...]) -> None:
-    """Refuse a rule that keeps its state twice, or of which a part would never be called where it stands."""
+    """Refuse a rule that would keep its state twice, or whose stages would never be called in its place."""
     trained = {rule for phase in method.phases for rule in phase.rules}
     for i, rule in enumerate(rules):
         if rule in rules[:i] and _slots_of(rule):
@@ -85,11 +85,11 @@ def _check_chain(method: Method, place: str, rules: tuple[Rule, ...]) -> None:
                 f"{name_of(rule)} weighs clients, and does nothing in {place} of {method.name!r}.",
                 f"weights={name_of(rule)}(…)",
             )
-        lost = rule.stages & NEVER_CALLED.get(place, set())
+        uncalled = rule.stages & NEVER_CALLED.get(place, set())
         if place == "final" and rule in trained:
             continue
-        if lost:
-            stage = min(lost, key=STAGES.index)
+        if uncalled:
+            stage = min(uncalled, key=STAGES.index)
             raise MethodError(
                 f"{name_of(rule)} stands in {place} of {method.name!r}, where its {stage} is never called.",
                 "put it into the perturb or gradient chain of a phase"
@@ -139,18 +139,18 @@ def _check_phase(method: Method, phase: Phase) -> None:
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------------
-def _sample() -> Tree:
+def _sample_tree() -> Tree:
     return Tree.of({"weight": torch.zeros(2, 2), "bias": torch.zeros(2)})
 
 
 def _slots_of(rule: Rule) -> State:
-    return {**rule.server_slots(_sample()), **rule.client_slots(_sample())}
+    return {**rule.server_slots(_sample_tree()), **rule.client_slots(_sample_tree())}
 
 
 def _check_slots(method: Method) -> None:
     owners: dict[str, Rule] = {}
     for rule in method.rules:
-        _check_names(rule)
+        _check_slot_names(rule)
         for slot, value in _slots_of(rule).items():
             if not isinstance(value, Tree | torch.Tensor):
                 raise MethodError(
@@ -172,11 +172,11 @@ def _check_slots(method: Method) -> None:
                 )
 
 
-def _check_names(rule: Rule) -> None:
-    """Refuse slots called like something that is there already."""
-    kept = {"server_slots": set(FACTS), "client_slots": set(FACTS) - set(CLIENT_FACTS)}
-    for stage, taken in kept.items():
-        for slot in getattr(rule, stage)(_sample()):
+def _check_slot_names(rule: Rule) -> None:
+    """Refuse slots whose name is taken by a fact or by the model."""
+    names_taken = {"server_slots": set(FACTS), "client_slots": set(FACTS) - set(CLIENT_FACTS)}
+    for stage, taken in names_taken.items():
+        for slot in getattr(rule, stage)(_sample_tree()):
             if slot in taken or slot in RESERVED or not isinstance(slot, str):
                 raise MethodError(
                     f"{name_of(rule)} keeps a slot called {slot!r}, which is the name of something else.",

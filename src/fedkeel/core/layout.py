@@ -12,7 +12,7 @@ from typing import NamedTuple
 Shape = tuple[int, ...]
 
 
-class Group(NamedTuple):
+class LengthGroup(NamedTuple):
     """Neighbouring leaves of one length: a matrix `[leaves, length]` inside the buffer."""
 
     offset: int
@@ -21,7 +21,7 @@ class Group(NamedTuple):
     vector: bool  # fewer than two dimensions
 
 
-class Block(NamedTuple):
+class ShapeBlock(NamedTuple):
     """Neighbouring leaves of one shape: `[leaves, *shape]` inside the buffer."""
 
     offset: int
@@ -29,8 +29,8 @@ class Block(NamedTuple):
     shape: Shape
 
 
-class Run(NamedTuple):
-    """A stretch of a whole buffer that lies entirely inside, or entirely outside, a part of it."""
+class Segment(NamedTuple):
+    """A piece of a whole buffer that lies entirely inside, or entirely outside, a part of it."""
 
     inside: bool
     offset: int
@@ -51,18 +51,18 @@ class Layout:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._key = tuple(self.shapes.items())
         self.spans: dict[str, tuple[int, int]] = {}  # name -> (offset, length), in buffer order
-        found: dict[tuple[bool, int], list[int]] = {}
+        offsets: dict[tuple[bool, int], list[int]] = {}
         offset = 0
         for name in sorted(self.shapes, key=lambda n: (len(self.shapes[n]) < 2, prod(self.shapes[n]))):
             length = prod(self.shapes[name])
-            found.setdefault((len(self.shapes[name]) < 2, length), []).append(offset)
+            offsets.setdefault((len(self.shapes[name]) < 2, length), []).append(offset)
             self.spans[name] = (offset, length)
             offset += length
         self.size = offset
-        self.groups = tuple(Group(at[0], len(at), length, vector) for (vector, length), at in found.items())
+        self.groups = tuple(LengthGroup(at[0], len(at), length, vector) for (vector, length), at in offsets.items())
         neighbours = groupby(self.spans, key=lambda n: self.shapes[n])
         alike = [(shape, list(names)) for shape, names in neighbours]
-        self.blocks = tuple(Block(self.spans[names[0]][0], len(names), shape) for shape, names in alike)
+        self.blocks = tuple(ShapeBlock(self.spans[names[0]][0], len(names), shape) for shape, names in alike)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._key == other._key)
@@ -90,24 +90,24 @@ class Layout:
 
 @cache
 def layout(shapes: tuple[tuple[str, Shape], ...]) -> Layout:
-    """One object per layout and process, so that comparing two is almost always `is`."""
+    """Return the one object of this layout in the process, so that comparing two is almost always `is`."""
     return Layout(dict(shapes))
 
 
 @cache
-def runs(whole: Layout, part: Layout) -> tuple[Run, ...]:
-    """`whole` as maximal runs inside and outside `part`. Both keep the same relative order."""
+def segments(whole: Layout, part: Layout) -> tuple[Segment, ...]:
+    """Cut `whole` into the longest segments inside and outside `part`. Both keep the same relative order."""
     if [n for n in whole.spans if n in part.spans] != [*part.spans] or any(
         whole.shapes[n] != shape for n, shape in part.shapes.items()
     ):
         raise ValueError(f"{part} is not part of {whole}")
-    found: list[Run] = []
-    taken = 0
+    parts: list[Segment] = []
+    part_offset = 0
     for name, (offset, length) in whole.spans.items():
         inside = name in part.spans
-        if found and found[-1].inside == inside:
-            found[-1] = found[-1]._replace(length=found[-1].length + length)
+        if parts and parts[-1].inside == inside:
+            parts[-1] = parts[-1]._replace(length=parts[-1].length + length)
         else:
-            found.append(Run(inside, offset, taken, length))
-        taken += length if inside else 0
-    return tuple(found)
+            parts.append(Segment(inside, offset, part_offset, length))
+        part_offset += length if inside else 0
+    return tuple(parts)

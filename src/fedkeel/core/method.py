@@ -9,12 +9,13 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from fedkeel.core.contract import check
+from fedkeel.core.contract import check_method
 from fedkeel.core.objectives import Loss, Objective
 from fedkeel.core.rule import Rule, Weighting
+from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, NonNegative, Passes
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 LOSS = Loss()
 
@@ -39,7 +40,7 @@ class Phase:
     same_batch: bool = False
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, "a phase")
+        check_fields(self, MethodError, "a phase")
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -57,16 +58,16 @@ class Phase:
 
     @property
     def backward_passes(self) -> int:
-        """Per step: known before anything runs."""
+        """Backward passes per step, known before anything runs."""
         return (self.ascends is not None) + self.objective.differentiable
 
     @property
     def passes(self) -> int:
-        """How many times over it is done."""
+        """How many times the phase is repeated."""
         return max((rule.passes_needed() for rule in self.rules), default=1)
 
     def batches_of(self, size: int, batch_size: int) -> int | None:
-        """The steps of a client of that size; None: as the experiment's local epochs say."""
+        """The number of steps of a client of that size; None means that the experiment's local epochs decide."""
         if self.epochs is None or size == 0:
             return self.batches
         return max(1, ceil(self.epochs * -(-size // batch_size) - 1e-9))
@@ -91,18 +92,18 @@ class Method:
     final: Phase | None = None
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, "a method")
-        check(self)
+        check_fields(self, MethodError, "a method")
+        check_method(self)
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """Every rule once, in the order in which the server asks them."""
+        """Every rule once, in the order in which the server calls them."""
         local = (rule for phase in (*self.phases, *filter(None, [self.final])) for rule in phase.rules)
         return tuple(dict.fromkeys((*self.personal, *local, *self.server, self.weights)))
 
     @property
     def all_phases(self) -> tuple[Phase, ...]:
-        """Those of the clients, of the server itself, and of the end."""
+        """The phases of the clients, the server's own and the final one."""
         return (*self.phases, *filter(None, (self.server_phase, self.final)))
 
     @property
@@ -112,36 +113,42 @@ class Method:
 
     @cached_property
     def asks(self) -> frozenset[str]:
-        """Facts of clients that only some methods need."""
-        wanted = {fact for objective in self.objectives for fact in objective.asks}
-        return frozenset(wanted | {fact for rule in self.rules for fact in rule.asks})
+        """Facts of clients that this method needs and not every method does."""
+        facts = {fact for objective in self.objectives for fact in objective.asks}
+        return frozenset(facts | {fact for rule in self.rules for fact in rule.asks})
 
     @cached_property
     def objectives(self) -> frozenset[Objective]:
-        """Every objective of which a loss or a gradient is taken."""
+        """Every objective whose loss or gradient is taken."""
         taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
         return frozenset(one for one in taken if one is not None)
+
+    def travels(self, params: Tree) -> Tree:
+        """What of the server's model is sent to clients."""
+        for rule in self.rules:
+            params = rule.travels(params)
+        return params
 
     @property
     def tuning(self) -> Method:
         """The final phase as a method: what every client does after the last round, from what it remembers."""
         assert self.final is not None
-        made = copy(self)
-        vars(made).update(phases=(replace(self.final, uploads=True),), final=None)
-        for found in ("rules", "asks", "objectives"):
-            vars(made).pop(found, None)
-        return made
+        method = copy(self)
+        vars(method).update(phases=(replace(self.final, uploads=True),), final=None)
+        for cached in ("rules", "asks", "objectives"):
+            vars(method).pop(cached, None)
+        return method
 
-    def each_phase(self, change: Callable[[Phase], Phase]) -> Method:
-        """This method with every phase of its clients changed."""
-        made: dict[Phase, Phase] = {}  # one that is repeated stays one object: its steps are captured once
-        phases = tuple(made.setdefault(phase, change(phase)) for phase in self.phases)
+    def map_phases(self, change: Callable[[Phase], Phase]) -> Method:
+        """Return this method with `change` applied to every phase of its clients."""
+        changed: dict[Phase, Phase] = {}  # one that is repeated stays one object: its steps are captured once
+        phases = tuple(changed.setdefault(phase, change(phase)) for phase in self.phases)
         return replace(self, phases=phases, final=None if self.final is None else change(self.final))
 
-    def each_rule(self, change: Callable[[Rule], Rule]) -> Method:
-        """This method with every rule changed."""
+    def map_rules(self, change: Callable[[Rule], Rule]) -> Method:
+        """Return this method with `change` applied to every rule."""
 
-        def changed(phase: Phase) -> Phase:
+        def change_phase(phase: Phase) -> Phase:
             return replace(
                 phase, perturb=tuple(map(change, phase.perturb)), gradient=tuple(map(change, phase.gradient))
             )
@@ -149,15 +156,15 @@ class Method:
         weights = change(self.weights)
         assert isinstance(weights, Weighting)
         return replace(
-            self.each_phase(changed),
+            self.map_phases(change_phase),
             weights=weights,
             server=tuple(map(change, self.server)),
             personal=tuple(map(change, self.personal)),
         )
 
     def then(self, *rules: Rule) -> Method:
-        """This method with more rules at the end of every training phase's gradient chain."""
-        return self.each_phase(lambda p: replace(p, gradient=(*p.gradient, *rules)) if p.trains else p)
+        """Return this method with `rules` appended to the gradient chain of every training phase."""
+        return self.map_phases(lambda p: replace(p, gradient=(*p.gradient, *rules)) if p.trains else p)
 
 
 def method(
@@ -172,10 +179,10 @@ def method(
     papers: str | Sequence[str] = (),
     objective: Objective = LOSS,
 ) -> Method:
-    """The common case: one phase of local work. A rule alone is a chain of one."""
-    phase = Phase(_several(perturb), _several(gradient), objective=objective)
-    return Method(name, (phase,), weights, _several(server), _several(personal), server_lr, _several(papers))
+    """Build a method with one phase of local work, the common case. A single rule is a chain of one."""
+    phase = Phase(_as_tuple(perturb), _as_tuple(gradient), objective=objective)
+    return Method(name, (phase,), weights, _as_tuple(server), _as_tuple(personal), server_lr, _as_tuple(papers))
 
 
-def _several(given: Any) -> tuple[Any, ...]:
+def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)

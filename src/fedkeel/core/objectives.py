@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedkeel.errors import MethodError
 from fedkeel.ranges import NonNegative, Positive
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 
 class Given(NamedTuple):
@@ -29,7 +29,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a gradient is of. A subclass says `losses`, and below what it needs for them."""
+    """What is differentiated. A subclass defines `losses` and declares below what they need."""
 
     of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
     differentiable: ClassVar[bool] = True  # False: only the value is measured
@@ -39,7 +39,7 @@ class Objective:
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, f"objective {type(self).__name__}")
+        check_fields(self, MethodError, f"objective {type(self).__name__}")
 
     def losses(self, output: Any, target: Tensor, given: Given) -> Tensor:
         """One value per sample."""
@@ -112,7 +112,7 @@ class UsualBottleneck(CodeBottleneck):
 
 
 def prior_of(target: Tensor, given: Given) -> tuple[Tensor, Tensor]:
-    """μ and σ of each label, as the server sent them."""
+    """Return μ and σ of each label, as the server sent them."""
     ((_, mean),), ((_, spread),) = given.message["prior_mean"].items(), given.message["prior_spread"].items()
     return mean[target], spread[target]
 
@@ -157,4 +157,4 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "precision": Precision,
     "evidence": Evidence,
 }
-"""By the names that files know them by."""
+"""Objectives by their names in files."""

@@ -36,8 +36,8 @@ class GradientOf(Protocol):
     ) -> Gradient: ...
 
 
-class Moment(NamedTuple):
-    """What changes from step to step."""
+class StepInput(NamedTuple):
+    """What differs from step to step."""
 
     batch: Any
     step: Tensor
@@ -45,8 +45,8 @@ class Moment(NamedTuple):
     active: Tensor | None = None  # None when no step of the phase is padding
 
 
-class Fixed(NamedTuple):
-    """What stays during a phase."""
+class PhaseContext(NamedTuple):
+    """What stays the same during a phase."""
 
     start: Tree
     message: State
@@ -55,28 +55,30 @@ class Fixed(NamedTuple):
 
 
 Carry = tuple[Tree, State]
-Body = Callable[[Carry, Fixed, Moment], tuple[Carry, Tensor]]
+Body = Callable[[Carry, PhaseContext, StepInput], tuple[Carry, Tensor]]
 Lift = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
 
 
-class Stretch(NamedTuple):
-    """One phase's work: its moments, and the share of the samples in each."""
+class PhaseWork(NamedTuple):
+    """The work of one phase: the inputs of its steps, and each step's share of the samples."""
 
-    moments: Iterable[Moment]
+    steps: Iterable[StepInput]
     shares: Tensor
     padded: bool = False
 
 
-def alone(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """The lift of one client: nothing."""
+def lift_nothing(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return f unchanged: the lift of an engine that trains one client at a time."""
     return f
 
 
-def one_by_one(phase: Phase, body: Body, carry: Carry, fixed: Fixed, moments: Iterable[Moment]) -> tuple[Carry, Tensor]:
-    """The plain scan: call the body for each moment."""
+def scan_steps(
+    phase: Phase, body: Body, carry: Carry, context: PhaseContext, steps: Iterable[StepInput]
+) -> tuple[Carry, Tensor]:
+    """Call the body for each step: the plain scan."""
     losses = []
-    for moment in moments:
-        carry, loss = body(carry, fixed, moment)
+    for step in steps:
+        carry, loss = body(carry, context, step)
         losses.append(loss)
     return carry, torch.stack(losses, -1)
 
@@ -90,7 +92,7 @@ def init_server(method: Method, params: Tree, buffers: Tree | None = None) -> St
 
 
 def init_client(method: Method, params: Tree, buffers: Tree | None = None) -> State:
-    """What a client remembers before it first takes part; from w_0, so that it does not matter when it joins."""
+    """Make the state of a client that has not taken part yet: from w_0, so that it does not matter when it joins."""
     client: State = {} if buffers is None else {"buffers": buffers}
     for rule in method.rules:
         client |= rule.client_slots(params)
@@ -104,8 +106,8 @@ def broadcast(method: Method, server: State) -> State:
     return message
 
 
-def begin(method: Method, message: State, client: State) -> tuple[Tree, State]:
-    """The model from which a client's last phase would set out, had it just received `message`, and its state then."""
+def start_client(method: Method, message: State, client: State) -> tuple[Tree, State]:
+    """Return the model and state with which a client that has just received `message` would start its last phase."""
     params: Tree = message["params"]
     for rule in (*method.personal, *(rule for phase in method.phases for rule in phase.rules)):
         params, client = rule.start(params, client, message)
@@ -113,16 +115,16 @@ def begin(method: Method, message: State, client: State) -> tuple[Tree, State]:
 
 
 # ---- the client's half ---------------------------------------------------------------------------------------------
-def chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+def apply_chain(rules: Iterable[Rule], tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
     for rule in rules:
         tree, client = rule.step(tree, client, at)
     return tree, client
 
 
-def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sent: int | None) -> Body:
-    """The body of a phase: perturb, take the gradient there, pass it through the chain, step.
+def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, axis: int | None) -> Body:
+    """Make the body of a phase: perturb, take the gradient there, pass it through the chain, step.
 
-    `sent` is the client axis of what the server sent: None where all clients got the same.
+    `axis` is the client axis of the message and the learning rate: None where all clients got the same.
     """
 
     def climb(
@@ -130,7 +132,7 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sen
         step: Tensor, key: Tensor,
     ) -> tuple[Tree, State]:  # fmt: skip
         at = Local(params, start, message, g, lr, step, steps, key)
-        perturbation, client = chain(phase.perturb, params.zeros() if g is None else g, client, at)
+        perturbation, client = apply_chain(phase.perturb, params.zeros() if g is None else g, client, at)
         return params + perturbation, client
 
     def move(
@@ -138,7 +140,7 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sen
         steps: Tensor, step: Tensor, key: Tensor, active: Tensor | None, old: State, loss: Tensor,
     ) -> Carry:  # fmt: skip
         at = Local(params, start, message, before, lr, step, steps, key, loss)
-        direction, client = chain(phase.gradient, g, client, at)
+        direction, client = apply_chain(phase.gradient, g, client, at)
         moved = params.stepped(direction, lr) if phase.trains else params
         if active is None:
             return moved, client
@@ -146,29 +148,29 @@ def local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool, sen
         return chosen
 
     ascends = phase.ascends
-    climbs, same = ascends is not None, ascends == phase.objective
-    climb = lift(climb, (0 if climbs else None, 0, 0, 0, sent, sent, 0, None, 0))
-    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, sent, sent, 0, None, 0, 0 if padded else None, 0, 0))
+    climbs, same_objective = ascends is not None, ascends == phase.objective
+    climb = lift(climb, (0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0))
+    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0, 0 if padded else None, 0, 0))
 
-    def body(carry: Carry, fixed: Fixed, moment: Moment) -> tuple[Carry, Tensor]:
+    def body(carry: Carry, context: PhaseContext, given: StepInput) -> tuple[Carry, Tensor]:
         params, client = carry
-        start, message, lr, steps = fixed
-        batch, step, key, active = moment
-        old, point, before, seen = client, params, None, client.get("buffers")
+        start, message, lr, steps = context
+        batch, step, key, active = given
+        old, point, before, buffers = client, params, None, client.get("buffers")
         if ascends is not None:
-            first = gradient(params, batch, ascends, message, seen)
+            first = gradient(params, batch, ascends, message, buffers)
             before = first.tree
         if phase.perturb:
             point, client = climb(before, client, params, start, message, lr, steps, step, key)
-        second = gradient(point, batch, phase.objective, message, seen)
+        second = gradient(point, batch, phase.objective, message, buffers)
         # the statistics of the unperturbed pass, where there is one; its loss, where it is one of the same objective
-        seen = first.buffers if climbs else second.buffers
-        if seen is not None and phase.trains:
-            client = client | {"buffers": seen}
+        buffers = first.buffers if climbs else second.buffers
+        if buffers is not None and phase.trains:
+            client = client | {"buffers": buffers}
         carry = move(
             second.tree, before, client, params, start, message, lr, steps, step, key, active, old, second.loss
         )
-        return carry, first.loss if same else second.loss
+        return carry, first.loss if same_objective else second.loss
 
     return body
 
@@ -179,17 +181,17 @@ def local_round(
     gradient: GradientOf,
     message: State,
     client: State,
-    work: Iterable[Stretch],
+    work: Iterable[PhaseWork],
     lr: Tensor,
     facts: State,
     *,
-    lift: Lift = alone,
-    scan: Callable[..., tuple[Carry, Tensor]] = one_by_one,
-    sent: int | None = None,
+    lift: Lift = lift_nothing,
+    scan: Callable[..., tuple[Carry, Tensor]] = scan_steps,
+    message_axis: int | None = None,
 ) -> tuple[State, State]:
     """Train from `message`; return (report, client). `work` holds one stretch per phase of the method.
 
-    With `sent` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
+    With `message_axis` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
     """
     steps = facts["steps"]
     nothing = torch.zeros((), dtype=torch.int64)
@@ -201,8 +203,8 @@ def local_round(
                 params, client = rule.start(params, client, message)
             return params, client
 
-        entered: Carry = lift(f, (0, 0, sent))(params, client, message) if rules else (params, client)
-        return entered
+        started: Carry = lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
+        return started
 
     def leave(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor
@@ -218,25 +220,25 @@ def local_round(
 
         if not rules:
             return report, client
-        left: tuple[State, State] = lift(f, (0, 0, 0, 0, sent, sent, 0, 0))(
+        finished: tuple[State, State] = lift(f, (0, 0, 0, 0, message_axis, message_axis, 0, 0))(
             report, client, params, start, message, lr, steps, loss
         )
-        return left
+        return finished
 
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
-    params: Tree = lift(lambda message, steps: message["params"], (sent, 0))(message, steps)
+    params: Tree = lift(lambda message, steps: message["params"], (message_axis, 0))(message, steps)
     params, client = enter(method.personal, params, client)
     began, report, loss = params, State(), torch.zeros_like(steps)
-    for phase, stretch in zip(method.phases, work, strict=True):
+    for phase, phase_work in zip(method.phases, work, strict=True):
         params, client = enter(phase.rules, params, client)
         start = params
-        body = local_step(phase, gradient, lift, stretch.padded, sent)
-        fixed = Fixed(start, message, lr, steps)
-        (params, client), losses = scan(phase, body, (params, client), fixed, stretch.moments)
+        body = make_local_step(phase, gradient, lift, phase_work.padded, message_axis)
+        context = PhaseContext(start, message, lr, steps)
+        (params, client), losses = scan(phase, body, (params, client), context, phase_work.steps)
         # a step that only fills up has no share, and may have no loss
-        mean = torch.where(stretch.shares > 0, losses * stretch.shares, 0.0).sum(-1)
+        mean = torch.where(phase_work.shares > 0, losses * phase_work.shares, 0.0).sum(-1)
         if phase.uploads:
-            report["delta"] = lift(lambda p, m: p - m["params"], (0, sent))(params, message)
+            report["delta"] = lift(lambda p, m: p - m["params"], (0, message_axis))(params, message)
             loss = mean
         report, client = leave(phase.rules, report, client, params, start, mean)
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
@@ -249,8 +251,8 @@ def server_round(method: Method, server: State, reports: State) -> State:
     """Combine `reports`, which are stacked on a leading client axis, in client order."""
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
-        what = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise MethodError(f"{name_of(method.weights)} gives one weight for each client, not {what}.")
+        shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise MethodError(f"{name_of(method.weights)} gives one weight for each client, not {shape}.")
     update = reports["delta"].average(weights)
     # the plain average, for rules that want it before others changed it
     reports = reports | {"weights": weights, "update": update}

@@ -14,7 +14,7 @@ from fedkeel.core.layout import Layout
 from fedkeel.core.objectives import Objective
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 State = dict[str, Any]
 """Named slots; each is a Tree or a 0-d tensor. Stacked states have the same names and a leading client axis."""
@@ -45,9 +45,9 @@ class Setting(NamedTuple):
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
-STAGES = ("server_slots", "client_slots", "broadcast", "start", "step", "finish", "server_step")
+STAGES = ("server_slots", "client_slots", "broadcast", "travels", "start", "step", "finish", "server_step")
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
-"""Those of a client, which an engine may call for many clients at once."""
+"""The stages of a client, which an engine may call for many clients at once."""
 
 
 class Rule:
@@ -66,14 +66,14 @@ class Rule:
     stackable: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A subclass with a `__post_init__` of its own also holds its fields against their annotations, before that."""
+        """Have a subclass with its own `__post_init__` check its fields against their annotations first."""
         super().__init_subclass__(**options)
         own = vars(cls).get("__post_init__")
         if own is not None:
-            setattr(cls, "__post_init__", held_before(own))  # noqa: B010 - not every subclass has one
+            setattr(cls, "__post_init__", check_fields_before(own))  # noqa: B010 - not every subclass has one
 
     def __post_init__(self) -> None:
-        hold_fields(self, MethodError, f"rule {type(self).__name__}")
+        check_fields(self, MethodError, f"rule {type(self).__name__}")
 
     @cached_property
     def stages(self) -> frozenset[str]:
@@ -81,15 +81,15 @@ class Rule:
         return frozenset(name for name in STAGES if getattr(type(self), name) is not getattr(Rule, name))
 
     def settled(self, setting: Setting) -> Rule:
-        """This rule, fitted to the model: which layers are the head, how many epochs there are."""
+        """Return this rule fitted to its problem: which layers are the head, how many epochs there are."""
         return self
 
     def steps_needed(self, layout: Layout) -> int | None:
-        """How many steps a measuring phase with this rule takes; None: as many as the phase says."""
+        """How many steps a measuring phase with this rule takes; None leaves it to the phase."""
         return None
 
     def passes_needed(self) -> int:
-        """How many times over a phase with this rule is done."""
+        """How many times a phase with this rule is repeated."""
         return 1
 
     def server_slots(self, params: Tree) -> State:
@@ -107,6 +107,10 @@ class Rule:
         """What the server sends at the start of a round."""
         return message
 
+    def travels(self, params: Tree) -> Tree:
+        """What of the server's model is sent to clients, who have the rest as it was first made."""
+        return params
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         """Where a client begins a phase."""
         return params, client
@@ -123,6 +127,14 @@ class Rule:
         """The server's half: `reports` are stacked in client order, with the facts of each client."""
         return update, server
 
+    def server_curves(self, message: State) -> State:
+        """Numbers of a round's message that can be drawn, by the name that `track` asks for."""
+        return {}
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        """The same of a client's state at the end of a round: a number, or one for each layer of the model."""
+        return {}
+
 
 class Weighting(Rule, ABC):
     """How much each client's update counts: one weight per client, usually summing to 1."""
@@ -137,13 +149,15 @@ class Weighting(Rule, ABC):
 
 
 def is_stackable(rule: Rule) -> bool:
-    """Whether a rule, and every rule that it holds, says that it works along the last axis and draws nothing."""
+    """Whether a rule, and every rule inside it, declares that it works along the last axis and draws nothing."""
+    if rule.random or not declares_stackable(type(rule)):
+        return False
     parts = [one for value in vars(rule).values() for one in (value if isinstance(value, tuple) else (value,))]
-    return says_stackable(type(rule)) and not rule.random and all(is_stackable(p) for p in parts if isinstance(p, Rule))
+    return all(is_stackable(part) for part in parts if isinstance(part, Rule))
 
 
-def says_stackable(kind: type[Rule]) -> bool:
-    """Whether the class that defines a rule's functions says so; what its base says of others does not count."""
+def declares_stackable(kind: type[Rule]) -> bool:
+    """Whether the class that defines a rule's functions declares it; the declaration of a base class does not count."""
     for one in kind.__mro__:
         if "stackable" in vars(one):
             return bool(vars(one)["stackable"])
@@ -152,19 +166,19 @@ def says_stackable(kind: type[Rule]) -> bool:
     return False
 
 
-def held_before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `__post_init__` that can rely on what the fields' annotations say."""
+def check_fields_before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap a `__post_init__` so that the fields are checked against their annotations before it runs."""
 
     @wraps(post_init)
-    def held(self: Any) -> None:
+    def checked_post_init(self: Any) -> None:
         Rule.__post_init__(self)
         post_init(self)
 
-    return held
+    return checked_post_init
 
 
-def later(default: Any) -> Any:
-    """A field that a rule has not always had: saved only where it is not its default, so fingerprints stay."""
+def newer_field(default: Any) -> Any:
+    """Declare a field that older versions of the rule lack: it is saved only where changed, so fingerprints stay."""
     return field(default=default, metadata={"later": True})
 
 

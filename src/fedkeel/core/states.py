@@ -26,11 +26,11 @@ MARK = b'{\\"check\\": \\"'  # as it stands in the file: JSON in a text of JSON
 
 
 class Damaged(Exception):
-    """A file that cannot be read back whole."""
+    """A file that cannot be read back completely."""
 
 
 # ---- whole files ---------------------------------------------------------------------------------------------------
-def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True) -> None:
+def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = True) -> None:
     """Call fill(temporary path), sync it and rename it: readers see the old file or the new one, never half."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
@@ -45,19 +45,19 @@ def write_whole(path: Path, fill: Callable[[Path], Any], *, synced: bool = True)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunError(
-            f"cannot write {path}: {reason(error).rstrip('.')}",
+            f"cannot write {path}: {describe_error(error).rstrip('.')}",
             "free some space or choose another folder, then `fedkeel resume`",
         ) from error
 
 
-def reason(error: Exception) -> str:
-    """What is wrong, in one line and without the path."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(told.split())
+def describe_error(error: Exception) -> str:
+    """Say what is wrong in one line, without the path."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, reach the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,64 +66,64 @@ def sync(path: Path) -> None:
 
 
 def write(path: Path, arrays: Arrays, facts: Mapping[str, Any], *, synced: bool = True) -> None:
-    """Arrays and facts in one file. Its header holds a checksum of each array, and one of the header itself."""
-    told = dict(facts) | {"sums": {name: checksum(array) for name, array in arrays.items()}}
+    """Write arrays and facts to one file. Its header holds a checksum of each array and one of the header itself."""
+    header_facts = dict(facts) | {"sums": {name: checksum(array) for name, array in arrays.items()}}
     # one entry: safetensors writes several in an order that changes from process to process
-    text = f'{{"check": "{BLANK}", {json.dumps(told, sort_keys=True)[1:]}'
+    text = f'{{"check": "{BLANK}", {json.dumps(header_facts, sort_keys=True)[1:]}'
 
     def fill(temporary: Path) -> None:
         save_file(arrays, temporary, {"fedkeel": text})
-        header = header_of(temporary)
+        header = read_header(temporary)
         with temporary.open("r+b") as file:
             file.seek(header.index(MARK) + len(MARK))
-            file.write(header_check(header).encode())
+            file.write(compute_check(header).encode())
 
-    write_whole(path, fill, synced=synced)
+    write_atomically(path, fill, synced=synced)
 
 
 def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, dict[str, Any]]:
-    """What `write` wrote; the arrays under a prefix only, or none. Whatever is returned has been checked.
+    """Read what `write` wrote: all arrays, those under a prefix, or none. Whatever is returned has been checked.
 
     Files of older versions have one checksum, of all arrays together, and their facts no "check".
     """
     try:
-        header = header_of(path)
-        if MARK in header and check_in(header) != header_check(header):
+        header = read_header(path)
+        if MARK in header and stored_check(header) != compute_check(header):
             raise Damaged(f"{path.name} does not match its checksum")
         with safe_open(path, framework="np") as file:
             facts = json.loads((file.metadata() or {})["fedkeel"])
             names = list(file.keys())
             wanted = prefix if MARK in header else ""
-            found = {name: file.get_tensor(name) for name in names if arrays and name.startswith(wanted)}
+            loaded = {name: file.get_tensor(name) for name in names if arrays and name.startswith(wanted)}
         if MARK in header:
-            sound = all(checksum(array) == facts["sums"][name] for name, array in found.items())
+            intact = all(checksum(array) == facts["sums"][name] for name, array in loaded.items())
         else:
-            sound = not arrays or facts["checksum"] == old_checksum(found)
-        if not sound:
+            intact = not arrays or facts["checksum"] == checksum_of_all(loaded)
+        if not intact:
             raise Damaged(f"{path.name} does not match its checksum")
-        return {name: array for name, array in found.items() if name.startswith(prefix)}, facts
+        return {name: array for name, array in loaded.items() if name.startswith(prefix)}, facts
     except PermissionError as error:  # nothing is known to be wrong with it
         raise FolderError(f"cannot read {path}: {error.strerror}", "allow it to be read: nothing was changed") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path.name}: {reason(error)}") from error
+        raise Damaged(f"{path.name}: {describe_error(error)}") from error
 
 
-def header_of(path: Path) -> bytes:
-    """The beginning of a safetensors file: the length of the header, and the header."""
+def read_header(path: Path) -> bytes:
+    """Read the beginning of a safetensors file: the length of the header, and the header."""
     with path.open("rb") as file:
         head = file.read(8)
         size = min(int.from_bytes(head, "little"), os.fstat(file.fileno()).st_size)
         return head + file.read(size)
 
 
-def check_in(header: bytes) -> str | None:
-    """The checksum that a header says it has; None in a file of an older version."""
+def stored_check(header: bytes) -> str | None:
+    """Return the checksum that a header stores; None for a file of an older version."""
     at = header.find(MARK) + len(MARK)
     return header[at : at + len(BLANK)].decode(errors="replace") if MARK in header else None
 
 
-def header_check(header: bytes) -> str:
-    """The checksum that a header has, with a blank where it is written down."""
+def compute_check(header: bytes) -> str:
+    """Compute the checksum of a header, with a blank in the place where it is stored."""
     at = header.index(MARK) + len(MARK)
     return f"{zlib.crc32(header[:at] + BLANK.encode() + header[at + len(BLANK) :]):08x}"
 
@@ -132,7 +132,7 @@ def checksum(array: NDArray[Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def old_checksum(arrays: Arrays) -> int:
+def checksum_of_all(arrays: Arrays) -> int:
     total = 0
     for name in sorted(arrays):
         total = zlib.crc32(name.encode(), total)
@@ -141,8 +141,8 @@ def old_checksum(arrays: Arrays) -> int:
 
 
 # ---- states --------------------------------------------------------------------------------------------------------
-def split(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
-    """Slots as arrays, and the layouts of those that are trees."""
+def to_arrays(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
+    """Turn slots into arrays; return them with the layouts of those that are trees."""
     arrays: Arrays = {}
     layouts: dict[str, str] = {}
     for name, slot in state.items():
@@ -153,8 +153,8 @@ def split(state: State, prefix: str) -> tuple[Arrays, dict[str, str]]:
     return arrays, layouts
 
 
-def join(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device: torch.device | str = "cpu") -> State:
-    """The slots under a prefix, back in a state."""
+def from_arrays(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device: torch.device | str = "cpu") -> State:
+    """Turn the arrays under a prefix back into the slots of a state."""
     state: State = {}
     for name, array in arrays.items():
         if name.startswith(prefix):
@@ -163,5 +163,5 @@ def join(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device: torch.
     return state
 
 
-def bytes_of(state: State) -> int:
+def state_bytes(state: State) -> int:
     return sum((slot.buffer if isinstance(slot, Tree) else slot).nbytes for slot in state.values())

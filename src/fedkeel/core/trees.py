@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree
 
-from fedkeel.core.layout import Layout, Shape, layout, runs
+from fedkeel.core.layout import Layout, Shape, layout, segments
 
 BLOCK = 4096
 EPSILON = 1e-7  # of `unit`: the direction of a zero vector is zero, not NaN
@@ -66,7 +66,7 @@ class Tree:
         return {name: leaf.clone() for name, leaf in self.items()}
 
     def map(self, f: Callable[..., Tensor], *others: Tree) -> Tree:
-        """f leaf by leaf, on the leaves of one client; its results may have other shapes."""
+        """Apply f to each leaf of one client; its results may have other shapes."""
         if self.buffer.dim() > 1:
             return cast(Tree, vmap(lambda one, *rest: one.map(f, *rest))(self, *others))
         leaves = {name: f(leaf, *(other[name] for other in others)) for name, leaf in self.items()}
@@ -74,7 +74,7 @@ class Tree:
         return Tree.of(leaves, self.layout if same else None)
 
     def map_by_length(self, f: Callable[[Tensor], Tensor], *, vectors: bool = True) -> Tree:
-        """f on all leaves of one length at once, `[..., leaves, length]`; without `vectors`, those below 2-d stay."""
+        """Apply f to all leaves of one length at once, `[..., leaves, length]`; without `vectors`, not to vectors."""
         axes = self.buffer.shape[:-1]
         parts = []
         for offset, leaves, length, vector in self.layout.groups:
@@ -85,7 +85,7 @@ class Tree:
         return Tree(torch.cat(parts, -1), self.layout) if parts else self
 
     def map_by_shape(self, f: Callable[[Tensor, Shape], Tensor]) -> Tree:
-        """f on neighbouring leaves of one shape at once, `[..., leaves, *shape]`, and on their shape."""
+        """Apply f to neighbouring leaves of one shape at once, `[..., leaves, *shape]`, and to their shape."""
         axes = self.buffer.shape[:-1]
         parts = []
         for offset, leaves, shape in self.layout.blocks:
@@ -99,7 +99,7 @@ class Tree:
         part = keep if isinstance(keep, Layout) else self.layout.only(keep)
         if part == self.layout:
             return self
-        kept = [self.buffer.narrow(-1, run.offset, run.length) for run in runs(self.layout, part) if run.inside]
+        kept = [self.buffer.narrow(-1, s.offset, s.length) for s in segments(self.layout, part) if s.inside]
         # the empty slice gives an empty tree its dtype and device
         return Tree(torch.cat([*kept, self.buffer.narrow(-1, 0, 0)], -1), part)
 
@@ -109,29 +109,27 @@ class Tree:
             return other
         axes = max(self.buffer.shape[:-1], other.buffer.shape[:-1], key=len)  # stacked, if one of them is
         parts = [
-            other.buffer.narrow(-1, run.part_offset, run.length)
-            if run.inside
-            else self.buffer.narrow(-1, run.offset, run.length)
-            for run in runs(self.layout, other.layout)
+            other.buffer.narrow(-1, s.part_offset, s.length) if s.inside else self.buffer.narrow(-1, s.offset, s.length)
+            for s in segments(self.layout, other.layout)
         ]
         return Tree(torch.cat([part.expand(*axes, -1) for part in parts], -1), self.layout)
 
     # ---- the algebra ---------------------------------------------------------------------------------------------
     def elementwise(self, f: Callable[..., Tensor], *others: Tree) -> Tree:
-        """f on the whole buffer: it must not care where one leaf ends."""
-        return Tree(f(self.buffer, *(self.fits(other) for other in others)), self.layout)
+        """Apply f to the whole buffer; f must not depend on where one leaf ends."""
+        return Tree(f(self.buffer, *(self.matching_buffer(other) for other in others)), self.layout)
 
-    def fits(self, other: Tree) -> Tensor:
-        """The buffer of `other`, which must be laid out like this one: equal sizes would add up silently."""
+    def matching_buffer(self, other: Tree) -> Tensor:
+        """Return the buffer of `other`; refuse a tree of another layout, which would add up silently at equal size."""
         if other.layout is not self.layout and other.layout != self.layout:
             raise ValueError(f"{self.layout} and {other.layout} differ")
         return other.buffer
 
     def __add__(self, other: Tree) -> Tree:
-        return Tree(self.buffer + self.fits(other), self.layout)
+        return Tree(self.buffer + self.matching_buffer(other), self.layout)
 
     def __sub__(self, other: Tree) -> Tree:
-        return Tree(self.buffer - self.fits(other), self.layout)
+        return Tree(self.buffer - self.matching_buffer(other), self.layout)
 
     def __neg__(self) -> Tree:
         return Tree(-self.buffer, self.layout)
@@ -141,14 +139,14 @@ class Tree:
 
     def __mul__(self, other: Tree | Tensor | float) -> Tree:
         if isinstance(other, Tree):
-            return Tree(self.buffer * self.fits(other), self.layout)
-        return Tree(self.buffer * column(other, self.buffer), self.layout)
+            return Tree(self.buffer * self.matching_buffer(other), self.layout)
+        return Tree(self.buffer * as_column(other, self.buffer), self.layout)
 
     def __rmul__(self, number: Tensor | float) -> Tree:
         return self * number
 
     def __truediv__(self, number: Tensor | float) -> Tree:
-        return Tree(self.buffer / column(number, self.buffer), self.layout)
+        return Tree(self.buffer / as_column(number, self.buffer), self.layout)
 
     @classmethod
     def __torch_function__(
@@ -165,18 +163,19 @@ class Tree:
     def moved(self, direction: Tree, by: Tensor | float) -> Tree:
         """self + by · direction, in one kernel."""
         if not isinstance(by, Tensor):
-            return Tree(torch.add(self.buffer, self.fits(direction), alpha=by), self.layout)
+            return Tree(torch.add(self.buffer, self.matching_buffer(direction), alpha=by), self.layout)
         return Tree(
-            torch.addcmul(self.buffer, cast(Tensor, column(by, self.buffer)), self.fits(direction)), self.layout
+            torch.addcmul(self.buffer, cast(Tensor, as_column(by, self.buffer)), self.matching_buffer(direction)),
+            self.layout,
         )
 
     def stepped(self, direction: Tree, lr: Tensor) -> Tree:
         """self − lr · direction, in one kernel."""
-        rate = cast(Tensor, column(lr, self.buffer))
-        return Tree(torch.addcmul(self.buffer, rate, self.fits(direction), value=-1), self.layout)
+        rate = cast(Tensor, as_column(lr, self.buffer))
+        return Tree(torch.addcmul(self.buffer, rate, self.matching_buffer(direction), value=-1), self.layout)
 
     def dot(self, other: Tree) -> Tensor:
-        return (self.buffer * self.fits(other)).sum(-1)
+        return (self.buffer * self.matching_buffer(other)).sum(-1)
 
     def norm(self) -> Tensor:
         # in blocks: one float32 vector_norm of 1e7 numbers on a CPU is wrong by 4e-4
@@ -225,8 +224,8 @@ class Tree:
         return f"Tree({tuple(self.buffer.shape)}, {self.layout})"
 
 
-def column(s: Tensor | float, beside: Tensor) -> Tensor | float:
-    """A number or 0-d tensor as it is; one scalar per client as a column beside `[clients, D]`, in its dtype."""
+def as_column(s: Tensor | float, beside: Tensor) -> Tensor | float:
+    """Return a number or 0-d tensor unchanged; turn one scalar per client into a column beside `[clients, D]`."""
     return s if not isinstance(s, Tensor) or s.dim() == 0 else s.unsqueeze(-1).to(beside.dtype)
 
 
@@ -249,11 +248,11 @@ def cosine(a: Tree, b: Tree) -> Tensor:
 
 def stack(states: list[Any]) -> Any:
     """Join client states slot by slot on a new leading client axis."""
-    return _pytree.tree_map(lambda *leaves: _joined(leaves), *states)
+    return _pytree.tree_map(lambda *leaves: _stack_leaves(leaves), *states)
 
 
-def _joined(leaves: tuple[Tensor, ...]) -> Tensor:
-    """What `Stacking` has stacked already is not copied."""
+def _stack_leaves(leaves: tuple[Tensor, ...]) -> Tensor:
+    """Stack leaves; rows that `Stacking` has already put side by side are not copied."""
     whole = leaves[0]._base
     if whole is not None and whole.shape == (len(leaves), *leaves[0].shape):
         pairs = zip(leaves, whole.unbind(), strict=True)
@@ -263,7 +262,7 @@ def _joined(leaves: tuple[Tensor, ...]) -> Tensor:
 
 
 class Stacking:
-    """States stacked as they come: each is copied into its row at once, so that what came can be freed.
+    """Stack states as they arrive: each is copied into its row at once, so that the original can be freed.
 
     `stack` of all the rows takes no further memory.
     """
@@ -272,7 +271,7 @@ class Stacking:
         self.clients, self.slots = clients, cast(Any, None)
 
     def put(self, i: int, state: Any) -> Any:
-        """The same state, as row i."""
+        """Copy a state into row i and return that row."""
         if self.slots is None:
             self.slots = _pytree.tree_map(lambda leaf: leaf.new_empty((self.clients, *leaf.shape)), state)
         return _pytree.tree_map(lambda slot, leaf: slot[i].copy_(leaf), self.slots, state)

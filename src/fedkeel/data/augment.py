@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import uniforms
+from fedkeel.ranges import Share, Whole
+from fedkeel.typed_values import check_fields
 
 
 @dataclass(frozen=True)
@@ -21,18 +23,15 @@ class Augment:
     changes nothing. FL-Simulator: crop 4, flip, probability 0.5.
     """
 
-    crop: int = 0
+    crop: Whole = 0
     flip: bool = False
-    probability: float = 1.0
+    probability: Share = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.crop, int) or self.crop < 0:
-            raise ExperimentError(f"crop must be a whole number of pixels, at least 0: {self.crop!r}")
-        if not 0 <= self.probability <= 1:
-            raise ExperimentError(f"the probability of a crop must be in [0, 1]: {self.probability!r}")
+        check_fields(self, ExperimentError, "an augmentation")
 
     def draw(self, keys: NDArray[np.uint64]) -> NDArray[np.int64] | None:
-        """For each key (down, right, mirrored): where the crop begins, and 1 for a mirror image. None: no change.
+        """Draw for each key (down, right, mirrored): where the crop begins, and 1 for a mirror image. None: no change.
 
         The middle place (crop, crop) is the image as it is.
         """
@@ -46,22 +45,22 @@ class Augment:
         return draws
 
     def apply(self, images: Tensor, draws: Tensor | None) -> Tensor:
-        """The drawn changes of images [..., C, H, W]; draws [..., 3] on the same device."""
+        """Change images [..., C, H, W] as drawn; draws [..., 3] are on the same device."""
         if draws is None:
             return images
         if self.flip:
-            images = mirrored(images, draws[..., 2])
-        return cropped(images, draws[..., 0], draws[..., 1], self.crop) if self.crop else images
+            images = mirror(images, draws[..., 2])
+        return crop_at(images, draws[..., 0], draws[..., 1], self.crop) if self.crop else images
 
 
-def mirrored(images: Tensor, chosen: Tensor) -> Tensor:
-    """Left and right exchanged in the chosen images."""
+def mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    """Exchange left and right in the chosen images."""
     # lerp by 0 or 1 returns its first or second operand exactly, in half the time of where
     return torch.lerp(images, images.flip(-1), chosen.to(images.dtype)[..., None, None, None])
 
 
-def cropped(images: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
-    """The window of the image's own size that begins at (down, right) of the image padded with zeros.
+def crop_at(images: Tensor, down: Tensor, right: Tensor, padding: int) -> Tensor:
+    """Cut the window of the image's own size that begins at (down, right) of the image padded with zeros.
 
     One gather of whole pixel rows: each row of the result lies contiguously in the padded images, somewhere.
     """

@@ -1,4 +1,4 @@
-"""The data of all clients, by client and row. Nothing here grows with clients that are never asked for."""
+"""The data of all clients, by client and row. Clients that are never asked for cost nothing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ClientData(Protocol):
     def rows(self, client: int, rows: Rows) -> Sample: ...
 
 
-def as_tensors(data: Any, whose: str) -> Sample:
-    """One tensor or array, or a tuple of them, of equal length."""
+def to_tensors(data: Any, whose: str) -> Sample:
+    """Convert one tensor or array, or a tuple of them, to tensors of equal length."""
     parts = data if isinstance(data, tuple | list) else (data,)
     try:
         tensors = tuple(torch.as_tensor(part) for part in parts)
@@ -47,12 +47,12 @@ class TensorClients:
         self.clients = clients
         sizes = getattr(clients, "sizes", None)
         if sizes is None:
-            sizes = [len(as_tensors(clients[i], f"client {i}")[0]) for i in range(len(clients))]
+            sizes = [len(to_tensors(clients[i], f"client {i}")[0]) for i in range(len(clients))]
         self.sizes = np.asarray(sizes, dtype=np.int64)
 
     def rows(self, client: int, rows: Rows) -> Sample:
         at = torch.from_numpy(rows)
-        return tuple(part[at] for part in as_tensors(self.clients[client], f"client {client}"))
+        return tuple(part[at] for part in to_tensors(self.clients[client], f"client {client}"))
 
 
 class SharedClients:
@@ -72,9 +72,9 @@ class SharedClients:
 
 
 def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, ClientData]:
-    """(What is trained on, at least one row of each client, and a share of each client's rows for validation.)
+    """Cut a share of each client's rows for validation: (training rows, at least one of each client; validation rows).
 
-    A sample that is held more than once is on one side with all its copies.
+    All copies of a sample that is held more than once are on one side.
     """
     if isinstance(clients, SharedClients) and clients.partition.duplicated:
         kept, aside = clients.partition.split(share, key(seed, "validation"))
@@ -83,7 +83,7 @@ def hold_out(clients: ClientData, share: float, seed: int) -> tuple[ClientData, 
 
 
 class HeldOut:
-    """A share of each client's rows kept aside: `validation` False gives the rest, at least one row of each client."""
+    """A share of each client's rows (`validation`), or the rest of them, at least one row of each client."""
 
     def __init__(self, clients: ClientData, share: float, seed: int, *, validation: bool):
         self.clients, self.seed, self.validation = clients, seed, validation
@@ -101,18 +101,20 @@ class HeldOut:
 def describe_clients(
     clients: ClientData, tests: ClientData | None = None, validation: ClientData | None = None, server: int = 0
 ) -> str:
-    """Who holds how much in one line; of a data set that was divided also how many samples nobody holds, and how many
-    are copies. `clients` includes `validation`, but neither `tests` nor the samples of the server."""
+    """Say in one line who holds how much; of a divided data set also how many samples are unused, and how many copies.
+
+    `clients` includes `validation`, but neither `tests` nor the samples of the server.
+    """
     sizes = clients.sizes + (0 if tests is None else tests.sizes)
     few, many = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
-    told = [f"{len(sizes)} clients hold {few} sample{'s' * (few != 1)} each" if few == many else
+    facts = [f"{len(sizes)} clients hold {few} sample{'s' * (few != 1)} each" if few == many else
             f"{len(sizes)} clients hold {few} to {many} samples"]  # fmt: skip
     if isinstance(clients, SharedClients):
         parts = [part.partition.indices for part in (clients, tests) if isinstance(part, SharedClients)]
         held = np.concatenate(parts)
         distinct = len(np.unique(held))
-        told += [f"{clients.partition.samples - distinct - server} unused, {len(held) - distinct} duplicated"]
+        facts += [f"{clients.partition.samples - distinct - server} unused, {len(held) - distinct} duplicated"]
     for part, use in ((validation, "validation"), (tests, "the clients' own tests")):
-        told += [] if part is None else [f"{int(part.sizes.sum())} of them for {use}"]
-    told += list(clients.partition.notes) if isinstance(clients, SharedClients) else []
-    return "; ".join(told)
+        facts += [] if part is None else [f"{int(part.sizes.sum())} of them for {use}"]
+    facts += list(clients.partition.notes) if isinstance(clients, SharedClients) else []
+    return "; ".join(facts)

@@ -136,9 +136,3 @@ class Dataset:
     @property
     def std(self) -> tuple[float, ...]:
         return self.card.std
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # a pickled memory map would carry the whole array to every worker process; the folder's path is enough
-        from fedkeel.data.storage.loading import reopen
-
-        return reopen, (self.card, self.root)

@@ -1,4 +1,4 @@
-"""From stored rows to what a model sees."""
+"""Stored rows become what a model sees."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ AUGMENTATIONS: dict[str, Augment | None] = {
 }
 
 
-def augmentation(name: str, shape: tuple[int, ...]) -> Augment | None:
-    """By name; 64-pixel images are cropped from 8 pixels of padding instead of 4."""
+def find_augmentation(name: str, shape: tuple[int, ...]) -> Augment | None:
+    """Find an augmentation by name; 64-pixel images are cropped from 8 pixels of padding instead of 4."""
     if name not in AUGMENTATIONS:
         raise ExperimentError(f"unknown augmentation: {name}", nearest(name, AUGMENTATIONS, "augmentations"))
-    found = AUGMENTATIONS[name]
-    if found is None or len(shape) < 3:
+    augment = AUGMENTATIONS[name]
+    if augment is None or len(shape) < 3:
         return None
-    return Augment(found.crop * max(1, shape[-1] // 32), found.flip, found.probability)
+    return Augment(augment.crop * max(1, shape[-1] // 32), augment.flip, augment.probability)
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class Preparation:
         return self.apply(raw, None if draws is None else torch.from_numpy(draws).to(raw[0].device))
 
     def draw(self, keys: NDArray[np.uint64] | None) -> NDArray[np.int64] | None:
-        """What is random about each sample, as whole numbers; None where nothing is."""
+        """Draw what is random about each sample, as whole numbers; None where nothing is."""
         return None if self.augment is None or keys is None else self.augment.draw(keys)
 
     def apply(self, raw: Sample, draws: Tensor | None) -> Sample:
-        """What is left to do once the numbers are drawn: the same on every device, and nothing waits for the host."""
+        """Do the rest once the numbers are drawn: the same on every device, and nothing waits for the host."""
         inputs, *rest = raw
         if not self.mean:
             return (inputs.to(torch.int64), *rest)
-        scale, shift = affine(self.mean, self.std, inputs.device)
+        scale, shift = scale_and_shift(self.mean, self.std, inputs.device)
         # [N, H, W] or [N, H, W, C] -> [N, C, H, W]
         images = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs.permute(0, 3, 1, 2)
         images = torch.addcmul(shift, images.float(), scale).contiguous()
@@ -64,8 +64,8 @@ class Preparation:
 
 
 @cache
-def affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """x · scale + shift, by channel."""
-    spread = torch.tensor(std, dtype=torch.float64) * 255
-    shift = -torch.tensor(mean, dtype=torch.float64) * 255 / spread
-    return (1 / spread).float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
+def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The two numbers of each channel in x · scale + shift = (x / 255 − mean) / std."""
+    deviation = torch.tensor(std, dtype=torch.float64) * 255
+    shift = -torch.tensor(mean, dtype=torch.float64) * 255 / deviation
+    return (1 / deviation).float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)

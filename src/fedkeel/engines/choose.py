@@ -1,4 +1,4 @@
-"""Engines by name, and which one `auto` takes: the one that measures fastest."""
+"""Engines by name; `auto` takes the one that measures fastest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import cores
-from fedkeel.engines.measure import TIMES, Job, seconds_for, seconds_of, unnoticed
+from fedkeel.engines.measure import TIMES, Job, time_call, time_round, without_traces
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
@@ -19,9 +19,9 @@ from fedkeel.errors import RequestError, nearest
 ENGINES = ("serial", "processes", "stacked", "flower")
 BITWISE = ("serial", "processes")  # these give the same bits as each other
 
-WORTH_SECONDS = 20.0  # less work than that is not worth measuring
-SHARE = 0.05  # of the work that goes into measuring all engines
-SECONDS = 1.0  # of a short round, where a step is short enough
+LEAST_SECONDS = 20.0  # less work than that is not worth measuring
+MEASURING_SHARE = 0.05  # of the work that goes into measuring all engines
+ROUND_SECONDS = 1.0  # of a short round, where a step is short enough
 POOL_SECONDS = 5.0  # about what it takes to start one
 PREFERENCE = 0.9  # another engine than serial must save a tenth
 
@@ -37,60 +37,60 @@ class Choice:
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def told(self) -> str:
-        """In one line."""
-        others = [f"{name} {lasting(value)}" for name, value in self.seconds.items() if name != self.engine]
+    def describe(self) -> str:
+        """Describe the choice in one line."""
+        others = [f"{name} {duration(value)}" for name, value in self.seconds.items() if name != self.engine]
         others += [f"{name}: {why}" for name, why in self.left_out.items()]
-        return f"engine {self.engine}, {lasting(self.seconds[self.engine])} by measurement ({'; '.join(others)})"
+        return f"engine {self.engine}, {duration(self.seconds[self.engine])} by measurement ({'; '.join(others)})"
 
     def record(self, done: int) -> dict[str, Any]:
-        """As plain data, beside the round after which it was made."""
+        """Return plain data for the run folder: the choice and the round after which it was made."""
         data: dict[str, Any] = {"after_round": done, "engine": self.engine, "asked": self.asked}
         if self.seconds:
             data["expected_seconds"] = {name: float(f"{value:.3g}") for name, value in self.seconds.items()}
         return data | ({"left_out": dict(self.left_out)} if self.left_out else {})
 
 
-class Chosen(NamedTuple):
+class ChosenEngine(NamedTuple):
     engine: Engine
     choice: Choice
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no engine."""
+    """Refuse the name of no engine."""
     if name not in (*ENGINES, "auto"):
         raise RequestError(f"unknown engine: {name}", nearest(str(name), (*ENGINES, "auto"), "engines"))
 
 
-def choose(name: str, job: Job, before: str | None = None) -> Chosen:
-    """The engine of that name, or for `auto` one that can do the job.
+def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngine:
+    """Make the engine of that name, or for `auto` the fastest that can do the job.
 
-    `before` names the engine of the rounds that are done: a run goes on with one that gives the same bits.
+    `before` names the engine of the rounds that are done: a run continues with one that gives the same bits.
     """
     check_name(name)
     if name != "auto":
-        return Chosen(make_engine(name, job), Choice(name, name))
+        return ChosenEngine(make_engine(name, job), Choice(name, name))
     names = candidates(job, before)
     if len(names) > 1:
-        with unnoticed(job.task.device):
-            engine, choice = Contest(job, names).decided()
+        with without_traces(job.task.device):
+            engine, choice = Contest(job, names).decide()
         if choice.seconds:
-            log.info("%s", choice.told())
+            log.info("%s", choice.describe())
     else:
         engine, choice = None, Choice(names[0])
-    return Chosen(engine or make_engine(choice.engine, job), choice)
+    return ChosenEngine(engine or make_engine(choice.engine, job), choice)
 
 
 def candidates(job: Job, before: str | None) -> list[str]:
-    """Engines that may be able to do the job, in the order in which they are tried."""
+    """List the engines that may be able to do the job, in the order in which they are tried."""
     task = job.task
     able = {
         "serial": task.compute == task.dtype,
         "stacked": not task.stochastic,
         "processes": task.compute == task.dtype and task.device.type == "cpu" and (job.workers or cores()) > 1,
     }
-    same = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
-    return [name for name, can in able.items() if can and name in same] or ["serial"]
+    allowed = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
+    return [name for name, can in able.items() if can and name in allowed] or ["serial"]
 
 
 class Contest:
@@ -102,26 +102,27 @@ class Contest:
         self.left_out: dict[str, str] = {}
         self.ready: dict[str, Engine] = {}  # those that need not be made again
 
-    def decided(self) -> tuple[Engine | None, Choice]:
-        """Who is fastest; serial at once where there is little to do, or where it fails: the run says better why."""
+    def decide(self) -> tuple[Engine | None, Choice]:
+        """Find the fastest engine; serial where there is little to do, or where it fails, which the run explains."""
         total = self.job.passes_left
         if not total:
             return None, Choice("serial")
         try:
-            alone = self.job.shortened(0.0, self.spread(1))
-            each = seconds_for(SerialEngine(alone.task, alone.method, alone.training), alone)
+            one_client = self.job.shorten(0.0, self.pick_clients(1))
+            pass_seconds = time_round(SerialEngine(one_client.task, one_client.method, one_client.training), one_client)
         except Exception:
             return None, Choice("serial")
-        each /= max(1, alone.passes_left)
-        if each * total < WORTH_SECONDS:
+        pass_seconds /= max(1, one_client.passes_left)
+        if pass_seconds * total < LEAST_SECONDS:
             return None, Choice("serial")
-        short = self.short_round(min(SHARE * total / (TIMES * len(self.names)), SECONDS / each))
-        trials = {"serial": self.serial, "stacked": self.stacked, "processes": self.processes}
+        passes = min(MEASURING_SHARE * total / (TIMES * len(self.names)), ROUND_SECONDS / pass_seconds)
+        short_job = self.shorten_job(passes)
+        trials = {"serial": self.time_serial, "stacked": self.time_stacked, "processes": self.time_processes}
         for name in self.names:
             try:
-                trials[name](short, total / max(1, short.passes_left))
+                trials[name](short_job, total / max(1, short_job.passes_left))
             except Exception as error:
-                self.left_out[name] = reason(error)
+                self.left_out[name] = first_line(error)
         if "serial" not in self.seconds:
             return None, Choice("serial")
         best = min(self.seconds, key=lambda n: self.seconds[n] * (PREFERENCE if n == "serial" else 1.0))
@@ -130,15 +131,15 @@ class Contest:
                 engine.close()
         return self.ready.get(best), Choice(best, "auto", self.seconds, self.left_out)
 
-    def short_round(self, passes: float) -> Job:
-        """About so many passes: fewer samples of each client, then fewer clients, but enough to be trained together."""
+    def shorten_job(self, passes: float) -> Job:
+        """Shorten the job to about so many passes: fewer samples of each client, then fewer clients (two at least)."""
         clients = len(self.job.left.clients)
         enough = max(2, self.workers if "processes" in self.names else 2)
-        some = self.spread(min(clients, max(enough, int(passes))))
-        return self.job.shortened(min(1.0, passes / self.job.passes(some)), some)
+        picked = self.pick_clients(min(clients, max(enough, int(passes))))
+        return self.job.shorten(min(1.0, passes / self.job.passes(picked)), picked)
 
-    def spread(self, count: int) -> list[int]:
-        """Some of the next round's clients, of all sizes."""
+    def pick_clients(self, count: int) -> list[int]:
+        """Pick some of the next round's clients, of all sizes."""
         sizes = self.job.task.clients.sizes
         ordered = sorted(self.job.left.clients, key=lambda client: int(sizes[client]), reverse=True)
         return [ordered[i * len(ordered) // count] for i in range(count)]
@@ -147,21 +148,21 @@ class Contest:
     def workers(self) -> int:
         return self.job.workers or cores()
 
-    def serial(self, short: Job, scale: float) -> None:
-        self.seconds["serial"] = scale * seconds_for(SerialEngine(short.task, short.method, short.training), short)
+    def time_serial(self, short: Job, scale: float) -> None:
+        self.seconds["serial"] = scale * time_round(SerialEngine(short.task, short.method, short.training), short)
 
-    def stacked(self, short: Job, scale: float) -> None:
-        """On a GPU whole rounds, for what is captured there can be used afterwards."""
+    def time_stacked(self, short: Job, scale: float) -> None:
+        """Time the stacked engine; on a GPU on whole rounds, whose captured steps the run can use afterwards."""
         if self.job.task.device.type != "cuda":
             stacked = StackedEngine(short.make_task(short.task.problem), short.method, short.training)
-            self.seconds["stacked"] = scale * seconds_for(stacked, short)
+            self.seconds["stacked"] = scale * time_round(stacked, short)
             return
         engine = StackedEngine(self.job.make_task(self.job.task.problem), self.job.method, self.job.training)
-        self.seconds["stacked"] = self.job.left.rounds * seconds_for(engine, self.job)
+        self.seconds["stacked"] = self.job.left.rounds * time_round(engine, self.job)
         self.ready["stacked"] = engine
 
-    def processes(self, short: Job, scale: float) -> None:
-        """Started only where a perfect pool would win; then it waits for the run."""
+    def time_processes(self, short: Job, scale: float) -> None:
+        """Time a pool of processes, only where a perfect pool would win; it then waits for the run."""
         job = self.job
         perfect = POOL_SECONDS + self.seconds["serial"] / min(self.workers, len(job.left.clients))
         if perfect >= min(self.seconds.values()):
@@ -171,27 +172,27 @@ class Contest:
             short.task, short.method, short.training, workers=self.workers, make_task=short.make_task
         )
         try:
-            seconds = scale * seconds_for(pool, short)
+            seconds = scale * time_round(pool, short)
             ready = partial(pool.prepare, job.task, job.method, job.training, job.make_task)
-            self.seconds["processes"] = seconds + seconds_of(ready, job.task.device)
+            self.seconds["processes"] = seconds + time_call(ready, job.task.device)
         except BaseException:
             pool.close()
             raise
         self.ready["processes"] = pool
 
 
-def lasting(seconds: float) -> str:
-    """About how long, in words."""
+def duration(seconds: float) -> str:
+    """Write seconds as a short duration."""
     unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 2 * size), ("s", 1))
     return f"{seconds / size:.3g} {unit}"
 
 
-def reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def make_engine(name: str, job: Job) -> Engine:
-    """The engine of that name."""
+    """Make the engine of that name."""
     task = job.task
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
@@ -200,20 +201,20 @@ def make_engine(name: str, job: Job) -> Engine:
     if task.compute != task.dtype:
         raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
-        return simulated_by_flower(job)
+        return make_flower_engine(job)
     if name == "serial":
         return SerialEngine(task, job.method, job.training)
     return ProcessesEngine(task, job.method, job.training, workers=job.workers or cores(), make_task=job.make_task)
 
 
-def simulated_by_flower(job: Job) -> Engine:
-    """Flower's simulation, where it is installed."""
+def make_flower_engine(job: Job) -> Engine:
+    """Start Flower's simulation, where Flower is installed."""
     try:
-        from fedkeel.engines.flower.simulation import simulated
+        from fedkeel.engines.flower.simulation import start_simulation
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("flwr", "ray"):
             raise
         raise RequestError(
             f"the engine flower needs a package that is not installed: {error.name}", 'pip install "fedkeel[flower]"'
         ) from None
-    return simulated(job.task, job.method, job.training, job.make_task, job.workers)
+    return start_simulation(job.task, job.method, job.training, job.make_task, job.workers)

@@ -19,7 +19,7 @@ class Clock(dict[str, float]):
             self.add(part, seconds)
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
+        """Return what was counted since the last call, and start anew."""
         counted = dict(self)
         self.clear()
         return counted

@@ -11,16 +11,14 @@ from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, tensors
-from fedkeel.data.batches import steps
-from fedkeel.engines.engine import Outcome, Training
+from fedkeel.data.batches import count_steps
+from fedkeel.engines.engine import ClientOutcome, Training
 from fedkeel.problems.task import Task
-from fedkeel.rules.layers import matching
-from fedkeel.rules.sharing import private
 
 
-def all_finite(outcome: Outcome) -> bool:
-    found = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
-    return all(bool(torch.isfinite(slot).all()) for slot in found)
+def all_finite(outcome: ClientOutcome) -> bool:
+    slots = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
+    return all(bool(torch.isfinite(slot).all()) for slot in slots)
 
 
 def finite(value: float) -> float | None:
@@ -33,9 +31,8 @@ def uploaded(report: State) -> State:
 
 
 def sent(method: Method, message: State) -> State:
-    """What of a message travels: not the layers of which every client has its own."""
-    mine = matching(private(method))
-    return message | {"params": message["params"].only(lambda name: not mine(name))}
+    """What of a message travels."""
+    return message | {"params": method.travels(message["params"])}
 
 
 def whole(message: State, initial: Tree) -> State:
@@ -49,8 +46,8 @@ def size_of(slot: Any) -> int:
 
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
     """Backward passes of one client in one round, as declared."""
-    size, epochs = task.taken(client, training.batch_size), training.epochs_of(round, client)
+    size, epochs = task.epoch_size(client, training.batch_size), training.epochs_of(round, client)
     return sum(
-        p.backward_passes * steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
+        p.backward_passes * count_steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
         for p in method.phases
     )

@@ -15,7 +15,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.data.batches import plan
+from fedkeel.data.batches import plan_batches
 from fedkeel.data.clients import Rows
 from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import key, uniforms
@@ -30,11 +30,11 @@ class Training:
     batch_size: int
 
     def key(self, purpose: str, round: int, client: int, *numbers: int) -> int:
-        """What a client's randomness hangs on."""
+        """Return the key of a client's randomness."""
         return key(self.seed, purpose, round, client, *numbers)
 
     def epochs_of(self, round: int, client: int) -> int:
-        """The client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
+        """Return the client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
         if isinstance(self.epochs, int):
             return self.epochs
         low, high = self.epochs
@@ -42,16 +42,16 @@ class Training:
         return low + int(draw * (high - low + 1))
 
 
-class Outcome(NamedTuple):
-    """What a client sends and what it remembers."""
+class ClientOutcome(NamedTuple):
+    """What a client sends and what it remembers after a round."""
 
     client: int
     report: State
     state: State
 
 
-class Request(NamedTuple):
-    """One round's work for an engine: what the server sends, to whom, and what each of them remembers."""
+class RoundRequest(NamedTuple):
+    """One round's work for an engine: the server's message, the clients, and what each of them remembers."""
 
     message: State
     round: int
@@ -60,8 +60,8 @@ class Request(NamedTuple):
     states: Sequence[State | None]
 
 
-class Model(NamedTuple):
-    """What is to be scored, and on what."""
+class ScoreRequest(NamedTuple):
+    """A model to be scored, and the split it is scored on."""
 
     params: Tree
     buffers: Tree | None
@@ -71,51 +71,51 @@ class Model(NamedTuple):
 class Engine(Protocol):
     """The contract; `train` may finish clients in any order, but returns them in the order they were asked for.
 
-    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluated`.
+    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluate_all`.
     """
 
     name: str
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[Outcome]: ...
+    ) -> list[ClientOutcome]: ...
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]: ...
 
     def close(self) -> None: ...
 
 
-def evaluated(engine: Engine, models: Iterable[Model]) -> list[list[Scores]]:
-    """Scores of several models; `models` may make each as it is asked for, and need not keep it."""
-    many: Callable[[Iterable[Model]], list[list[Scores]]] | None = getattr(engine, "evaluate_many", None)
+def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
+    """Score several models; `models` may make each when it is asked for, and need not keep it."""
+    many: Callable[[Iterable[ScoreRequest]], list[list[Scores]]] | None = getattr(engine, "evaluate_many", None)
     return list(starmap(engine.evaluate, models)) if many is None else many(models)
 
 
-def facts_of(task: Task, client: int, steps: int, lr: Tensor) -> State:
-    """What the server knows of a client without being told by a rule."""
+def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
+    """Gather what the server knows of a client without a rule's report."""
     size = float(task.clients.sizes[client])
-    known = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+    facts = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
     if "client" in task.asks:
-        known["client"] = lr.new_tensor(float(client))
-    return known | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
+        facts["client"] = lr.new_tensor(float(client))
+    return facts | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
 
 
-def planned(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
-    """Which rows of its data a client sees in each step of phase `number`."""
+def plan_rows(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
+    """Choose the rows of its data that a client sees in each step of phase `number`."""
     size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
     of = training.key("batches", round, client, number)
-    taken = task.taken(client, training.batch_size)
-    rows = plan(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
+    taken = task.epoch_size(client, training.batch_size)
+    rows = plan_batches(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
     return rows[:1] * len(rows) if phase.same_batch else rows
 
 
-def uploaded_steps(method: Method, lengths: Sequence[int]) -> int:
-    """K_i: the steps that move the model the client sends."""
+def sent_steps(method: Method, lengths: Sequence[int]) -> int:
+    """Count K_i: the steps that move the model which the client sends."""
     return sum(n for phase, n in zip(method.phases, lengths, strict=True) if phase.trains and phase.uploads)
 
 
-def state_of(method: Method, task: Task, state: State | None) -> State:
-    """A client's state, or that of one who has never taken part."""
+def client_state(method: Method, task: Task, state: State | None) -> State:
+    """Return a client's state, or the initial one of a client that has never taken part."""
     return init_client(method, task.initial, task.buffers) if state is None else state
 
 

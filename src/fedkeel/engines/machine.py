@@ -1,4 +1,4 @@
-"""What this machine has."""
+"""What this machine has: devices, cores, memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": t
 
 
 def check_device(name: str) -> None:
-    """Refuse what is no device; whether it is here, `device_of` says."""
+    """Refuse the name of no device; `device_of` checks whether it is present."""
     with contextlib.suppress(RuntimeError, TypeError):
         if name == "auto" or torch.device(name).type in ("cpu", "cuda", "mps"):
             return
@@ -30,13 +30,13 @@ def check_device(name: str) -> None:
 
 
 def check_workers(number: object) -> None:
-    """Refuse what is no number of processes; None is one per core."""
+    """Refuse a wrong number of processes; None is one per core."""
     if number is not None and not (isinstance(number, int) and not isinstance(number, bool) and 0 < number <= 1024):
         raise RequestError(f"workers must be at least 1 and at most 1024: {number}", "leave it out for one per core")
 
 
 def device_of(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Return the device of that name; `auto` is the GPU where there is one."""
     check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,12 +48,12 @@ def device_of(name: str) -> torch.device:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Count the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """The processor and how many of its cores this process may use: what seconds on the CPU depend on."""
+    """Name the processor and the cores this process may use, on which seconds depend."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -62,30 +62,30 @@ def processor() -> str:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Signals that end a run wait until the block is done.
+def delay_signals() -> Iterator[None]:
+    """Delay the signals that end a run until the block is done.
 
     Not by a mask: the system would hand them to another thread (a progress display has one), and Python to this one.
     """
     if threading.current_thread() is not threading.main_thread():  # which is the only one that signals interrupt
         yield
         return
-    came: list[int] = []
-    wait = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    late: list[int] = []
+    old = {number: signal.signal(number, lambda n, _: late.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in wait.items():
+        for number, handler in old.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for late in came:
-            signal.raise_signal(late)
+        for caught in late:
+            signal.raise_signal(caught)
 
 
 OTHERS = 1 << 30  # bytes: a process's own context takes less
 
 
 def used_by_others(device: torch.device) -> bool:
-    """Whether another process works on the same GPU, by the memory that is taken and not ours."""
+    """Whether another process works on the same GPU, judged by memory in use that is not ours."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
@@ -93,14 +93,14 @@ def used_by_others(device: torch.device) -> bool:
 
 
 def state_budget(device: torch.device) -> int:
-    """How many bytes of client states may stay in memory: half of what is free on the device."""
+    """Return how many bytes of client states may stay in memory: half of what is free on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] // 2)
     return free_memory() // 2
 
 
 def free_memory() -> int:
-    """Bytes of memory that this machine has free, as the system estimates it."""
+    """Return the free memory of this machine in bytes, as the system estimates it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -123,7 +123,7 @@ def uses_onednn() -> bool:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """One thread, and the caller's random numbers left alone: sums then do not depend on how many cores there are."""
+    """Use one thread, so that sums do not depend on the number of cores, and keep the caller's random generators."""
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = uses_onednn()  # type: ignore[assignment]

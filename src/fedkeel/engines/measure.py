@@ -1,4 +1,4 @@
-"""How long engines take: each trains the same short round on a model of its own, and nothing of it remains."""
+"""Measure how long engines take: each trains the same short round on its own model, and nothing of it remains."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TIMES = 3  # that a round is trained to measure it
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is still to be trained: so many rounds like the next one, which has these clients."""
+class RemainingWork:
+    """What is still to be trained: some rounds like the next one, which has these clients."""
 
     rounds: int = 0
     clients: Sequence[int] = field(default_factory=tuple)
@@ -35,37 +35,36 @@ class Left:
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine is made for; `make_task` makes the same task again, with a model of its own."""
+    """What an engine is made for; `make_task` makes the same task again, with its own model."""
 
     task: Task
     method: Method
     training: Training
     make_task: Callable[[Problem], Task]
     workers: int | None = None
-    left: Left = field(default_factory=Left)
+    left: RemainingWork = field(default_factory=RemainingWork)
 
     def passes(self, clients: Sequence[int]) -> int:
-        """Backward passes of these clients in a round."""
+        """Count the backward passes of these clients in a round."""
         return sum(passes(self.method, self.training, self.task, 0, client) for client in clients)
 
     @property
     def passes_left(self) -> int:
         return self.left.rounds * self.passes(self.left.clients)
 
-    def shortened(self, share: float, clients: Sequence[int]) -> Job:
-        """The same for a share of each client's samples, once: what it is timed on."""
+    def shorten(self, share: float, clients: Sequence[int]) -> Job:
+        """Make the job that is timed: one epoch on a share of each client's samples."""
         training, make = replace(self.training, epochs=1), self.make_task
 
         def make_short(problem: Problem) -> Task:
-            return abridged(make(problem), share, training.batch_size)
+            return shorten_task(make(problem), share, training.batch_size)
 
-        return Job(
-            make_short(self.task.problem), self.method, training, make_short, self.workers, Left(1, list(clients))
-        )
+        task, left = make_short(self.task.problem), RemainingWork(1, list(clients))
+        return Job(task, self.method, training, make_short, self.workers, left)
 
 
-class Abridged:
-    """Clients with a share of their samples, in whole batches where they have them."""
+class FewerSamples:
+    """Clients with a share of their samples, in whole batches where possible."""
 
     def __init__(self, clients: ClientData, share: float, batch_size: int):
         self.clients = clients
@@ -76,39 +75,39 @@ class Abridged:
         return self.clients.rows(client, rows)
 
 
-def abridged(task: Task, share: float, batch_size: int) -> Task:
-    task.clients = Abridged(task.clients, share, batch_size)
+def shorten_task(task: Task, share: float, batch_size: int) -> Task:
+    task.clients = FewerSamples(task.clients, share, batch_size)
     return task
 
 
 def now(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """Read the clock after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def seconds_of(f: Callable[[], object], device: torch.device) -> float:
+def time_call(f: Callable[[], object], device: torch.device) -> float:
     began = now(device)
     f()
     return now(device) - began
 
 
-def seconds_for(engine: Engine, job: Job) -> float:
-    """How long a round of the job takes: the shorter of two, after one to warm up."""
+def time_round(engine: Engine, job: Job) -> float:
+    """Measure a round of the job in seconds: the shorter of two, after one to warm up."""
     server = init_server(job.method, job.task.initial, job.task.buffers)
     message, clients = broadcast(job.method, server), list(job.left.clients)
 
-    def one() -> None:
+    def train_round() -> None:
         engine.train(message, 0, LR, clients, [None] * len(clients))
 
-    one()
-    return min(seconds_of(one, job.task.device) for _ in range(TIMES - 1))
+    train_round()
+    return min(time_call(train_round, job.task.device) for _ in range(TIMES - 1))
 
 
 @contextmanager
-def unnoticed(device: torch.device) -> Iterator[None]:
-    """The block draws no random number that others would have drawn, and neither logs nor warns."""
+def without_traces(device: torch.device) -> Iterator[None]:
+    """Run a block that leaves random generators, logs and warnings as they were."""
     log = logging.getLogger("fedkeel")
     level, python, numpy = log.level, random.getstate(), np.random.get_state()
     log.setLevel(logging.CRITICAL)

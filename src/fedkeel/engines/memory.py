@@ -1,4 +1,4 @@
-"""How much fits: planned before a round, so that none ends for want of memory."""
+"""How much fits into memory, planned before a round, so that no round ends for want of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.round import init_client
 from fedkeel.core.trees import tensors
-from fedkeel.engines.engine import Training, planned
+from fedkeel.engines.engine import Training, plan_rows
 from fedkeel.errors import RunError
 from fedkeel.problems.task import Task
 
@@ -22,7 +22,7 @@ CPU_DATA = 64 << 20  # gathering few rows anew in each round takes longer than k
 
 
 def free_bytes(device: torch.device) -> int:
-    """What could still be allocated."""
+    """Return the bytes that can still be allocated."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -32,8 +32,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 @contextmanager
-def enough(device: torch.device) -> Iterator[None]:
-    """A GPU whose memory is exhausted, though smaller portions were tried, is told in one line."""
+def explain_out_of_memory(device: torch.device) -> Iterator[None]:
+    """Turn a GPU's out-of-memory error, after smaller portions were tried, into one line and a hint."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -46,25 +46,24 @@ def enough(device: torch.device) -> Iterator[None]:
 
 
 def data_budget(device: torch.device) -> int:
-    """How many bytes of raw data may lie on the device for good; a CPU has them in memory or mapped already, and
-    copies them only where they are few."""
+    """Return how many bytes of raw data may stay on the device; a CPU has them in memory already and copies few."""
     return free_bytes(device) // 4 if device.type == "cuda" else CPU_DATA
 
 
 def clients_that_fit(task: Task, method: Method, training: Training) -> int:
-    """From the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward pass."""
+    """Estimate from the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward."""
     tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
     slots = sum(slot.numel() * slot.element_size() for slot in tensors(init_client(method, task.initial, task.buffers)))
-    each = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
-    fitting = max(1, int(SPARE * free_bytes(task.device) / each))
-    return min(fitting, CPU_TOGETHER) if task.device.type == "cpu" else fitting
+    client_bytes = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
+    count = max(1, int(SPARE * free_bytes(task.device) / client_bytes))
+    return min(count, CPU_TOGETHER) if task.device.type == "cpu" else count
 
 
 def activation_bytes(task: Task, method: Method, training: Training) -> int:
-    """What autograd saves in one forward pass of the largest batch, counted once for each storage."""
+    """Measure what autograd saves in one forward pass of the largest batch, once for each storage."""
     client = int(task.clients.sizes.argmax())
     rows = max(
-        (rows for i, phase in enumerate(method.phases) for rows in planned(task, training, 0, client, i, phase)),
+        (rows for i, phase in enumerate(method.phases) for rows in plan_rows(task, training, 0, client, i, phase)),
         key=len,
     )
     saved: dict[int, int] = {}
@@ -77,8 +76,8 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
     buffers = None if task.module is None else [b.clone() for b in task.module.buffers()]
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         tensors = task.batch(client, rows).tensors
-        kept = task.losses(model, tensors, task.predict(model, tensors))
-    del kept
+        losses = task.losses(model, tensors, task.predict(model, tensors))
+    del losses
     for buffer, before in zip(() if task.module is None else task.module.buffers(), buffers or (), strict=True):
         buffer.data.copy_(before)
     return sum(saved.values())

@@ -20,7 +20,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import Model, Outcome, Training
+from fedkeel.engines.engine import ClientOutcome, ScoreRequest, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.worker import pack, receive, send, unpack
 from fedkeel.errors import RunError
@@ -33,9 +33,9 @@ class Worker:
 
     def __init__(self, number: int):
         # signals reach the whole group, also while a worker is still starting: the parent decides
-        deaf = "import signal as s; stops = s.SIGINT, s.SIGTERM; [s.signal(stop, s.SIG_IGN) for stop in stops]"
-        heard = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"
-        command = [sys.executable, "-c", f"{deaf}; {heard}; from fedkeel.engines.worker import main; main()"]
+        ignore = "import signal as s; stops = s.SIGINT, s.SIGTERM; [s.signal(stop, s.SIG_IGN) for stop in stops]"
+        unblock = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"
+        command = [sys.executable, "-c", f"{ignore}; {unblock}; from fedkeel.engines.worker import main; main()"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         paths = [package_root, *filter(None, [environment.get("PYTHONPATH")])]
@@ -56,18 +56,18 @@ class Worker:
         try:
             send(self.requests, body)
         except BrokenPipeError:
-            raise self.gone() from None
+            raise self.explain_end() from None
 
     def answer(self) -> Any:
         try:
             reply = pickle.loads(receive(self.replies))
         except EOFError:
-            raise self.gone() from None
+            raise self.explain_end() from None
         if isinstance(reply, BaseException):
             raise reply
         return reply
 
-    def gone(self) -> RunError:
+    def explain_end(self) -> RunError:
         code = self.process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return RunError(f"worker process {self.number} {how}.", "out of memory? Try fewer workers, or --engine serial")
@@ -83,7 +83,7 @@ class Worker:
 
 
 class ProcessesEngine:
-    """Hands clients to workers as they become free; the parent keeps every client's state."""
+    """Gives clients to workers as they become free; the parent keeps every client's state."""
 
     name = "processes"
 
@@ -100,7 +100,7 @@ class ProcessesEngine:
             raise
 
     def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
-        """Have every worker make its engine; what it was made for before is forgotten."""
+        """Have every worker make its engine, in place of any earlier one."""
         self.task, problem = task, task.problem
 
         def make() -> SerialEngine:
@@ -119,18 +119,18 @@ class ProcessesEngine:
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[Outcome]:
+    ) -> list[ClientOutcome]:
         body = pickle.dumps(("message", pack(message)), protocol=5)
         for worker in self.workers:
             worker.ask_bytes(body)
         known = [None if state is None else pack(state) for state in states]
-        answers = self.spread("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
+        answers = self.run_on_workers("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
         outcomes, reports = [], Stacking(len(clients))
         for i, client in enumerate(clients):
             report, state, seconds = answers[i]
             answers[i] = None  # its report can be freed
             self.seconds.merge(seconds)
-            outcomes.append(Outcome(client, reports.put(i, unpack(report)), unpack(state)))
+            outcomes.append(ClientOutcome(client, reports.put(i, unpack(report)), unpack(state)))
         return outcomes
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
@@ -138,35 +138,35 @@ class ProcessesEngine:
         share = max(1, -(-len(parts) // (2 * len(self.workers))))
         model = (pack(params), None if buffers is None else pack(buffers))
         pieces = [(*model, parts[i : i + share]) for i in range(0, len(parts), share)]
-        return [scores for piece in self.spread("score", pieces) for scores in piece]
+        return [scores for piece in self.run_on_workers("score", pieces) for scores in piece]
 
-    def evaluate_many(self, models: Iterable[Model]) -> list[list[Scores]]:
-        """A model to a worker; a few at a time, for all of them may not fit into memory."""
-        waiting, found = iter(models), list[list[Scores]]()
-        while some := list(islice(waiting, 2 * len(self.workers))):
-            packed = [(pack(m.params), None if m.buffers is None else pack(m.buffers), m.split) for m in some]
-            found += self.spread("score", [(*model, list(self.task.parts(split))) for *model, split in packed])
-        return found
+    def evaluate_many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
+        """Give each worker a model, a few at a time: all of them may not fit into memory."""
+        waiting, scores = iter(models), list[list[Scores]]()
+        while batch := list(islice(waiting, 2 * len(self.workers))):
+            packed = [(pack(m.params), None if m.buffers is None else pack(m.buffers), m.split) for m in batch]
+            scores += self.run_on_workers("score", [(*model, list(self.task.parts(split))) for *model, split in packed])
+        return scores
 
-    def spread(self, kind: str, payloads: Sequence[Any]) -> list[Any]:
-        """Ask workers as they become free; answers in the order of the payloads."""
+    def run_on_workers(self, kind: str, payloads: Sequence[Any]) -> list[Any]:
+        """Give payloads to workers as they become free; return answers in the order of the payloads."""
         waiting = deque(enumerate(payloads))
         answers: list[Any] = [None] * len(payloads)
         busy: dict[Worker, int] = {}
         with selectors.DefaultSelector() as ready:
             for worker in self.workers:
                 ready.register(worker.replies, selectors.EVENT_READ, worker)
-                self._next(kind, worker, waiting, busy)
+                self._give_next(kind, worker, waiting, busy)
             while busy:
                 for event, _ in ready.select():
                     worker = event.data
                     if worker not in busy:
-                        raise worker.gone()
+                        raise worker.explain_end()
                     answers[busy.pop(worker)] = worker.answer()
-                    self._next(kind, worker, waiting, busy)
+                    self._give_next(kind, worker, waiting, busy)
         return answers
 
-    def _next(self, kind: str, worker: Worker, waiting: deque[tuple[int, Any]], busy: dict[Worker, int]) -> None:
+    def _give_next(self, kind: str, worker: Worker, waiting: deque[tuple[int, Any]], busy: dict[Worker, int]) -> None:
         if waiting:
             busy[worker], payload = waiting.popleft()
             worker.ask(kind, payload)

@@ -1,4 +1,4 @@
-"""A round in which no gradient is taken: what a method's rules do wrong is found before anything is trained."""
+"""A round without gradients, which finds what a method's rules do wrong before anything is trained."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from torch import Tensor
 from fedkeel.core.contract import FACTS, name_of
 from fedkeel.core.method import Method
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient, Moment, Stretch, broadcast, init_client, init_server, local_round, server_round
+from fedkeel.core.round import (
+    Gradient,
+    PhaseWork,
+    StepInput,
+    broadcast,
+    init_client,
+    init_server,
+    local_round,
+    server_round,
+)
 from fedkeel.core.rule import Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
-from fedkeel.engines.engine import facts_of
+from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
 
 
-class Rehearsed(NamedTuple):
-    """One of each, with the right slots, layouts and types; the numbers mean nothing."""
+class Rehearsal(NamedTuple):
+    """A message, a report and a state with the right slots, layouts and types; the numbers mean nothing."""
 
     message: State
     report: State
@@ -29,35 +38,35 @@ class Rehearsed(NamedTuple):
 
 def rehearse(method: Method, task: Task) -> None:
     """Refuse a method whose rules break their contract: a round of one client and the server, and the final phase."""
-    watched = method.each_rule(watch)
+    watched = method.map_rules(watch)
     message, report, state = rehearse_client(watched, task)
     server = init_server(watched, task.initial, task.buffers)
     reports = stack([report])
     reports["population"] = reports["lr"].new_ones(())
     if method.server_phase is not None:
-        begun = watched.weights.begin(reports, server)
-        alone = Method(method.name, (method.server_phase,), method.weights).each_rule(watch)
-        reports["learned"] = rehearse_client(alone, task, message, begun).state
+        start = watched.weights.begin(reports, server)
+        server_work = Method(method.name, (method.server_phase,), method.weights).map_rules(watch)
+        reports["learned"] = rehearse_client(server_work, task, message, start).state
     server_round(watched, server, reports)
     if method.final is not None:
         rehearse_client(watched.tuning, task, message, state)
 
 
-def rehearse_client(method: Method, task: Task, message: State | None = None, state: State | None = None) -> Rehearsed:
-    """A client's round of one step in each phase, without its data."""
+def rehearse_client(method: Method, task: Task, message: State | None = None, state: State | None = None) -> Rehearsal:
+    """Run a client's round of one step in each phase, without its data."""
     if message is None:
         message = broadcast(method, init_server(method, task.initial, task.buffers))
     if state is None:
         state = init_client(method, task.initial, task.buffers)
     lr = torch.ones((), dtype=task.dtype, device=task.device)
     nothing = torch.zeros((), dtype=torch.int64, device=task.device)
-    work = [Stretch([Moment(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
-    facts = facts_of(task, int(task.clients.sizes.argmax()), 1, lr)
-    report, after = local_round(method, _still, message, state, work, lr, facts)
-    return Rehearsed(message, report, after)
+    work = [PhaseWork([StepInput(None, nothing, nothing)], torch.ones(1).to(lr)) for _ in method.phases]
+    facts = client_facts(task, int(task.clients.sizes.argmax()), 1, lr)
+    report, after = local_round(method, _zero_gradient, message, state, work, lr, facts)
+    return Rehearsal(message, report, after)
 
 
-def _still(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
+def _zero_gradient(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
     return Gradient(params.zeros(), params.scalar(), buffers)
 
 
@@ -73,12 +82,12 @@ RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
     "finish": ((dict, dict), "report, client"),
     "server_step": ((Tree, dict), "update, server"),
 }
-"""By stage: the types that it returns, and how that is written."""
+"""By stage: the types that it returns, and how a rule writes them."""
 
 
 @dataclass(frozen=True)
 class Watched(Rule):
-    """A rule, each of whose stages is held against the contract of rules."""
+    """A rule whose every stage is checked against the contract of rules."""
 
     stands_for: Rule
 
@@ -97,38 +106,38 @@ class Watched(Rule):
         return sent
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        begun, after = self.call("start", params, client, message)
+        started, after = self.call("start", params, client, message)
         self.compare("start", client, after)
-        return begun, after
+        return started, after
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        found, after = self.call("step", tree, client, at)
+        stepped, after = self.call("step", tree, client, at)
         self.compare("step", client, after)
-        if found.layout != tree.layout:
+        if stepped.layout != tree.layout:
             raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
-        return found, after
+        return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        found, after = self.call("finish", report, client, at)
+        reported, after = self.call("finish", report, client, at)
         self.compare("finish", client, after)
-        for name in found:
+        for name in reported:
             if name in FACTS and name not in report:
                 raise MethodError(
                     f"{name_of(self)}.finish reports {name!r}, which is the name of something else.",
                     f'call it otherwise: "own_{name}"',
                 )
-        return found, after
+        return reported, after
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        found: tuple[Tree, State] = self.call("server_step", update, server, reports)
-        return found
+        result: tuple[Tree, State] = self.call("server_step", update, server, reports)
+        return result
 
     def call(self, stage: str, *given: Any) -> Any:
-        """A stage of the rule, which reads what is there, writes into nothing, and returns what it must."""
+        """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
         place = f"{name_of(self)}.{stage}" if stage != "__call__" else name_of(self)
         slots, before = tensors(given), _versions(given)
         try:
-            found = getattr(self.stands_for, stage)(*given)
+            result = getattr(self.stands_for, stage)(*given)
         except KeyError as error:
             slot = error.args[0] if error.args else None
             if not isinstance(slot, str) or any(slot in part for part in given if isinstance(part, dict)):
@@ -143,13 +152,13 @@ class Watched(Rule):
             )
         if stage in RETURNS:
             kinds, written = RETURNS[stage]
-            several = found if len(kinds) > 1 else (found,)
-            if not (isinstance(several, tuple) and len(several) == len(kinds) and all(map(isinstance, several, kinds))):
-                raise MethodError(f"{place} returns {written}, not {type(found).__name__}.", f"return {written}")
-        return found
+            results = result if len(kinds) > 1 else (result,)
+            if not (isinstance(results, tuple) and len(results) == len(kinds) and all(map(isinstance, results, kinds))):
+                raise MethodError(f"{place} returns {written}, not {type(result).__name__}.", f"return {written}")
+        return result
 
     def compare(self, stage: str, before: State, after: State) -> None:
-        """Refuse slots of a client that come, go, or change their shape."""
+        """Refuse client slots that appear, disappear or change their shape."""
         for slot in before.keys() ^ after.keys():
             what = "lacks" if slot in before else "adds"
             raise MethodError(
@@ -166,7 +175,7 @@ class Watched(Rule):
 
 
 def _versions(given: Any) -> list[int]:
-    """How often each tensor was written to."""
+    """Return how often each tensor was written to."""
     return [-1 if slot is None else slot._version for slot in tensors(given)]
 
 
@@ -176,11 +185,11 @@ def _shape(slot: Any) -> Any:
 
 @dataclass(frozen=True)
 class WatchedWeighting(Watched, Weighting):
-    """The same of a weighting."""
+    """A weighting whose every stage is checked in the same way."""
 
     def begin(self, reports: State, server: State) -> State:
-        begun: State = self.call("begin", reports, server)
-        return begun
+        start: State = self.call("begin", reports, server)
+        return start
 
     def __call__(self, reports: State, server: State) -> Tensor:
         weights: Tensor = self.call("__call__", reports, server)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
-from fedkeel.engines.engine import Model
-from fedkeel.engines.stacked.scoring import Means, Prepared, Stacks, apart, frame_of, largest_layer
+from fedkeel.engines.engine import ScoreRequest
+from fedkeel.engines.stacked.scoring import Means, PreparedSamples, StackScorer, largest_layer, make_frame, scores_apart
 from fedkeel.kernels.network import forward
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import CHUNK, CLIENT, Part, Scores
@@ -19,8 +19,8 @@ ROWS = 2500  # scored at once
 OFFSETS = 2**31  # kernels count the numbers of a layer in 32 bits
 
 
-class Lowered(nn.Module):
-    """The network of a workspace by the kernels that train it, as a stack of one, in the arithmetic of the gradients.
+class KernelNetwork(nn.Module):
+    """A workspace's network computed by the kernels that train it, as a stack of one, in the same arithmetic.
 
     Half as wide as float32, and norm, shortcut and ReLU in one pass: more samples fit, and they take less time.
     """
@@ -30,95 +30,95 @@ class Lowered(nn.Module):
         task, weights, buffers = workspace.task, workspace.weights, workspace.buffers
         assert task.module is not None
         self.network, self.dtype = task.module, task.dtype
-        self.frame = frame_of(task, alone(weights), None if buffers is None else alone(buffers))
+        self.frame = make_frame(task, as_stack(weights), None if buffers is None else as_stack(buffers))
 
     def forward(self, x: Tensor) -> Tensor:
         return forward(self.network, self.frame, x.unsqueeze(0)).squeeze(0).to(self.dtype)
 
 
-def alone(tree: Tree) -> Tree:
-    """A stack of one; a view: what the workspace loads is seen in it."""
+def as_stack(tree: Tree) -> Tree:
+    """View a tree as a stack of one client; what the workspace loads shows in the view."""
     return Tree(tree.buffer.unsqueeze(0), tree.layout)
 
 
 class Scorer:
-    """Scores models on stretches of evaluation data.
+    """Scores models on ranges of evaluation data.
 
     Where kernels know every layer of the network, one model may be `lowered`, and many of them `stacked`.
     """
 
     def __init__(self, workspace: Workspace, lowered: bool = False, stacked: bool = False):
         self.workspace, self.task = workspace, workspace.task
-        self.samples = Prepared(self.task)
-        self.model = Lowered(workspace) if lowered else workspace.model
+        self.samples = PreparedSamples(self.task)
+        self.model = KernelNetwork(workspace) if lowered else workspace.model
         self.lowered = lowered
-        self.stacks = Stacks(self.task, self.samples) if stacked and apart(self.task) else None
+        self.stacks = StackScorer(self.task, self.samples) if stacked and scores_apart(self.task) else None
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
-        return read([[self.single(Model(params, buffers, split))]])[0]
+        return read_scores([[self.score_one(ScoreRequest(params, buffers, split))]])[0]
 
-    def many(self, models: Iterable[Model]) -> list[list[Scores]]:
-        """Scores of several models; the host waits for all of them together.
+    def many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
+        """Score several models; the host waits once for all of them.
 
         They are taken one at a time, or in groups where they can be stacked: no two groups are in memory at once.
         """
         if self.stacks is None:
-            return read([[means] for means in map(self.single, models)])
-        return read(list(map(self.group, self.stacks.groups(models))))  # unlike a loop, map lets go of a group
+            return read_scores([[means] for means in map(self.score_one, models)])
+        return read_scores(list(map(self.group, self.stacks.groups(models))))  # unlike a loop, map lets go of a group
 
-    def group(self, models: list[Model]) -> list[Means]:
-        return [self.single(models[0])] if self.stacks is None or len(models) == 1 else self.stacks(models)
+    def group(self, models: list[ScoreRequest]) -> list[Means]:
+        return [self.score_one(models[0])] if self.stacks is None or len(models) == 1 else self.stacks(models)
 
     @cached_property
     def rows(self) -> int:
         """How many samples are scored at once."""
         if not self.lowered or self.task.test is None:
             return ROWS
-        one = self.task.ready(self.task.raw(Part("test", -1, 0, 1)))
+        one = self.task.prepare(self.task.read_part(Part("test", -1, 0, 1)))
         return min(4 * ROWS, OFFSETS // largest_layer(self.task, one))
 
-    def single(self, asked: Model) -> Means:
-        """Means over the stretches of one model; shorter ones where others have taken the memory."""
+    def score_one(self, request: ScoreRequest) -> Means:
+        """Measure one model; in shorter ranges where other programs have taken the memory."""
         try:
-            return self.scored(asked)
+            return self.measure(request)
         except torch.OutOfMemoryError:
             if self.rows <= CHUNK:  # stretches are not cut
                 raise
         self.rows //= 2
         self.samples.forget()
         torch.cuda.empty_cache()
-        return self.single(asked)
+        return self.score_one(request)
 
-    def scored(self, asked: Model) -> Means:
-        self.workspace.load(asked.params, asked.buffers)
-        parts, model = list(self.task.parts(asked.split)), self.model
+    def measure(self, request: ScoreRequest) -> Means:
+        self.workspace.load(request.params, request.buffers)
+        parts, model = list(self.task.parts(request.split)), self.model
         # batches of a client's own test set may each count, however short
-        parts = parts if asked.split.startswith(CLIENT) else merged(parts, self.rows)
+        parts = parts if request.split.startswith(CLIENT) else merge_parts(parts, self.rows)
         if isinstance(model, nn.Module):
             model.eval()
         try:
-            found = [self.task.measured(model, self.samples(part)) for part in parts]
+            measures = [self.task.measure(model, self.samples(part)) for part in parts]
         finally:
             if isinstance(model, nn.Module):
                 model.train()
-        values = [value.to(self.task.device) for means in found for value in means.values()]
+        values = [value.to(self.task.device) for means in measures for value in means.values()]
         flat = torch.stack(values) if values else torch.zeros(0, dtype=torch.float64, device=self.task.device)
-        return Means((0,), [[part.last - part.first for part in parts]], tuple(found[0]) if found else (), flat)
+        return Means((0,), [[part.last - part.first for part in parts]], tuple(measures[0]) if measures else (), flat)
 
 
-def read(groups: list[list[Means]]) -> list[list[Scores]]:
-    """What the means of groups of models are, in the order of the models."""
-    waiting = [means.values for group in groups for means in group]
-    numbers = iter(torch.cat(waiting).tolist() if waiting else ())
+def read_scores(groups: list[list[Means]]) -> list[list[Scores]]:
+    """Read the means of groups of models as scores, in the order of the models."""
+    values = [means.values for group in groups for means in group]
+    numbers = iter(torch.cat(values).tolist() if values else ())
     scores: list[list[Scores]] = []
     for group in groups:
-        found = {i: of for means in group for i, of in means.scores(numbers).items()}
-        scores += [found[i] for i in sorted(found)]
+        by_model = {i: of for means in group for i, of in means.scores(numbers).items()}
+        scores += [by_model[i] for i in sorted(by_model)]
     return scores
 
 
-def merged(parts: list[Part], rows: int) -> list[Part]:
-    """Neighbouring stretches joined, up to so many rows."""
+def merge_parts(parts: list[Part], rows: int) -> list[Part]:
+    """Join neighbouring ranges, up to so many rows."""
     joined: list[Part] = []
     for part in parts:
         last = joined[-1] if joined else None

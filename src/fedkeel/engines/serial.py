@@ -1,4 +1,4 @@
-"""One client after another: the reference that every other engine is held against."""
+"""One client after another: the reference for every other engine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.objectives import Objective
-from fedkeel.core.round import Gradient, Moment, Stretch, local_round
+from fedkeel.core.round import Gradient, PhaseWork, StepInput, local_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import Outcome, Training, facts_of, planned, state_of, step_keys, uploaded_steps
+from fedkeel.engines.engine import ClientOutcome, Training, client_facts, client_state, plan_rows, sent_steps, step_keys
 from fedkeel.engines.machine import keep_large_buffers
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Batch, Scores, Task
@@ -35,52 +35,49 @@ class SerialEngine:
             keep_large_buffers()
         self.seconds = Clock()  # by part of the work
         self.counters = torch.arange(1024).unbind()
-        self.nothing = torch.zeros((), dtype=torch.int64)
+        self.no_key = torch.zeros((), dtype=torch.int64)
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[Outcome]:
+    ) -> list[ClientOutcome]:
         outcomes, reports = [], Stacking(len(clients))
         for i, (client, state) in enumerate(zip(clients, states, strict=True)):
             outcome = self.train_one(message, round, lr, client, state)
             outcomes.append(outcome._replace(report=reports.put(i, outcome.report)))
         return outcomes
 
-    def train_one(self, message: State, round: int, lr: float, client: int, state: State | None) -> Outcome:
+    def train_one(self, message: State, round: int, lr: float, client: int, state: State | None) -> ClientOutcome:
         rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
         began, spent = time.perf_counter(), self.seconds["data"] + self.seconds["gradients"]
-        plans = [self.plan(round, client, i, phase) for i, phase in enumerate(self.method.phases)]
-        steps = uploaded_steps(self.method, [len(rows) for rows in plans])
-        facts = facts_of(self.task, client, steps, rate)
-        work = [self.stretch(round, client, i, phase, plans[i]) for i, phase in enumerate(self.method.phases)]
-        state = state_of(self.method, self.task, state)
+        phases, task, training = self.method.phases, self.task, self.training
+        plans = [plan_rows(task, training, round, client, i, phase) for i, phase in enumerate(phases)]
+        steps = sent_steps(self.method, [len(rows) for rows in plans])
+        facts = client_facts(self.task, client, steps, rate)
+        work = [self.phase_work(round, client, i, phase, plans[i]) for i, phase in enumerate(phases)]
+        state = client_state(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent
         self.seconds.add("rules", time.perf_counter() - began - spent)
-        return Outcome(client, report, state)
+        return ClientOutcome(client, report, state)
 
-    def plan(self, round: int, client: int, index: int, phase: Phase) -> list[Rows]:
-        """Which rows of its data the client sees in each step of a phase."""
-        return planned(self.task, self.training, round, client, index, phase)
-
-    def stretch(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Stretch:
-        """A phase's moments, made one at a time as they are used."""
+    def phase_work(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> PhaseWork:
+        """Make the work of a phase; inputs of steps are made one at a time, as they are used."""
         sizes = torch.tensor([len(rows) for rows in plan], dtype=self.task.dtype, device=self.task.device)
-        return Stretch(self.moments(round, client, index, phase, plan), sizes / sizes.sum())
+        return PhaseWork(self.step_inputs(round, client, index, phase, plan), sizes / sizes.sum())
 
-    def moments(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[Moment]:
+    def step_inputs(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[StepInput]:
         of = key(self.training.seed, "samples", round, client, index)
-        noisy = "key" in self.task.asks
-        random = noisy or any(rule.random for rule in phase.rules)
+        objective_draws = "key" in self.task.asks
+        random = objective_draws or any(rule.random for rule in phase.rules)
         keys = step_keys(self.training, round, client, index, len(plan), self.task.device) if random else None
         for step, rows in enumerate(plan):
             began = time.perf_counter()
             seeds = sample_keys(of, step, rows) if self.task.augments else None
             seed = key(of, "module", step) if self.task.stochastic else None
-            drawn = keys[step] if noisy and keys is not None else None
-            batch = self.task.batch(client, rows, seeds, seed, drawn)
+            noise = keys[step] if objective_draws and keys is not None else None
+            batch = self.task.batch(client, rows, seeds, seed, noise)
             self.seconds.add("data", time.perf_counter() - began)
-            yield Moment(batch, self.counter(step), self.nothing if keys is None else keys[step])
+            yield StepInput(batch, self.counter(step), self.no_key if keys is None else keys[step])
 
     def counter(self, step: int) -> Tensor:
         if step >= len(self.counters):

@@ -28,7 +28,7 @@ def send(stream: BinaryIO, message: bytes) -> None:
 
 
 def receive(stream: BinaryIO) -> bytes:
-    """The next message; EOFError when the other side is gone."""
+    """Read the next message; raise EOFError when the other side is gone."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError
@@ -40,7 +40,7 @@ def receive(stream: BinaryIO) -> bytes:
 
 
 def pack(state: Any) -> Any:
-    """Tensors as arrays: pickling a tensor itself takes longer than a small step."""
+    """Turn tensors into arrays: pickling a tensor itself takes longer than a small step."""
     if isinstance(state, dict):
         return {name: pack(slot) for name, slot in state.items()}
     return (state.buffer.numpy(), state.layout) if isinstance(state, Tree) else state.numpy()
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer until the parent closes its end."""
+    """Answer requests until the parent closes its end."""
     engine: Any = None
     message: Any = None
     while True:

@@ -1,8 +1,7 @@
-"""The two apps of a real federation, made from one experiment: what `fedkeel export flower` writes calls these."""
+"""The two apps of a real federation, made from one experiment: the files of `fedkeel export flower` call them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -16,47 +15,39 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeel.engines.engine import Training
+from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.checks import Terms
-from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import RECENT, FlowerEngine
-from fedkeel.engines.flower.node_registry import Roster
-from fedkeel.engines.machine import device_of, steady
+from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.importing import Trust
 from fedkeel.runs.checksums import read_text
-from fedkeel.runs.environment import environment
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import EXPERIMENT, RunFolder, read_experiment, write_text
-from fedkeel.runs.loop import Loop
+from fedkeel.runs.folder import EXPERIMENT, read_experiment, write_text
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
-from fedkeel.runs.start import claim
+from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
-def read(folder: Path, trust: Trust) -> Experiment:
-    """The experiment beside an app."""
+def read_app(folder: Path, trust: Trust) -> Experiment:
+    """Read the experiment beside an app."""
     return Experiment.load(read_experiment(folder), trust=trust)
 
 
-def vouched(trust: bool) -> Trust:
-    """What `trust` in the code of an app means: who wrote the app vouches for the names in its files."""
+def trust_level(trust: bool) -> Trust:
+    """Return the trust that `trust` in an app's code stands for: its author vouches for the names in its files."""
     return Trust.TYPED if trust else Trust.INSTALLED
 
 
-def training_of(experiment: Experiment) -> Training:
-    assert experiment.epochs is not None
-    assert experiment.batch_size is not None
-    return Training(experiment.seed, experiment.epochs, experiment.batch_size)
-
-
-def terms_of(config: Mapping[str, Any]) -> Terms:
+def read_terms(config: Mapping[str, Any]) -> Terms:
     """When a round counts, as the app's settings say."""
     return Terms(
         minimum=float(config["minimum"]),
@@ -69,52 +60,52 @@ def terms_of(config: Mapping[str, Any]) -> Terms:
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
 def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
-    """The app of every node; which client it is, and where its data and its state are, the node's settings say.
+    """Make the app of every node; the node's settings say which client it is, and where its data and state are.
 
     With `trust`, code that the app's files and settings name is imported.
     """
 
     def node(context: Context) -> Node:
-        return node_of(read(folder, vouched(trust)), context, vouched(trust))
+        return node_of(read_app(folder, trust_level(trust)), context, trust_level(trust))
 
-    return app_of(node)
+    return make_client_app(node)
 
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
     """A node with its own data, which trains like the serial engine."""
-    client, settings = partition_of(context), context.node_config
+    client, settings, plan = client_number(context), context.node_config, experiment.plan
     source, clients = str(context.run_config["data"]), int(context.run_config["clients"])
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
         source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
     if source == PARTITION:
-        problem = problem_of(experiment)
+        problem = problem_of(plan)
     else:
-        problem = node_problem(experiment, source, client, clients, settings, trust)
+        problem = node_problem(plan, source, client, clients, settings, trust)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
-    task = task_maker(experiment, device, torch.float32)(problem)
-    engine = SerialEngine(task, method_of(experiment, task), training_of(experiment))
+    task = task_maker(plan, device, torch.float32)(problem)
+    engine = SerialEngine(task, method_of(plan, task), plan.training)
     beside = settings.get("state-dir")
     return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
 def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
-    """The app of the server: it goes on from the last checkpoint of its run folder. `trust` as for nodes."""
+    """Make the app of the server, which continues from the last checkpoint of its run folder. `trust` as for nodes."""
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config, experiment = context.run_config, read(folder, vouched(trust))
+        config, experiment = context.run_config, read_app(folder, trust_level(trust))
         out = Path(str(config["out"])).expanduser()
-        speak(out.with_name(f"{out.name}.log"))
+        start_log(out.with_name(f"{out.name}.log"))
         serve(
             experiment,
             grid,
             out=out,
-            terms=terms_of(config),
+            terms=read_terms(config),
             wait=float(config["wait"]),
             device=str(config["device"]),
             source=str(config["data"]),
@@ -138,64 +129,53 @@ def serve(
     clients: int = 0,
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
-    where, folder, terms = device_of(device), RunFolder(Path(out)), terms or Terms()
-    identity = experiment.fingerprint()
-    if experiment.policy is not None and not terms.copy:
+    on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
+    if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
         )
-    of_own_data, begun = sizes_beside(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
+    of_own_data, begun = sizes_file(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
-    with steady(), contextlib.ExitStack() as closing:
-        problem = problem_of(experiment) if source == PARTITION else None
-        roster = Roster(grid, clients if problem is None else len(problem.data.sizes), identity)
+    with session(on.device) as closing:
+        problem = problem_of(plan) if source == PARTITION else None
+        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), experiment.fingerprint())
         if problem is None:
-            problem = server_problem(experiment, known_sizes(Path(out), roster, wait), test)
-        folder.open()
-        closing.callback(folder.close)
-        claim(folder, experiment)
-        make_task = task_maker(experiment, where, torch.float32)
-        task = make_task(problem)
-        method = method_of(experiment, task)
-        loop = Loop(experiment, task, method, folder, keep_params=False, checkpoint_seconds=0.0)
-        closing.callback(loop.store.close)
-        loop.restore()
+            problem = server_problem(plan, ask_sizes_once(Path(out), roster, wait), test)
+        prepared = prepare(experiment, out, on, closing, problem)
+        loop = prepared.loop
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
-        engine = FlowerEngine(task, method, grid, roster, terms)
+        engine = FlowerEngine(loop.task, loop.method, grid, roster, terms)
         engine.recent.extend(record.drift for record in loop.records[-RECENT:] if record.drift is not None)
-        folder.write_json("environment.json", environment(where, torch.float32, engine.name, None))
-        lines = Lines()
-        lines.started(experiment, loop.done, engine.name)
 
         def tuner() -> FlowerEngine:
-            return FlowerEngine(make_task(task.problem), method, grid, roster, terms, final=True)
+            return FlowerEngine(prepared.make_task(problem), loop.method, grid, roster, terms, final=True)
 
-        return loop.go(engine, training_of(experiment), lines, tuner)
+        return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
 
 
-def sizes_beside(out: Path) -> Path:
-    """The file that tells a run on nodes' own data from one on a partition: the experiment is the same."""
+def sizes_file(out: Path) -> Path:
+    """Return the file that only a run on nodes' own data has; the experiment is the same as on a partition."""
     return out.with_name(f"{out.name}-clients.json")
 
 
-def known_sizes(out: Path, roster: Roster, wait: float) -> list[int]:
-    """How many samples each client has: asked for once, of all of them, and then kept beside the run."""
-    file = sizes_beside(out)
+def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float) -> list[int]:
+    """Return how many samples each client has; all nodes are asked once, and the answer is kept beside the run."""
+    file = sizes_file(out)
     if not file.exists():
-        roster.wait(roster.clients, wait, roster.clients)
-        sizes = [roster.sizes[client] for client in range(roster.clients)]
+        registry.wait(registry.clients, wait, registry.clients)
+        sizes = [registry.sizes[client] for client in range(registry.clients)]
         write_text(file, json.dumps(sizes))
     sizes = [int(size) for size in json.loads(read_text(file))]
-    if len(sizes) != roster.clients:
-        raise RunError(f"{file} counts {len(sizes)} clients, not {roster.clients}.", "choose another folder")
-    roster.sizes = dict(enumerate(sizes))
+    if len(sizes) != registry.clients:
+        raise RunError(f"{file} counts {len(sizes)} clients, not {registry.clients}.", "choose another folder")
+    registry.sizes = dict(enumerate(sizes))
     return sizes
 
 
-def speak(file: Path) -> None:
-    """Our lines to stderr, from where Flower streams them, and to a file, which a crash of the server leaves whole."""
+def start_log(file: Path) -> None:
+    """Log to stderr, from where Flower streams it, and to a file, which survives a crash of the server."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for handler in (logging.StreamHandler(), logging.FileHandler(file)):
         handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
@@ -204,11 +184,11 @@ def speak(file: Path) -> None:
     log.propagate = False
 
 
-class Lines:
-    """Progress as lines of the log."""
+class LogProgress:
+    """Reports progress as lines of the log."""
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        log.info("%s: %d of %s rounds are done", experiment.composed.name, done, experiment.rounds)
+        log.info("%s: %d of %s rounds are done", experiment.plan.method.name, done, experiment.plan.rounds)
 
     def round(self, record: RoundRecord) -> None:
         accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"

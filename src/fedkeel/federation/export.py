@@ -1,4 +1,4 @@
-"""An experiment as a Flower app: a folder that `flwr run` takes to a federation."""
+"""An experiment as a Flower app: a folder for `flwr run`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tomli_w
 
-from fedkeel.data.partition.registry import load_partition
 from fedkeel.errors import ExperimentError, FolderError, RequestError
 from fedkeel.methods.named import own_names
+from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import write_text
 
@@ -28,12 +28,13 @@ FILES = (
 
 
 def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
-    """Write the app; returns its files.
+    """Write the app and return its files.
 
     `data` is "partition" (every node has the data set and takes its part), "folder" (each node's own arrays, in its
     data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
     """
-    if experiment.dataset is None:
+    source = experiment.plan.source
+    if isinstance(source, Problem):
         raise ExperimentError(
             "only an experiment with a data set can be exported: a problem from Python cannot travel.",
             'dataset = "cifar10" with --data folder trains on each node\'s own files of that form',
@@ -44,8 +45,8 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderError(f"{folder} is there already and is not empty.", "choose a new folder")
-    nodes = clients if data != PARTITION else getattr(load_partition(experiment.partition), "clients", 3)
-    values = described(experiment) | {
+    nodes = clients if data != PARTITION else getattr(source.partition, "clients", 3)
+    values = name_app(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
         "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
@@ -60,9 +61,9 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     return [folder / name for name in (*FILES, "experiment.toml")]
 
 
-def described(experiment: Experiment) -> dict[str, str]:
+def name_app(experiment: Experiment) -> dict[str, str]:
     """What an app is called, and where its server writes."""
-    method, dataset = experiment.composed.name, experiment.dataset
+    method, dataset, rounds = experiment.plan.method.name, experiment.dataset, experiment.plan.rounds
     name = re.sub(r"[^a-z0-9]+", "-", f"{method}-{dataset}".lower()).strip("-")[:32].strip("-")
-    title = json.dumps(f"{method} on {dataset}, {experiment.rounds} rounds")[1:-1]  # quotes would end a TOML string
+    title = json.dumps(f"{method} on {dataset}, {rounds} rounds")[1:-1]  # quotes would end a TOML string
     return {"name": name, "title": title, "out": f"~/fedkeel-runs/{name}-{experiment.fingerprint()}"}

@@ -1,4 +1,4 @@
-"""Removing the low band of long rows with two thin matrix products and short transforms.
+"""Remove the low band of long rows by two thin matrix products and short transforms.
 
 With n = a b, the lowest coefficients are X[q] = Σ_i e^(−2πi q i / a) Σ_j e^(−2πi q j / n) x[i, j]. For q below a / 2
 the inner factor turns by at most half a circle along j, so a few orthonormal functions φ_m(j) span it to the last
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.custom_op import like_first, opaque
+from fedkeel.kernels.custom_op import as_custom_op, empty_like
 
 THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
@@ -30,7 +30,7 @@ class Basis(NamedTuple):
 
 @cache
 def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis | None:
-    """None where it would not pay: rows too short, a band too wide, or a length without a suitable divisor."""
+    """Return the thin basis, or None where it does not pay: short rows, a wide band, no suitable divisor."""
     a = next((d for d in range(2 * bins + 1, n // 32 + 1) if n % d == 0), None)
     if a is None or n < 1 << 15:
         return None
@@ -39,8 +39,8 @@ def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis 
     middle = torch.arange(b, dtype=torch.float64) - (b - 1) / 2
     some = torch.linspace(0, bins - 1, 128, dtype=torch.float64)
     angle = torch.outer(some, middle) * (2 * torch.pi / n)
-    _, sizes, found = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
-    shapes = found[sizes > EXACT * sizes[0]].T.contiguous()
+    _, sizes, functions = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
+    shapes = functions[sizes > EXACT * sizes[0]].T.contiguous()
     if 4 * shapes.shape[1] > b:
         return None
     every = torch.arange(bins, dtype=torch.float64)
@@ -50,13 +50,13 @@ def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis 
     return Basis(a, b, shapes.to(dtype).to(device), turned.T.contiguous().to(whole).to(device))
 
 
-def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
-    """Rows `[..., leaves, n]` without their lowest `bins` rFFT coefficients; None where the plain way is better."""
+def remove_low_band(rows: Tensor, bins: int) -> Tensor | None:
+    """Remove the lowest `bins` rFFT coefficients of rows `[..., leaves, n]`; None where the plain way is better."""
     leaves, n = rows.shape[-2:]
-    found = basis(n, bins, rows.dtype, rows.device)
-    if found is None:
+    base = basis(n, bins, rows.dtype, rows.device)
+    if base is None:
         return None
-    a, b, shapes, factors = found
+    a, b, shapes, factors = base
     x = rows.reshape(-1, leaves * a, b)  # a view: leaves of one length are neighbours
     thin = shapes.T.expand(len(x), -1, -1).bmm(x.mT).unflatten(-1, (leaves, a))
     # [clients, m, leaves, bins]; the phase of the middle cancels between here and the way back
@@ -68,7 +68,7 @@ def without_low_band(rows: Tensor, bins: int) -> Tensor | None:
 
 # ---- a whole buffer ------------------------------------------------------------------------------------------------
 class Onto(NamedTuple):
-    """Where what is left of a buffer goes: plus + scale · left, with one number for each client."""
+    """What is done with the filtered buffer: plus + scale · filtered, with one scale for each client."""
 
     plus: Tensor  # [clients, D]
     scale: Tensor  # [clients, 1]
@@ -80,45 +80,45 @@ class Onto(NamedTuple):
         torch.addcmul(self.plus, self.scale, left, out=target)
 
 
-@opaque("high_pass(Tensor buffer, int[] spans) -> Tensor", like_first)
+@as_custom_op("high_pass(Tensor buffer, int[] spans) -> Tensor", empty_like)
 def high_pass(buffer: Tensor, spans: list[int]) -> Tensor:
-    """A stacked buffer `[clients, D]` without the low bands of its leaves.
+    """Remove the low bands of the leaves of a stacked buffer `[clients, D]`.
 
     `spans` lists (offset, leaves, length, bins) of neighbouring stretches that cover the buffer; 0 bins leave it alone.
     """
-    return filtered(buffer, spans, None)
+    return filter_buffer(buffer, spans, None)
 
 
-@opaque("high_pass_onto(Tensor buffer, Tensor scale, Tensor plus, int[] spans) -> Tensor", like_first)
+@as_custom_op("high_pass_onto(Tensor buffer, Tensor scale, Tensor plus, int[] spans) -> Tensor", empty_like)
 def high_pass_onto(buffer: Tensor, scale: Tensor, plus: Tensor, spans: list[int]) -> Tensor:
     """plus + scale · high_pass(buffer): the filter is linear, so its last pass can do the rest as well."""
-    return filtered(buffer, spans, Onto(plus.expand(buffer.shape), scale))
+    return filter_buffer(buffer, spans, Onto(plus.expand(buffer.shape), scale))
 
 
-def filtered(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor:
+def filter_buffer(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor:
     stacked = buffer.reshape(-1, buffer.shape[-1])
     out = torch.empty_like(stacked, memory_format=torch.contiguous_format)
     for i in range(0, len(spans), 4):
         offset, leaves, length, bins = spans[i : i + 4]
-        given, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
-        there = None if onto is None else onto.narrow(offset, leaves * length)
-        found = basis(length, bins, buffer.dtype, buffer.device) if bins and length >= THIN_FROM else None
-        if found is not None and buffer.is_cuda:
+        source, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
+        part = None if onto is None else onto.narrow(offset, leaves * length)
+        base = basis(length, bins, buffer.dtype, buffer.device) if bins and length >= THIN_FROM else None
+        if base is not None and buffer.is_cuda:
             from fedkeel.kernels import triton_band
 
-            triton_band.remove(given, leaves, found, target, there)
+            triton_band.remove_low_bands(source, leaves, base, target, part)
             continue
-        left = without(given.unflatten(1, (leaves, length)), bins, found is not None).flatten(1) if bins else given
-        if there is None:
+        left = remove_band(source.unflatten(1, (leaves, length)), bins, base is not None).flatten(1) if bins else source
+        if part is None:
             target.copy_(left)
         else:
-            there.put(left, target)
+            part.put(left, target)
     return out.view(buffer.shape)
 
 
-def without(rows: Tensor, bins: int, thin: bool) -> Tensor:
-    """Rows without their low band, the thin way where it serves."""
-    kept = without_low_band(rows, bins) if thin else None
+def remove_band(rows: Tensor, bins: int, thin: bool) -> Tensor:
+    """Remove the low band of rows, by the thin basis where it serves."""
+    kept = remove_low_band(rows, bins) if thin else None
     if kept is not None:
         return kept
     spectrum = torch.fft.rfft(rows)

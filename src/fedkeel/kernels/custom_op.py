@@ -1,4 +1,4 @@
-"""Functions that compilers do not look into."""
+"""Functions that PyTorch's compiler calls as one operator and does not look into."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-Given = ParamSpec("Given")
+Args = ParamSpec("Args")
 
 LIBRARY = torch.library.Library("fedkeel", "DEF")
 
 
-def opaque(schema: str, shaped: Callable[..., Tensor]) -> Callable[[Callable[Given, Tensor]], Callable[Given, Tensor]]:
-    """Where rules are compiled, the function is one operator of this schema; `shaped` makes an empty result.
+def as_custom_op(
+    schema: str, make_empty: Callable[..., Tensor]
+) -> Callable[[Callable[Args, Tensor]], Callable[Args, Tensor]]:
+    """Register a function as one operator of this schema for compiled rules; `make_empty` makes an empty result.
 
-    For functions that keep tables, or reckon with complex numbers: a compiler generates no code for these, looks
-    through what remembers, and makes a table anew, on the host, in each step, which no graph can capture. What comes
-    out must be new memory. Beware of `z.conj()`, which only sets a flag: called from compiled code, an operator does
-    not see it (seen with PyTorch 2.13), and z itself is taken; `torch.conj_physical` is safe.
+    For functions that cache tables or compute with complex numbers: the compiler generates no code for complex
+    numbers, and ignores caches, so that it makes a table again on the host in each step, which no graph can capture.
+    The result must be new memory. Avoid `z.conj()`, which only sets a flag: an operator called from compiled code does
+    not see the flag (PyTorch 2.13) and takes z itself; `torch.conj_physical` is safe.
     """
     name = schema.partition("(")[0]
 
-    def made(f: Callable[Given, Tensor]) -> Callable[Given, Tensor]:
+    def register(f: Callable[Args, Tensor]) -> Callable[Args, Tensor]:
         LIBRARY.define(schema)
         LIBRARY.impl(name, f, "CompositeExplicitAutograd")
-        LIBRARY._register_fake(name, shaped)
+        LIBRARY._register_fake(name, make_empty)
         operator = getattr(torch.ops.fedkeel, name)
 
         @wraps(f)
-        def called(*args: Given.args, **kwargs: Given.kwargs) -> Tensor:
+        def call(*args: Args.args, **kwargs: Args.kwargs) -> Tensor:
             result: Tensor = operator(*args, **kwargs) if torch.compiler.is_compiling() else f(*args, **kwargs)
             return result
 
-        return called
+        return call
 
-    return made
+    return register
 
 
-def like_first(first: Tensor, *others: object) -> Tensor:
+def empty_like(first: Tensor, *others: object) -> Tensor:
     return torch.empty_like(first, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Where a convolution looks."""
+"""Which pixels a convolution reads."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Geometry:
         out_height, out_width = (
             (n + 2 * padding - k) // stride + 1 for n, k in zip((height, width), kernel, strict=True)
         )
-        rows = live(height, out_height, kernel[0], stride, padding)
-        columns = live(width, out_width, kernel[1], stride, padding)
+        rows = live_taps(height, out_height, kernel[0], stride, padding)
+        columns = live_taps(width, out_width, kernel[1], stride, padding)
         return Geometry(
             height, width, out_height, out_width, kernel, rows, columns, stride, padding - rows[0], padding - columns[0]
         )
@@ -46,7 +46,7 @@ class Geometry:
         return self.taps == self.kernel
 
 
-def live(size: int, out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
-    """The first tap that meets the image, and the end of those that do."""
+def live_taps(size: int, out: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
+    """Return the first kernel tap that meets the image, and the end of those that do."""
     meets = [tap for tap in range(kernel) if any(0 <= o * stride - padding + tap < size for o in range(out))]
     return meets[0], meets[-1] + 1

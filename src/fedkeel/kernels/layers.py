@@ -1,4 +1,4 @@
-"""Layers with weights per client as functions of autograd that write gradients of weights where they belong.
+"""Layers with weights per client, as autograd functions that write weight gradients into one flat buffer.
 
 A flat gradient `[clients, D]` is allocated once and each layer writes into its own part of it, so nothing is joined
 afterwards. Autograd only sees activations; `anchor` is a number that ties every layer to the graph.
@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 from fedkeel.core.trees import Tree
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.plain import Memory, Moments
+from fedkeel.kernels.plain import Moments, RunningMoments
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Running(NamedTuple):
-    """What batch norms remember: before the batch, and where to write it afterwards; None where a model is judged.
+class RunningBuffers(NamedTuple):
+    """Running statistics of batch norms: before the batch, and where to write them after it; None while scoring.
 
     `mask` is 0 for images that only fill a batch up `[clients, batch]`, and None where there are none.
     """
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
     into: Tree
     anchor: Tensor
     compute: torch.dtype
-    running: Running | None = None
+    running: RunningBuffers | None = None
 
 
 class Convolve(torch.autograd.Function):
@@ -94,22 +94,22 @@ class BatchNormalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool, memory: Memory,
+        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool, running: RunningMoments
     ) -> Tensor:  # fmt: skip
         ops = batch_norm_for(x)
-        made = ops.moments(x, mask, gain, bias, epsilon, memory)
+        stats = ops.batch_moments(x, mask, gain, bias, epsilon, running)
         shortcut = None if shortcut is None else shortcut.contiguous()
-        y: Tensor = ops.rescale(x, made.scale, made.shift, shortcut, relu)
-        ctx.save_for_backward(x, y, gain, mask, *made)
+        y: Tensor = ops.rescale(x, stats.scale, stats.shift, shortcut, relu)
+        ctx.save_for_backward(x, y, gain, mask, *stats)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, gain, mask, *made = ctx.saved_tensors
+        x, y, gain, mask, *stats = ctx.saved_tensors
         dx, dz = ctx.ops.rescale_gradient(
-            dy.contiguous(), y, x, Moments(*made), gain, mask, ctx.relu, ctx.into, ctx.joins
+            dy.contiguous(), y, x, Moments(*stats), gain, mask, ctx.relu, ctx.into, ctx.joins
         )
         return dx, None, dz, None, None, None, None, None, None, None
 
@@ -181,7 +181,7 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
     if x.is_cuda and x.dtype in GPU_TYPES:
         from fedkeel.kernels import triton_norm
 
-        if triton_norm.fits(x.shape[-1], groups):
+        if triton_norm.supports(x.shape[-1], groups):
             return triton_norm
     return plain
 
@@ -190,6 +190,6 @@ def batch_norm_for(x: Tensor) -> ModuleType:
     if x.is_cuda and x.dtype in GPU_TYPES:
         from fedkeel.kernels import triton_batch, triton_norm
 
-        if triton_norm.fits(x.shape[-1], groups=x.shape[-1]):
+        if triton_norm.supports(x.shape[-1], groups=x.shape[-1]):
             return triton_batch
     return plain

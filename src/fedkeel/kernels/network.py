@@ -1,4 +1,4 @@
-"""Networks made of layers we know, applied to all clients at once. Anything else is left to vmap."""
+"""Networks whose layers all have kernels, applied to all clients at once. vmap does the others."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -22,14 +22,14 @@ from fedkeel.kernels.layers import (
     Normalise,
     batch_norm_for,
 )
-from fedkeel.kernels.plain import Memory
+from fedkeel.kernels.plain import RunningMoments
 from fedkeel.models.resnet import Block
 
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]
 
 
-def known(module: nn.Module, axes: int) -> bool:
-    """Whether every layer is one of ours, with nothing unusual about it and each parameter used once.
+def has_kernels(module: nn.Module, axes: int) -> bool:
+    """Whether every layer of a network has a kernel, with supported options, and each parameter is used once.
 
     `axes` counts those of one sample, as the module gets it: 3 for an image, 1 for a vector.
     """
@@ -42,15 +42,17 @@ def known(module: nn.Module, axes: int) -> bool:
         return False
     if len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
         return False
-    return all(type(part) in LAYERS and _usual(part) for part in module.modules()) and bool(_after(module, axes))
+    return all(type(part) in LAYERS and _is_supported(part) for part in module.modules()) and bool(
+        _axes_after(module, axes)
+    )
 
 
-def _after(module: nn.Module, axes: int) -> int:
-    """How many axes a sample has after a layer; 0 where the layer sees samples that our version of it does not take."""
+def _axes_after(module: nn.Module, axes: int) -> int:
+    """Count the axes of a sample after a layer; 0 where our version of the layer does not take such samples."""
     match module:
         case nn.Sequential():
             for layer in module:
-                axes = _after(layer, axes)
+                axes = _axes_after(layer, axes)
             return axes
         case nn.Linear():
             return int(axes == 1)
@@ -62,7 +64,7 @@ def _after(module: nn.Module, axes: int) -> int:
             return 3 * int(axes == 3)
 
 
-def _usual(part: nn.Module) -> bool:
+def _is_supported(part: nn.Module) -> bool:
     if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or "forward" in vars(part):
         return False
     match part:
@@ -89,12 +91,12 @@ def _usual(part: nn.Module) -> bool:
 
 
 def forward(module: nn.Module, frame: Frame, x: Tensor) -> Tensor:
-    """The outputs of all clients. `x` is `[clients, batch, …]`; images have their channels first, as modules do."""
+    """Compute the outputs of all clients. `x` is `[clients, batch, …]`, images with channels first, as in modules."""
     x = x.to(frame.compute)
-    return apply(module, "", x.movedim(2, -1) if x.dim() == 5 else x, frame)
+    return apply_layer(module, "", x.movedim(2, -1) if x.dim() == 5 else x, frame)
 
 
-def apply(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:
+def apply_layer(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:
     return LAYERS[type(module)](module, name, x, frame)
 
 
@@ -107,18 +109,18 @@ def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Ten
         (of, layer), *layers = layers
         if isinstance(layer, nn.GroupNorm | nn.BatchNorm2d) and layers and type(layers[0][1]) is nn.ReLU:
             layers = layers[1:]
-            x = normalised(layer, of, x, frame, relu=True)
+            x = normalise(layer, of, x, frame, relu=True)
         else:
-            x = apply(layer, of, x, frame)
+            x = apply_layer(layer, of, x, frame)
     return x
 
 
 def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
     y = convolution(module.conv1, f"{name}.conv1", x, frame)
-    y = normalised(module.bn1, f"{name}.bn1", y, frame, relu=True)
+    y = normalise(module.bn1, f"{name}.bn1", y, frame, relu=True)
     y = convolution(module.conv2, f"{name}.conv2", y, frame)
     shortcut = sequential(module.downsample, f"{name}.downsample", x, frame)
-    return normalised(module.bn2, f"{name}.bn2", y, frame, relu=True, shortcut=shortcut)
+    return normalise(module.bn2, f"{name}.bn2", y, frame, relu=True, shortcut=shortcut)
 
 
 def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor:
@@ -127,23 +129,21 @@ def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor
     y: Tensor = Convolve.apply(
         x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where
     )
-    return y if module.bias is None else biased(y, name, frame)
+    return y if module.bias is None else add_bias(y, name, frame)
 
 
-def biased(x: Tensor, name: str, frame: Frame) -> Tensor:
+def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:
     y: Tensor = AddBias.apply(x, frame.anchor, frame.params[f"{name}.bias"], frame.into[f"{name}.bias"])
     return y
 
 
 def norm(module: nn.GroupNorm | nn.BatchNorm2d, name: str, x: Tensor, frame: Frame) -> Tensor:
-    return normalised(module, name, x, frame, relu=False)
+    return normalise(module, name, x, frame, relu=False)
 
 
-def normalised(
-    module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None
-) -> Tensor:
+def normalise(module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None) -> Tensor:
     if isinstance(module, nn.BatchNorm2d):
-        return batch_normalised(module, name, x, frame, relu, shortcut)
+        return batch_normalise(module, name, x, frame, relu, shortcut)
     gain, bias = f"{name}.weight", f"{name}.bias"
     y: Tensor = Normalise.apply(
         x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
@@ -152,10 +152,10 @@ def normalised(
     return y
 
 
-def batch_normalised(
+def batch_normalise(
     module: nn.BatchNorm2d, name: str, x: Tensor, frame: Frame, relu: bool, shortcut: Tensor | None
 ) -> Tensor:
-    """By the batch's moments, which the running ones follow; by the running ones where a model is judged."""
+    """Normalise by the batch's moments and update the running ones; while scoring, by the running ones."""
     gain, bias, running, x = frame.params[f"{name}.weight"], frame.params[f"{name}.bias"], frame.running, x.contiguous()
     assert running is not None
     assert module.momentum is not None
@@ -167,14 +167,14 @@ def batch_normalised(
         y: Tensor = batch_norm_for(x).rescale(x, scale, bias - mean * scale, beside, relu)
         return y
     into = (frame.into[f"{name}.weight"], frame.into[f"{name}.bias"])
-    memory = Memory((mean, variance), (running.after[moments[0]], running.after[moments[1]]), module.momentum)
-    y = BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, memory)
+    updates = RunningMoments((mean, variance), (running.after[moments[0]], running.after[moments[1]]), module.momentum)
+    y = BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, updates)
     return y
 
 
 def linear(module: nn.Linear, name: str, x: Tensor, frame: Frame) -> Tensor:
     y: Tensor = Multiply.apply(x, frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"])
-    return y if module.bias is None else biased(y, name, frame)
+    return y if module.bias is None else add_bias(y, name, frame)
 
 
 def flatten(module: nn.Flatten, name: str, x: Tensor, frame: Frame) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernels in plain PyTorch: what the Triton ones are held against, on any device and in any precision.
+"""The kernels in plain PyTorch, on any device and in any precision: the reference of the Triton kernels.
 
 Images are `[clients, batch, height, width, channels]`; weights `[clients, out, in, rows, columns]` as in modules.
 """
@@ -16,13 +16,13 @@ from fedkeel.kernels.geometry import Geometry
 
 # ---- convolution ---------------------------------------------------------------------------------------------------
 def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
-    """Live taps with channels last: `[clients, out, taps · in]`."""
+    """Pack live taps with channels last: `[clients, out, taps · in]`."""
     taps = weight[..., slice(*where.rows), slice(*where.columns)]
     return taps.permute(0, 1, 3, 4, 2).flatten(2).to(dtype)
 
 
-def columns(x: Tensor, where: Geometry) -> Tensor:
-    """What each output pixel looks at: `[clients, pixels, taps · in]`."""
+def unfold(x: Tensor, where: Geometry) -> Tensor:
+    """Gather the input pixels of each output pixel: `[clients, pixels, taps · in]`."""
     down, right = where.taps
     bottom = (where.out_height - 1) * where.stride - where.top + down - where.height
     side = (where.out_width - 1) * where.stride - where.left + right - where.width
@@ -32,7 +32,7 @@ def columns(x: Tensor, where: Geometry) -> Tensor:
 
 
 def convolve(x: Tensor, packed: Tensor, where: Geometry) -> Tensor:
-    y = columns(x, where) @ packed.mT
+    y = unfold(x, where) @ packed.mT
     return y.view(*x.shape[:2], where.out_height, where.out_width, -1)
 
 
@@ -53,8 +53,8 @@ def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry) -> Tens
 
 
 def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor) -> None:
-    """Written to `into`, which is laid out like the weight; zero for taps that never meet the image."""
-    dw = dy.flatten(1, 3).mT @ columns(x, where)
+    """Write the gradient to `into`, laid out like the weight; zero for taps that never meet the image."""
+    dw = dy.flatten(1, 3).mT @ unfold(x, where)
     dw = dw.unflatten(2, (*where.taps, -1)).permute(0, 1, 4, 2, 3)
     if not where.whole:
         into.zero_()
@@ -69,7 +69,7 @@ def normalise(
     parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
     mean = parts.mean((2, 3, 5), keepdim=True)
     inverse = ((parts - mean).square().mean((2, 3, 5), keepdim=True) + epsilon).rsqrt()
-    y = ((parts - mean) * inverse).flatten(-2) * spatial(gain) + spatial(bias)
+    y = ((parts - mean) * inverse).flatten(-2) * over_pixels(gain) + over_pixels(bias)
     y = y if shortcut is None else y + shortcut
     return (F.relu(y) if relu else y).to(x.dtype), mean[:, :, 0, 0, :, 0], inverse[:, :, 0, 0, :, 0]
 
@@ -85,14 +85,14 @@ def normalise_gradient(
     into: tuple[Tensor, Tensor],
     joins: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of x, and of the shortcut where one `joins`; those of gain and bias are written to `into`."""
+    """Return the gradients of x and, where one `joins`, of the shortcut; write those of gain and bias to `into`."""
     groups = mean.shape[-1]
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
     parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
     unit = ((parts - mean[:, :, None, None, :, None]) * inverse[:, :, None, None, :, None]).flatten(-2)
     into[0].copy_((dz * unit).sum((1, 2, 3)))
     into[1].copy_(dz.sum((1, 2, 3)))
-    du = (dz * spatial(gain)).unflatten(-1, (groups, -1))
+    du = (dz * over_pixels(gain)).unflatten(-1, (groups, -1))
     unit = unit.unflatten(-1, (groups, -1))
     level = du.mean((2, 3, 5), keepdim=True)
     slope = (du * unit).mean((2, 3, 5), keepdim=True)
@@ -101,8 +101,8 @@ def normalise_gradient(
 
 
 # ---- batch norm: moments over the images of a client, then as above -------------------------------------------------
-class Memory(NamedTuple):
-    """Running mean and variance `[clients, channels]`: as they are, where they are written to, how fast they follow."""
+class RunningMoments(NamedTuple):
+    """Running mean and variance `[clients, channels]`: before the batch, after it, and how fast they follow."""
 
     before: tuple[Tensor, Tensor]
     after: tuple[Tensor, Tensor]
@@ -123,20 +123,20 @@ class Moments(NamedTuple):
     shift: Tensor
 
 
-def moments(
-    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, memory: Memory | None = None
+def batch_moments(
+    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, running: RunningMoments | None = None
 ) -> Moments:
-    """Of a batch; `memory` follows them, its variance as that of a sample."""
+    """Compute the moments of a batch and update the running ones, whose variance is that of a sample."""
     v = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     weight = v.new_ones(x.shape[:2]) if mask is None else mask.to(v.dtype)
     count = weight.sum(1) * (x.shape[2] * x.shape[3])
     of = weight[:, :, None, None, None]
     mean = (v * of).sum((1, 2, 3)) / count[:, None]
-    variance = ((v - spatial(mean)).square() * of).sum((1, 2, 3)) / count[:, None]
-    if memory is not None:
+    variance = ((v - over_pixels(mean)).square() * of).sum((1, 2, 3)) / count[:, None]
+    if running is not None:
         of_sample = variance * (count / (count - 1).clamp(min=1))[:, None]
-        for old, new, into in zip(memory.before, (mean, of_sample), memory.after, strict=True):
-            into.copy_(torch.lerp(old, new.to(old.dtype), memory.momentum))
+        for old, new, into in zip(running.before, (mean, of_sample), running.after, strict=True):
+            into.copy_(torch.lerp(old, new.to(old.dtype), running.momentum))
     inverse = (variance + epsilon).rsqrt()
     scale = gain * inverse
     return Moments(mean, variance, count, inverse, scale, bias - mean * scale)
@@ -144,7 +144,7 @@ def moments(
 
 def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
     """relu(scale · x + shift + shortcut), by channel."""
-    y = x.to(scale.dtype) * spatial(scale) + spatial(shift)
+    y = x.to(scale.dtype) * over_pixels(scale) + over_pixels(shift)
     y = y if shortcut is None else y + shortcut
     return (F.relu(y) if relu else y).to(x.dtype)
 
@@ -153,28 +153,28 @@ def rescale_gradient(
     dy: Tensor,
     y: Tensor,
     x: Tensor,
-    made: Moments,
+    stats: Moments,
     gain: Tensor,
     mask: Tensor | None,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of x, where scale and shift follow from its moments, and of the shortcut; the others as in `normalise_gradient`.
+    """Return gradients as `normalise_gradient` does, where scale and shift follow from the moments of x.
 
     Images that do not count must have no slope, as they have none where the loss leaves them out.
     """
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
-    unit = (x.to(gain.dtype) - spatial(made.mean)) * spatial(made.inverse)
+    unit = (x.to(gain.dtype) - over_pixels(stats.mean)) * over_pixels(stats.inverse)
     into[0].copy_((dz * unit).sum((1, 2, 3)))
     into[1].copy_(dz.sum((1, 2, 3)))
-    level, tilt = (spatial(part / made.pixels[:, None]) for part in (into[1], into[0]))
-    dx = (dz - level - unit * tilt) * spatial(made.scale)
+    level, tilt = (over_pixels(part / stats.pixels[:, None]) for part in (into[1], into[0]))
+    dx = (dz - level - unit * tilt) * over_pixels(stats.scale)
     if mask is not None:
         dx = dx * mask[:, :, None, None, None]
     return dx.to(x.dtype), dz.to(x.dtype) if joins else None
 
 
-def spatial(v: Tensor) -> Tensor:
-    """`[clients, channels]` beside images."""
+def over_pixels(v: Tensor) -> Tensor:
+    """Give `[clients, channels]` axes of size 1 for batch, height and width."""
     return v[:, None, None, None, :]

@@ -1,4 +1,4 @@
-"""How much of a matrix product one program makes. Chosen by what measured fastest (`benchmarks/tiles_gpu.py`)."""
+"""How much of a matrix product one program computes: the fastest sizes measured by `benchmarks/tiles_gpu.py`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-def power(n: int, low: int, high: int) -> int:
-    """The power of two that covers n, within bounds."""
+def pow2(n: int, low: int, high: int) -> int:
+    """Return the smallest power of two that is at least n, within bounds."""
     return min(max(1 << (n - 1).bit_length(), low), high)
 
 
 def within_tap(channels: int) -> int | None:
-    """A piece of the sum that lies within one tap; None where channels are too few."""
+    """Return a length of sum that lies within one tap; None where channels are too few."""
     return next((depth for depth in (64, 32, 16) if channels % depth == 0), None)
 
 
-def product(rows: int, columns: int, channels: int, taps: int, clients: int) -> Tile:
-    """Of a convolution, or of its gradient by the input."""
+def product_tile(rows: int, columns: int, channels: int, taps: int, clients: int) -> Tile:
+    """Choose the tile of a convolution, or of its gradient by the input."""
     if channels % 64 == 0 and columns >= 64:
         if columns == 64:
             return Tile(128, 64, 64, warps=4 if rows > LARGE else 8) if rows > 64 else Tile(64, 64, 64, stages=4)
@@ -39,25 +39,25 @@ def product(rows: int, columns: int, channels: int, taps: int, clients: int) -> 
             return Tile(128, 128, 64)
         few = -(-rows // 64) * -(-columns // 128) * clients < PROGRAMS // 8  # narrower, so that more of them run
         return Tile(64, 64, 128, stages=4) if few and channels % 128 == 0 else Tile(64, 128, 64, stages=4)
-    bm, bn = power(rows, 16, 128), power(columns, 16, 64)
+    bm, bn = pow2(rows, 16, 128), pow2(columns, 16, 64)
     while -(-rows // bm) * -(-columns // bn) * clients < PROGRAMS // 2 and max(bm, bn) > 32:
         bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
-    return Tile(bm, bn, within_tap(channels) or power(channels * taps, 16, 64))
+    return Tile(bm, bn, within_tap(channels) or pow2(channels * taps, 16, 64))
 
 
-def weights(pixels: int, outer: int, inner: int, taps: int) -> Tile:
-    """Of a gradient by the weights; rows are the pixels that are summed over at a time."""
-    bn = power(outer, 16, 64)
+def weight_tile(pixels: int, outer: int, inner: int, taps: int) -> Tile:
+    """Choose the tile of a gradient by the weights; rows are the pixels summed at a time."""
+    bn = pow2(outer, 16, 64)
     if inner % 64 == 0:
         wide = outer >= 128 and pixels * outer >= 32 * LARGE
-        return Tile(64, 128, 64, warps=8, stages=4) if wide else Tile(power(pixels, 16, 64), bn, 64)
+        return Tile(64, 128, 64, warps=8, stages=4) if wide else Tile(pow2(pixels, 16, 64), bn, 64)
     if inner == 16:  # a row of taps: three of them
-        return Tile(power(pixels, 16, 128), bn, 64, warps=2 if bn == 16 else 4, stages=2)
+        return Tile(pow2(pixels, 16, 128), bn, 64, warps=2 if bn == 16 else 4, stages=2)
     if inner >= 16:
-        return Tile(power(pixels, 16, 128), bn, 32 if inner % 32 == 0 else power(inner * taps, 16, 64), stages=2)
+        return Tile(pow2(pixels, 16, 128), bn, 32 if inner % 32 == 0 else pow2(inner * taps, 16, 64), stages=2)
     return Tile(64, bn, 64)  # all taps
 
 
-def precision(dtype: torch.dtype) -> str:
-    """How float32 is multiplied."""
+def dot_precision(dtype: torch.dtype) -> str:
+    """Return Triton's precision of products: TF32 where PyTorch allows it for float32."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedkeel.kernels.band import Basis, Onto
+if TYPE_CHECKING:
+    from fedkeel.kernels.band import Basis, Onto
 
 ROWS, COUNT = 64, 16  # rows of a program; functions of the basis, filled up with zeros
 
@@ -77,14 +80,14 @@ def _subtract(x, low, shapes, out, plus, factor, rows, x_stride, out_stride, plu
     tl.store(out + client * out_stride + at, v, mask=there)
 
 
-def remove(given: Tensor, leaves: int, basis: Basis, target: Tensor, onto: Onto | None) -> None:
-    """Rows `[clients, leaves · n]` without their low bands, written to `target`, or what `onto` makes of them."""
+def remove_low_bands(source: Tensor, leaves: int, basis: Basis, target: Tensor, onto: Onto | None) -> None:
+    """Remove the low bands of rows `[clients, leaves · n]`; `target` gets the rest, or what `onto` makes of it."""
     length, width, shapes, factors = basis
-    (m, bins), clients, rows = factors.shape, len(given), leaves * length
+    (m, bins), clients, rows = factors.shape, len(source), leaves * length
     sizes = {"WIDTH": width, "M": m, "BW": triton.next_power_of_2(width), "BM": max(COUNT, triton.next_power_of_2(m))}
-    thin = torch.empty((clients, m, leaves, length), dtype=given.dtype, device=given.device)
+    thin = torch.empty((clients, m, leaves, length), dtype=source.dtype, device=source.device)
     _analyse[(triton.cdiv(rows, ROWS), clients)](
-        given, shapes, thin, rows, given.stride(0), **sizes, BR=ROWS, num_warps=4
+        source, shapes, thin, rows, source.stride(0), **sizes, BR=ROWS, num_warps=4
     )
     z = torch.fft.rfft(thin)
     half = length // 2 + 1
@@ -93,9 +96,9 @@ def remove(given: Tensor, leaves: int, basis: Basis, target: Tensor, onto: Onto 
         torch.view_as_real(z), torch.view_as_real(factors), torch.view_as_real(low), leaves, half, bins, M=m, BLOCK=256
     )
     low = torch.fft.irfft(low, n=length, norm="forward")  # not divided: the last pass does that
-    plus, scale = (given, given) if onto is None else (onto.plus, onto.scale.contiguous())
+    plus, scale = (source, source) if onto is None else (onto.plus, onto.scale.contiguous())
     _subtract[(triton.cdiv(rows, ROWS), clients)](
-        given, low, shapes, target, plus, scale, rows, given.stride(0), target.stride(0), plus.stride(0),
+        source, low, shapes, target, plus, scale, rows, source.stride(0), target.stride(0), plus.stride(0),
         1 / (width * length),
         **sizes, BR=ROWS, ONTO=onto is not None, num_warps=4,
     )  # fmt: skip

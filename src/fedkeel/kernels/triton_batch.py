@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedkeel.kernels.plain import Memory, Moments
+from fedkeel.kernels.plain import Moments, RunningMoments
 from fedkeel.kernels.tiles import PROGRAMS
 from fedkeel.kernels.triton_norm import _sum_images
 
-__all__ = ["moments", "rescale", "rescale_gradient"]
+__all__ = ["batch_moments", "rescale", "rescale_gradient"]
 
 
 @triton.jit
@@ -174,48 +174,48 @@ def _input_slopes(
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
-def shape(x: Tensor) -> tuple[int, int, int, int, int]:
-    """Rows of a client, pixels of an image, channels, and how many rows and channels one program takes."""
+def launch_shape(x: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the rows of a client, pixels of an image, channels, and the rows and channels of one program."""
     rows, channels = x.shape[1] * x.shape[2] * x.shape[3], x.shape[4]
     wide = min(channels, 64)
     return rows, x.shape[2] * x.shape[3], channels, min(triton.next_power_of_2(rows), 8192 // wide), wide
 
 
-def stretches(x: Tensor) -> tuple[int, int, int]:
-    """Of sums over rows: rows that a program takes at a time, how often it does, and the programs of a client."""
-    rows, _, channels, block, wide = shape(x)
+def launch_sums(x: Tensor) -> tuple[int, int, int]:
+    """Plan sums over rows: the rows a program takes at a time, its turns, and the programs of a client."""
+    rows, _, channels, block, wide = launch_shape(x)
     block = min(block, 4096 // wide)
     turns = max(1, min(16, rows * len(x) * (channels // wide) // (block * 2 * PROGRAMS)))
     return block, turns, triton.cdiv(rows, block * turns)
 
 
-def moments(
-    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, memory: Memory | None = None
+def batch_moments(
+    x: Tensor, mask: Tensor | None, gain: Tensor, bias: Tensor, epsilon: float, running: RunningMoments | None = None
 ) -> Moments:
-    rows, pixels, channels, _, wide = shape(x)
-    clients, (block, turns, chunks) = len(x), stretches(x)
+    rows, pixels, channels, _, wide = launch_shape(x)
+    clients, (block, turns, chunks) = len(x), launch_sums(x)
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     counts = torch.empty((clients, chunks), dtype=torch.float32, device=x.device)
     _moments[(chunks, clients, channels // wide)](
         x, x if mask is None else mask.contiguous(), counts, parts[0], parts[1], rows, pixels, chunks, turns,
         CHANNELS=channels, WIDE=wide, BLOCK=block, MASKED=mask is not None, num_warps=4,
     )  # fmt: skip
-    made = torch.empty((5, clients, channels), dtype=torch.float32, device=x.device)
+    stats = torch.empty((5, clients, channels), dtype=torch.float32, device=x.device)
     count = torch.empty((clients,), dtype=torch.float32, device=x.device)
-    before, after, momentum = memory or ((made[0], made[1]), (made[0], made[1]), 0.0)
+    before, after, momentum = running or ((stats[0], stats[1]), (stats[0], stats[1]), 0.0)
     assert before[0].stride() == before[1].stride()
     assert after[0].stride() == after[1].stride()
     _join[(clients, channels // wide)](
-        counts, parts[0], parts[1], gain, bias, *before, *after, made, count, chunks, clients, gain.stride(0),
+        counts, parts[0], parts[1], gain, bias, *before, *after, stats, count, chunks, clients, gain.stride(0),
         bias.stride(0), before[0].stride(0), after[0].stride(0), epsilon, momentum, CHANNELS=channels, WIDE=wide,
-        BLOCK=64, REMEMBERED=memory is not None,
+        BLOCK=64, REMEMBERED=running is not None
     )  # fmt: skip
-    mean, variance, inverse, scale, shift = made
+    mean, variance, inverse, scale, shift = stats
     return Moments(mean, variance, count, inverse, scale, shift)
 
 
 def rescale(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
-    rows, _, channels, block, wide = shape(x)
+    rows, _, channels, block, wide = launch_shape(x)
     y = torch.empty_like(x)
     _rescale[(triton.cdiv(rows, block), len(x), channels // wide)](
         x, scale.contiguous(), shift.contiguous(), x if shortcut is None else shortcut, y, rows, CHANNELS=channels,
@@ -228,7 +228,7 @@ def rescale_gradient(
     dy: Tensor,
     y: Tensor,
     x: Tensor,
-    made: Moments,
+    stats: Moments,
     gain: Tensor,
     mask: Tensor | None,
     relu: bool,
@@ -236,20 +236,20 @@ def rescale_gradient(
     joins: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Where no shortcut joins, what the ReLU let through is worked out again from x, which is read anyway."""
-    rows, pixels, channels, block, wide = shape(x)
-    clients, (some, turns, chunks) = len(x), stretches(x)
+    rows, pixels, channels, block, wide = launch_shape(x)
+    clients, (some, turns, chunks) = len(x), launch_sums(x)
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     _slopes[(chunks, clients, channels // wide)](
-        dy, y, x, made.mean, made.inverse, made.scale, made.shift, parts[0], parts[1], dx if dz is None else dz, rows,
-        chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4,
+        dy, y, x, stats.mean, stats.inverse, stats.scale, stats.shift, parts[0], parts[1], dx if dz is None else dz,
+        rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4
     )  # fmt: skip
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, chunks, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
     _input_slopes[(triton.cdiv(rows, block), clients, channels // wide)](
-        dy if dz is None else dz, x, x if mask is None else mask.contiguous(), made.mean, made.inverse, made.scale,
-        made.shift, into[0], into[1], made.pixels, dx, rows, pixels, into[0].stride(0), into[1].stride(0),
+        dy if dz is None else dz, x, x if mask is None else mask.contiguous(), stats.mean, stats.inverse, stats.scale,
+        stats.shift, into[0], into[1], stats.pixels, dx, rows, pixels, into[0].stride(0), into[1].stride(0),
         CHANNELS=channels, WIDE=wide, BLOCK=block, RELU=relu and dz is None, MASKED=mask is not None, num_warps=8,
     )  # fmt: skip
     return dx, dz

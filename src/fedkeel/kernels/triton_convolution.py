@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import Tile, precision, product
+from fedkeel.kernels.tiles import Tile, dot_precision, product_tile
 from fedkeel.kernels.triton_weights import convolve_weight_gradient, pack
 
 __all__ = ["convolve", "convolve_input_gradient", "convolve_weight_gradient", "pack"]
@@ -133,11 +133,11 @@ def convolve(x: Tensor, packed: Tensor, where: Geometry, tile: Tile | None = Non
     clients, images, height, width, inner = x.shape
     outer, pixels = packed.shape[1], images * where.out_height * where.out_width
     y = torch.empty((clients, images, where.out_height, where.out_width, outer), dtype=x.dtype, device=x.device)
-    bm, bn, bk, warps, stages = tile or product(pixels, outer, inner, where.taps[1], clients)
+    bm, bn, bk, warps, stages = tile or product_tile(pixels, outer, inner, where.taps[1], clients)
     _convolve[(triton.cdiv(pixels, bm) * triton.cdiv(outer, bn), clients)](
         x, packed, y, pixels, outer, HEIGHT=height, WIDTH=width, INNER=inner, OUT_HEIGHT=where.out_height,
         OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=where.taps[0], COLUMNS=where.taps[1],
-        STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk, ONE_TAP=inner % bk == 0,
+        STRIDE=where.stride, PRECISION=dot_precision(x.dtype), BM=bm, BN=bn, BK=bk, ONE_TAP=inner % bk == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
@@ -151,11 +151,11 @@ def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry, tile: T
     pixels = images * triton.cdiv(where.height, stride) * triton.cdiv(where.width, stride)
     # with a stride, what a row of taps comes from does not lie side by side
     taps = right if stride == 1 else 1
-    bm, bn, bk, warps, stages = tile or product(pixels, inner, outer, taps, clients * stride**2)
+    bm, bn, bk, warps, stages = tile or product_tile(pixels, inner, outer, taps, clients * stride**2)
     _input_gradient[(triton.cdiv(pixels, bm) * triton.cdiv(inner, bn), clients, stride**2)](
         dy, packed, dx, images, inner, HEIGHT=where.height, WIDTH=where.width, OUTER=outer,
         OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=stride, PRECISION=precision(dy.dtype), BM=bm, BN=bn, BK=bk,
+        COLUMNS=right, STRIDE=stride, PRECISION=dot_precision(dy.dtype), BM=bm, BN=bn, BK=bk,
         ONE_TAP=stride > 1 or outer % bk == 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx

@@ -157,12 +157,12 @@ def _sum_images(
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
-def fits(channels: int, groups: int) -> bool:
+def supports(channels: int, groups: int) -> bool:
     """Whether these kernels take it: powers of two."""
     return channels & (channels - 1) == 0 and groups & (groups - 1) == 0
 
 
-def block(pixels: int, channels: int) -> tuple[int, int]:
+def block_size(pixels: int, channels: int) -> tuple[int, int]:
     """Pixels at once, and warps."""
     rows = min(triton.next_power_of_2(pixels), max(1, 16384 // channels))
     return rows, min(8, max(1, rows * channels // 1024))
@@ -174,7 +174,7 @@ def normalise(
     clients, images, height, width, channels = x.shape
     y, mean = torch.empty_like(x), gain.new_empty((clients, images, groups))
     inverse = torch.empty_like(mean)
-    rows, warps = block(height * width, channels)
+    rows, warps = block_size(height * width, channels)
     _normalise[(clients * images,)](
         x, gain, bias, shortcut if shortcut is not None else x, y, mean, inverse, images, height * width,
         gain.stride(0), bias.stride(0), epsilon, CHANNELS=channels, GROUPS=groups, BLOCK=rows,
@@ -197,7 +197,7 @@ def normalise_gradient(
     clients, images, height, width, channels = x.shape
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = gain.new_empty((2, clients, images, channels))
-    rows, warps = block(height * width, channels)
+    rows, warps = block_size(height * width, channels)
     _normalise_gradient[(clients * images,)](
         dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
         gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import PROGRAMS, Tile, power, precision, weights
+from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, pow2, weight_tile
 
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
 
@@ -120,7 +120,7 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
     (down, right), full = where.taps, where.kernel[0] * where.kernel[1]
     packed = torch.empty((clients, outer, down * right * inner), dtype=dtype, device=weight.device)
-    padded, pairs = power(down * right, 1, 1024), outer * inner
+    padded, pairs = pow2(down * right, 1, 1024), outer * inner
     block = max(16, 2048 // padded)
     _pack[(triton.cdiv(pairs, block), clients)](
         weight, packed, pairs, inner, weight.stride(0), where.rows[0], where.columns[0], where.kernel[1],
@@ -133,7 +133,7 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
-    bm, bn, bk, warps, stages = tile or weights(pixels, outer, inner, right)
+    bm, bn, bk, warps, stages = tile or weight_tile(pixels, outer, inner, right)
     one_row = inner >= 16
     pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
     tiles = triton.cdiv(outer, bn) * pieces
@@ -144,13 +144,13 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     _weight_gradient[(tiles, splits, clients)](
         x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
         OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=where.stride, PRECISION=precision(x.dtype), BM=bm, BN=bn, BK=bk,
+        COLUMNS=right, STRIDE=where.stride, PRECISION=dot_precision(x.dtype), BM=bm, BN=bn, BK=bk,
         ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 4:  # summed in parallel; few are added while they are put in order
         parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
-    padded = power(full, 1, 1024)
+    padded = pow2(full, 1, 1024)
     block = max(16, 2048 // padded)
     _unpack[(triton.cdiv(pairs, block), clients)](
         parts, into, pairs, inner, into.stride(0), splits, parts.stride(0), where.rows[0], where.columns[0],

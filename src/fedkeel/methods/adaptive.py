@@ -30,6 +30,8 @@ from fedkeel.rules import (
     Uniform,
 )
 
+__all__ = ["fedscam", "fedscam_sam", "fedscam_wa", "fedfsa", "fedfsa_released"]
+
 SENSITIVITIES = ("change", "minmax", "taylor", "exact")
 CHOICES = ("highest", "lowest", "random")
 
@@ -66,8 +68,8 @@ def fedfsa_released(
     learning rate decaying per round (the main runs do not decay it).
     """
     base = method("fedfsa", perturb=[Sam(rho)], gradient=[FirstRateMomentum(alpha)], weights=Uniform())
-    made = with_fsa(base, rho, rho_larger, top, "minmax")
-    return replace(made, name="fedfsa@released", papers=("fedfsa", "fedsam"))
+    with_radii = with_fsa(base, rho, rho_larger, top, "minmax")
+    return replace(with_radii, name="fedfsa@released", papers=("fedfsa", "fedsam"))
 
 
 def with_fsa(
@@ -94,7 +96,7 @@ def with_fsa(
         removal = ByRemoval(rho, rho_larger)
         after = (Phase((removal,), (NoteRemoval(), critical), 1, False, False, Value(), same_batch=True),)
 
-    def trained(phase: Phase) -> Phase:
+    def add_radii(phase: Phase) -> Phase:
         if not (phase.trains and phase.uploads):
             return phase
         if phase.perturb and not isinstance(phase.perturb[0], Sam):
@@ -105,7 +107,7 @@ def with_fsa(
         chain = phase.gradient if before is None else (before, *phase.gradient, critical)
         return replace(phase, perturb=(LayerRadius(rho, rho_larger), *phase.perturb[1:]), gradient=chain)
 
-    phases = (*map(trained, base.phases), *after)
+    phases = (*map(add_radii, base.phases), *after)
     papers = tuple(dict.fromkeys(("fedfsa", *base.papers)))
     return replace(base, name=f"fsa+{base.name}", phases=phases, papers=papers)
 

@@ -10,6 +10,8 @@ from fedkeel.rules import BySize, ClipHere, DecayHere, OnlyLayers, ServerAdam, S
 from fedkeel.rules.layers import HEAD
 from fedkeel.rules.server_rules import Form
 
+__all__ = ["fedavg", "uniform", "fedavg_ft", "fedavgm", "fedadam"]
+
 
 def fedavg() -> Method:
     """Local SGD, averaged by size."""

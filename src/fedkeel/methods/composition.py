@@ -13,7 +13,7 @@ from fedkeel.errors import MethodError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_parts
 from fedkeel.rules import RULES
-from fedkeel.typed_values import plain, shown, typed, types_of
+from fedkeel.typed_values import check_keys, check_table, read_values, show_value, to_plain, types_of
 
 RULE = Kind(
     "rule", Rule, classes=True, hint="a rule is a subclass of fk.Rule under @dataclass(frozen=True)", error=MethodError
@@ -41,7 +41,7 @@ def save_rule(rule: Rule) -> dict[str, Any]:
 def _save_value(value: Any) -> Any:
     if isinstance(value, Rule):
         return save_rule(value)
-    return [_save_value(item) for item in value] if isinstance(value, tuple) else plain(value)
+    return [_save_value(item) for item in value] if isinstance(value, tuple) else to_plain(value)
 
 
 def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
@@ -50,11 +50,11 @@ def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
         name = data if isinstance(data, str) and data in RULES else "Sam"
         needed = [f"{field.name} = …" for field in fields(cast(Any, RULES[name])) if field.default is MISSING]
         written = ", ".join([f'rule = "{name}"', *needed])
-        raise MethodError(f"a rule is a table of its name and fields: {shown(data)}", f"write {{{written}}}")
+        raise MethodError(f"a rule is a table of its name and fields: {show_value(data)}", f"write {{{written}}}")
     settings = dict(data)
     name = settings.pop("rule", None)
     if not isinstance(name, str):
-        raise MethodError(f"a rule needs its name: {shown(dict(data))}", 'write {rule = "Sam", rho = 0.1}')
+        raise MethodError(f"a rule needs its name: {show_value(dict(data))}", 'write {rule = "Sam", rho = 0.1}')
     try:
         kind = look_up(name, RULE, trust) if ":" in name else RULES.get(name)
     except UntrustedError as error:
@@ -63,22 +63,15 @@ def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
         raise MethodError(f"unknown rule: {name}", nearest(name, RULES, "rules"))
     if not is_dataclass(cast(Any, kind)):
         raise MethodError(f"{name} is not a rule.", RULE.hint)
-    known = {field.name: field for field in fields(cast(Any, kind))}
-    for word in settings:
-        if word not in known:
-            raise MethodError(f"rule {name} has no field: {word}", nearest(word, known, "fields"))
-    missing = [
-        n for n, f in known.items() if n not in settings and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
-        raise MethodError(f"rule {name} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}")
+    check_table(kind, settings, MethodError, f"rule {name}")
     values = {word: _load_value(value, trust) for word, value in settings.items()}
     if (inner := next(named_parts(values.values()), None)) is not None:
         return NamedRule(data, inner.error)
     try:
         return cast(Rule, kind(**values))
     except TypeError as error:  # where annotations do not say what fits
-        raise MethodError(f"rule {name} refused its fields: {error}", f"its fields: {', '.join(known)}") from error
+        hint = f"its fields: {', '.join(field.name for field in fields(cast(Any, kind)))}"
+        raise MethodError(f"rule {name} refused its fields: {error}", hint) from error
 
 
 def _load_value(value: Any, trust: Trust) -> Any:
@@ -127,7 +120,7 @@ def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
         return _parse(data, trust)
     if not isinstance(data, Mapping) or not isinstance(data.get("objective"), str):
         raise MethodError(
-            f"an objective is a text, or a table of its name and fields: {shown(data)}",
+            f"an objective is a text, or a table of its name and fields: {show_value(data)}",
             'write "calibrated:0.5", or {objective = "calibrated", tau = 0.5}',
         )
     settings = dict(data)
@@ -136,13 +129,7 @@ def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:
         kind = _kind(name, trust)
     except UntrustedError as error:
         return NamedObjective(data, error)
-    known = {field.name: field for field in fields(kind)}
-    for word in settings:
-        if word not in known:
-            raise MethodError(f"objective {name} has no field: {word}", nearest(word, known, "fields"))
-    for word, field in known.items():
-        if word not in settings and field.default is MISSING and field.default_factory is MISSING:
-            raise MethodError(f"objective {name} lacks: {word}", f"its fields: {', '.join(known)}")
+    check_table(kind, settings, MethodError, f"objective {name}")
     return kind(**settings)
 
 
@@ -156,21 +143,21 @@ def _parse(text: str, trust: Trust) -> Objective:
         return kind()
     known = fields(kind)
     if not known:
-        raise MethodError(f"the objective {name} has no number: {shown(number)}", f"write {name}")
+        raise MethodError(f"the objective {name} has no number: {show_value(number)}", f"write {name}")
     try:
         return kind(**{known[0].name: float(number)})
     except ValueError:
         raise MethodError(
-            f"the number of objective {name} is not one: {shown(number)}", f"write {name}:{known[0].default}"
+            f"the number of objective {name} is not one: {show_value(number)}", f"write {name}:{known[0].default}"
         ) from None
 
 
 def _kind(name: str, trust: Trust) -> type[Objective]:
     kind = look_up(name, OBJECTIVE, trust) if ":" in name else OBJECTIVES.get(name)
     if kind is None:
-        raise MethodError(f"unknown objective: {shown(name)}", nearest(name, OBJECTIVES, "objectives"))
+        raise MethodError(f"unknown objective: {show_value(name)}", nearest(name, OBJECTIVES, "objectives"))
     if not is_dataclass(cast(Any, kind)):
-        raise MethodError(f"{shown(name)} is not an objective.", OBJECTIVE.hint)
+        raise MethodError(f"{show_value(name)} is not an objective.", OBJECTIVE.hint)
     return cast(type[Objective], kind)
 
 
@@ -222,13 +209,11 @@ def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
     """A method from its composition; `phases` may be left out when `perturb` and `gradient` say all."""
     settings = dict(data)
     known = {*(field.name for field in fields(Method)), "perturb", "gradient"}
-    for word in settings:
-        if word not in known:
-            raise MethodError(f"a method has no part: {word}", nearest(word, known, "parts"))
+    check_keys(settings, known, MethodError, "a method", "part")
     single = {part: settings.pop(part) for part in ("perturb", "gradient") if part in settings}
     phases = settings.pop("phases", None)
     if phases is not None and not isinstance(phases, list | tuple):
-        raise MethodError(f"phases must be a list of tables: {shown(phases)}", "write phases = [{gradient = […]}]")
+        raise MethodError(f"phases must be a list of tables: {show_value(phases)}", "write phases = [{gradient = […]}]")
     if single and phases:
         raise MethodError("a method has either phases or perturb and gradient, not both.")
     extra: dict[str, Any] = {
@@ -240,7 +225,7 @@ def load(data: Mapping[str, Any], trust: Trust = Trust.NOTHING) -> Method:
         raise MethodError(
             f"{type(weights).__name__} is not a weighting of clients.", 'use weights = {rule = "Uniform"}'
         )
-    settings = typed(settings, types_of(Method), MethodError, "{} of a method")
+    settings = read_values(settings, types_of(Method), MethodError, "a method")
     chains = tuple(_load_phase(phase, trust) for phase in (phases or [single]))
     kind = NamedMethod if any(named_parts((chains, weights, *extra.values()))) else Method
     return kind(
@@ -257,22 +242,19 @@ def _load_rules(part: str, data: Any, trust: Trust) -> tuple[Rule, ...]:
     chain = [data] if isinstance(data, Mapping) else data  # a rule alone is a chain of one
     if not isinstance(chain, list | tuple):
         raise MethodError(
-            f"{part} must be a list of rules: {shown(data)}", f'write {part} = [{{rule = "Sam", rho = 0.1}}]'
+            f"{part} must be a list of rules: {show_value(data)}", f'write {part} = [{{rule = "Sam", rho = 0.1}}]'
         )
     return tuple(load_rule(rule, trust) for rule in chain)
 
 
 def _load_phase(data: Any, trust: Trust) -> Phase:
     if not isinstance(data, Mapping):
-        raise MethodError(f"a phase is a table of its parts: {shown(data)}", "write {gradient = […], epochs = 1}")
+        raise MethodError(f"a phase is a table of its parts: {show_value(data)}", "write {gradient = […], epochs = 1}")
     settings = dict(data)
-    known = [field.name for field in fields(Phase)]
-    for word in settings:
-        if word not in known:
-            raise MethodError(f"a phase has no part: {word}", nearest(word, known, "parts"))
+    check_table(Phase, settings, MethodError, "a phase", "part")
     chains: dict[str, Any] = {
         part: _load_rules(part, settings.pop(part), trust) for part in ("perturb", "gradient") if part in settings
     }
     if "objective" in settings:
         settings["objective"] = load_objective(settings["objective"], trust)
-    return Phase(**chains, **typed(settings, types_of(Phase), MethodError, "{} of a phase"))
+    return Phase(**chains, **read_values(settings, types_of(Phase), MethodError, "a phase"))

@@ -18,6 +18,8 @@ from fedkeel.rules import (
     WeightDecay,
 )
 
+__all__ = ["fedprox", "scaffold", "feddyn", "feddyn_released", "fedcm", "feddc", "fedlc"]
+
 
 def fedprox(mu: NonNegative = 0.01) -> Method:
     """FedAvg with a pull back to the global model.

@@ -8,10 +8,11 @@ from typing import Any
 from fedkeel.core.method import Method
 from fedkeel.errors import ExperimentError, UntrustedError
 from fedkeel.importing import Trust
-from fedkeel.methods import build, composition
+from fedkeel.methods import composition
 from fedkeel.methods.named import NamedModel, named_method
+from fedkeel.methods.registry import build
 from fedkeel.models import check_name
-from fedkeel.typed_values import shown
+from fedkeel.typed_values import show_value
 
 
 def read_method(given: Any, trust: Trust) -> Method:
@@ -21,7 +22,7 @@ def read_method(given: Any, trust: Trust) -> Method:
     if isinstance(given, Mapping) and {"phases", "perturb", "gradient", "weights"} & set(given):
         return composition.load(given, trust)
     if not isinstance(given, str | Mapping):
-        raise ExperimentError(f"a method is a name or a Method, not {shown(given)}.", 'method="fedavg"')
+        raise ExperimentError(f"a method is a name or a Method, not {show_value(given)}.", 'method="fedavg"')
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = str(settings.pop("name", "fedavg"))
     try:

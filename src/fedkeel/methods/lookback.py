@@ -15,6 +15,17 @@ from fedkeel.rules import (
     Uniform,
 )
 
+__all__ = [
+    "fedlesam",
+    "fedlesam_s",
+    "fedlesam_d",
+    "fedlesam_released",
+    "fedlesam_s_released",
+    "fedlesam_d_released",
+    "fedwmsam",
+    "fedwmsam_released",
+]
+
 
 def fedlesam(rho: NonNegative = 0.1) -> Method:
     """Climb against the last global move that the client saw: one backward pass per step.

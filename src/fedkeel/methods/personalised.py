@@ -18,6 +18,8 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.layers import HEAD
 
+__all__ = ["fedper", "fedala", "fedcr", "ditto"]
+
 
 def fedper(private: tuple[str, ...] = (HEAD,)) -> Method:
     """A shared body, and a head that never leaves its client."""

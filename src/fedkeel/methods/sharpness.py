@@ -27,6 +27,24 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.layers import HEAD
 
+__all__ = [
+    "fedsam",
+    "fedasam",
+    "mofedsam",
+    "fedsam_s",
+    "fedgamma",
+    "fedsam_d",
+    "fedspeed",
+    "fedspeed_released",
+    "fedsmoo",
+    "fedsmoo_released",
+    "fedgloss",
+    "fedgloss_released",
+    "fedsol",
+    "fedlwsam",
+    "plgu",
+]
+
 
 def fedsam(rho: NonNegative = 0.1) -> Method:
     """Sharpness-aware local steps."""

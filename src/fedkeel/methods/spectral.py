@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError, nearest
+from fedkeel.methods.averaging import fedavg
 from fedkeel.ranges import Count, NonNegative, Positive, Share
 from fedkeel.rules import (
     BySize,
@@ -27,6 +28,8 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.filters import MinDims, Order
 
+__all__ = ["fedfft", "fedfft_s", "fedfft_d", "specgradfilter"]
+
 FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "energy", "l2", "norm", "median")
 """fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls: high and random
 remove other coefficients, energy random ones with as much energy; l2 and norm only shorten, tensor by tensor or all by
@@ -39,7 +42,7 @@ def fedfft(rho: NonNegative = 0.1, ratio: Share = 0.01, form: str = "fft", order
     Paper: its algorithm lacks a ∇, its ablations name high, random, L2 and coordinate clipping. Released code: none.
     Here: every tensor is filtered; form= gives the ablations, order= the flattening.
     """
-    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
+    perturb = [Sam(rho), make_filter(form, ratio, order=order)]
     return method("fedfft", perturb=perturb, weights=Uniform(), papers=["fedfft", "sam"])
 
 
@@ -49,7 +52,7 @@ def fedfft_s(rho: NonNegative = 0.1, ratio: Share = 0.01, form: str = "fft", ord
     Paper: its algorithm 3 has the sign of C_k − C reversed and sums where it should average. Released code: none. Here:
     SCAFFOLD's signs and means.
     """
-    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
+    perturb = [Sam(rho), make_filter(form, ratio, order=order)]
     return method(
         "fedfft-s",
         perturb=perturb,
@@ -67,7 +70,7 @@ def fedfft_d(
     Paper: its algorithm 2 adds λ_k where it must subtract, and never uses λ on the server. Released code: none. Here:
     FedDyn's signs; λ = 1/β = 0.1, which the paper does not state.
     """
-    perturb = [Sam(rho), filter_of(form, ratio, order=order)]
+    perturb = [Sam(rho), make_filter(form, ratio, order=order)]
     return method(
         "fedfft-d", perturb=perturb, gradient=[DynamicDual(lam)], weights=Uniform(), papers=["fedfft", "sam", "feddyn"]
     )
@@ -93,13 +96,15 @@ def specgradfilter(
     Every tensor is filtered, as the algorithm reads; the paper's tables here set min_dims = 2, which leaves 1-D tensors
     alone: else the mean of a long norm's gains is never learned and only decays. The question `vectors` compares both.
     """
-    from fedkeel.methods import build  # the registry holds this module's methods
+    if base == "fedavg":
+        base = fedavg()
+    if not isinstance(base, Method):
+        raise MethodError(f"the base of specgradfilter is a Method, not {base!r}.", f'base=fk.METHODS["{base}"]()')
+    rule = make_filter(form, ratio, order=order, window=window, sigma=sigma, min_dims=min_dims)
+    return with_filter(base, On(tuple(layers), rule) if layers else rule)
 
-    rule = filter_of(form, ratio, order=order, window=window, sigma=sigma, min_dims=min_dims)
-    return filtered(build(base) if isinstance(base, str) else base, On(tuple(layers), rule) if layers else rule)
 
-
-def filter_of(
+def make_filter(
     form: str, ratio: Share, *, order: Order = "0123", window: Count = 25, sigma: Positive = 7.5, min_dims: MinDims = 0
 ) -> Rule:
     """The filter of that form."""
@@ -120,16 +125,16 @@ def filter_of(
     return rules[form]
 
 
-def filtered(base: Method, rule: Rule) -> Method:
+def with_filter(base: Method, rule: Rule) -> Method:
     """`base` with `rule` first in the gradient chain of every training phase: it sees the data gradient alone."""
 
-    def first(phase: Phase) -> Phase:
+    def filter_first(phase: Phase) -> Phase:
         return replace(phase, gradient=(rule, *phase.gradient)) if phase.trains else phase
 
     weights = Uniform() if base.weights == BySize() else base.weights
     name = "specgradfilter" if base.name == "fedavg" else f"specgradfilter+{base.name}"
     papers = tuple(dict.fromkeys(("specgradfilter", *base.papers)))
-    return replace(base.each_phase(first), name=name, weights=weights, papers=papers)
+    return replace(base.map_phases(filter_first), name=name, weights=weights, papers=papers)
 
 
 def filter_gradients(base: Method, ratio: Share = 0.05, form: str = "fft", order: Order = "0123", window: Count = 25,
@@ -140,14 +145,14 @@ def filter_gradients(base: Method, ratio: Share = 0.05, form: str = "fft", order
 
 def filter_perturbations(base: Method, ratio: Share = 0.01, form: str = "fft", order: Order = "0123") -> Method:
     """The plug-in `fedfft+BASE`: the low-frequency part of each of the base's perturbations removed."""
-    rule = filter_of(form, ratio, order=order)
+    rule = make_filter(form, ratio, order=order)
     if not any(phase.perturb for phase in base.phases if phase.trains):
         raise MethodError(
             f"{base.name} perturbs nothing that fedfft could filter.", "use specgradfilter+… for its gradients"
         )
 
-    def last(phase: Phase) -> Phase:
+    def filter_last(phase: Phase) -> Phase:
         return replace(phase, perturb=(*phase.perturb, rule)) if phase.trains and phase.perturb else phase
 
     papers = tuple(dict.fromkeys(("fedfft", *base.papers)))
-    return replace(base.each_phase(last), name=f"fedfft+{base.name}", papers=papers)
+    return replace(base.map_phases(filter_last), name=f"fedfft+{base.name}", papers=papers)

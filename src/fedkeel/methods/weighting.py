@@ -23,8 +23,10 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.weights import Metric
 
+__all__ = ["q_fedavg", "fedlw", "fednolowe", "feddisco", "fedawa", "fedawa_released", "fedlws", "fedlaw"]
 
-def qfedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
+
+def q_fedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
     """Clients whose loss is high count more.  q = 0 is uniform (exact) or by size (reweight).
 
     mode = "exact" is the paper's step, "reweight" averages with p_i ∝ n_i F_i^q.

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from fedkeel.errors import ModelError, nearest
-from fedkeel.models.bottleneck import coded
+from fedkeel.models.bottleneck import with_code
 from fedkeel.models.card import Images, ModelCard, Numbers, Shape, Tokens
 from fedkeel.models.classifier import head
 from fedkeel.models.cnn import leaf_cnn, lenet_fsa, small_cnn
 from fedkeel.models.dense import logistic, mlp
 from fedkeel.models.densenet import densenet121
-from fedkeel.models.external import check_name, external
+from fedkeel.models.external import build_external, check_name
 from fedkeel.models.resnet import RESNET18, RESNET18_CIFAR, RESNET18_CIFAR_PLAIN, RESNET20, WRN56_2, resnet
 from fedkeel.models.text import fasttext, lstm
 from fedkeel.models.vit import vit_small_32
@@ -61,7 +61,7 @@ MODELS: dict[str, ModelCard] = {
         title="Two-layer perceptron with a random code",
         paper="FedAvg's 2NN with FedCR's bottleneck",
         about="mlp whose last layer gives mean and spread of a code, and a linear head on that",
-        make=partial(coded, mlp),
+        make=partial(with_code, mlp),
         takes=Numbers(),
         defaults={"width": 200, "code": 64, "samples": 18},
         notes="For data too small for lenet-cr; the sizes are our choice.",
@@ -70,7 +70,7 @@ MODELS: dict[str, ModelCard] = {
         title="Five-layer CNN of FedFSA with a random code",
         paper="FedCR",
         about="lenet-fsa whose last layer gives mean and spread of a code of 512 numbers, and a linear head on that",
-        make=partial(coded, lenet_fsa),
+        make=partial(with_code, lenet_fsa),
         takes=Images(smallest=16),
         defaults={"code": 512, "samples": 18},
         notes="Training draws each code 18 times; evaluation takes its mean, where the release averages the logits of "
@@ -181,7 +181,7 @@ MODELS: dict[str, ModelCard] = {
 
 
 def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -> nn.Module:
-    """The model `name` for samples of `shape`, with initial weights that depend on the arguments alone.
+    """Build the model `name` for samples of `shape`, with initial weights that depend on the arguments alone.
 
     name: one of `MODELS`, `timm:NAME`, `torchvision:NAME`, or `module:function` for your own.
     options: what to change of the card's `defaults`; for other people's models, further arguments of theirs.
@@ -189,12 +189,12 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
     if classes < 1:
         raise ModelError(f"a model needs at least one class, not {classes}")
     if ":" not in name:
-        _check(name, shape, options)
+        _check_request(name, shape, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # not torch.manual_seed, which would also reset the generators of the caller's GPUs
         torch.default_generator.manual_seed(key(seed, "init"))
         if ":" in name:
-            return external(name, shape, classes, options)
+            return build_external(name, shape, classes, options)
         card = MODELS[name]
         try:
             return card.make(shape, classes, **{**card.defaults, **options})
@@ -208,9 +208,9 @@ def card_of(name: str) -> ModelCard:
     return MODELS[name]
 
 
-def _check(name: str, shape: Shape, options: dict[str, Any]) -> None:
+def _check_request(name: str, shape: Shape, options: dict[str, Any]) -> None:
     card = card_of(name)
-    if not card.takes.fit(shape):
+    if not card.takes.accepts(shape):
         raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {card.takes}")
     for option in options.keys() - card.defaults.keys():
         hint = nearest(option, card.defaults, "options") if card.defaults else f"{name!r} has no options"

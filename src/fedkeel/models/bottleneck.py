@@ -40,10 +40,10 @@ class Bottleneck(nn.Module):
 
     def sampled(self, x: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """μ, σ, and the logits of `samples` draws of each code, `[batch, samples, classes]`."""
-        mean, spread = self.encoded(x)
+        mean, deviation = self.encoded(x)
         shape = (len(mean), self.samples, mean.shape[-1])
         noise = keyed_normals(key, shape[0] * shape[1] * shape[2]).view(shape).to(mean)
-        return mean, spread, self.head(mean.unsqueeze(1) + spread.unsqueeze(1) * noise)
+        return mean, deviation, self.head(mean.unsqueeze(1) + deviation.unsqueeze(1) * noise)
 
     def precision(self, x: Tensor) -> Tensor:
         """The head's weights on 1 / σ², which is not differentiated."""
@@ -51,14 +51,14 @@ class Bottleneck(nn.Module):
 
     def evidence(self, x: Tensor) -> Tensor:
         """The head's weights on μ / σ², which is not differentiated."""
-        mean, spread = self.encoded(x)
-        return functional.linear((mean * spread**-2).detach(), self.head.weight)
+        mean, deviation = self.encoded(x)
+        return functional.linear((mean * deviation**-2).detach(), self.head.weight)
 
 
-def coded(
+def with_code(
     make: Callable[..., nn.Sequential], shape: Shape, classes: int, *, code: int, samples: int, **options: int
 ) -> Bottleneck:
-    """The network that `make` gives, with a random code in place of its last layer."""
+    """Build the network of `make` with a random code in place of its last layer."""
     *body, last = make(shape, classes, **options).named_children()
     assert isinstance(last[1], nn.Linear)
     kept = nn.Sequential()

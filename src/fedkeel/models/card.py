@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 class Numbers:
     """Real numbers in any shape."""
 
-    def fit(self, shape: Shape) -> bool:
+    def accepts(self, shape: Shape) -> bool:
         return len(shape) >= 1 and min(shape) >= 1
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Images:
     smallest: int = 1
     multiple: int = 1
 
-    def fit(self, shape: Shape) -> bool:
+    def accepts(self, shape: Shape) -> bool:
         return (
             len(shape) == 3
             and shape[0] >= 1
@@ -46,7 +46,7 @@ class Images:
 class Tokens:
     """Texts as one row of integers below the vocabulary's size."""
 
-    def fit(self, shape: Shape) -> bool:
+    def accepts(self, shape: Shape) -> bool:
         return len(shape) == 1 and shape[0] >= 1
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """`make(shape, classes, **defaults)` is the module; `defaults` are the options that `build` lets one change."""
+    """`make(shape, classes, **defaults)` builds the module; `defaults` are the options that `build` accepts."""
 
     title: str
     paper: str

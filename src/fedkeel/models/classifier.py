@@ -8,7 +8,7 @@ from fedkeel.errors import ModelError
 
 
 def head(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters of the last module that has trainable ones: what FedPer keeps private."""
+    """Return the parameter names of the last module that has trainable ones: what FedPer keeps private."""
     own = [
         [parameter for parameter in part.parameters(recurse=False) if parameter.requires_grad]
         for part in module.modules()

@@ -1,4 +1,4 @@
-"""Models that are not ours: `timm:NAME`, `torchvision:NAME`, and `module:function` of the user."""
+"""Models of other packages: `timm:NAME`, `torchvision:NAME`, and `module:function` of the user."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ MODEL = Kind(
 
 
 def check_name(name: str, trust: Trust) -> None:
-    """Refuse the name of a network that nobody vouches for, or that leads to something else."""
+    """Refuse the name of a network that is not trusted, or that names something else."""
     package, _, which = name.partition(":")
     if package not in ("timm", "torchvision"):
-        factory(name, trust)
+        find_factory(name, trust)
     elif trust < Trust.FILE and not re.fullmatch(r"[\w.-]+", which):  # timm also takes addresses and folders
         raise untrusted(name, "model")
 
 
-def external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """The model behind a name with a colon."""
+def build_external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
+    """Build the model that a name with a colon stands for."""
     package, _, which = name.partition(":")
     if package == "timm":
-        return _checked(name, _from_timm(name, which, shape, classes, options), shape, classes)
+        return _check_output(name, _from_timm(name, which, shape, classes, options), shape, classes)
     if package == "torchvision":
-        return _checked(name, _from_torchvision(name, which, shape, classes, options), shape, classes)
+        return _check_output(name, _from_torchvision(name, which, shape, classes, options), shape, classes)
     return _from_module(name, shape, classes, options)
 
 
 def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
-    timm = _package(name, "timm")
+    timm = _import_package(name, "timm")
     _need_images(name, shape)
     settings = {"pretrained": False, "num_classes": classes, "in_chans": shape[0], **options}
     try:
@@ -56,12 +56,12 @@ def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mappi
             return timm.create_model(which, **settings)
     except Exception as error:
         raise ModelError(
-            f"timm cannot build {which!r}: {_line(error)}", hint="timm.list_models() has the names"
+            f"timm cannot build {which!r}: {_brief(error)}", hint="timm.list_models() has the names"
         ) from error
 
 
 def _from_torchvision(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
-    models = _package(name, "torchvision").models
+    models = _import_package(name, "torchvision").models
     _need_images(name, shape)
     if shape[0] != 3:
         raise ModelError(
@@ -71,23 +71,24 @@ def _from_torchvision(name: str, which: str, shape: Shape, classes: int, options
         return models.get_model(which, weights=None, num_classes=classes, **options)
     except Exception as error:
         raise ModelError(
-            f"torchvision cannot build {which!r}: {_line(error)}", hint="torchvision.models.list_models() has the names"
+            f"torchvision cannot build {which!r}: {_brief(error)}",
+            hint="torchvision.models.list_models() has the names",
         ) from error
 
 
-def factory(name: str, trust: Trust) -> Callable[..., nn.Module]:
-    """The user's own class or function of that name."""
+def find_factory(name: str, trust: Trust) -> Callable[..., nn.Module]:
+    """Look up the user's own class or function of that name."""
     try:
-        found: Callable[..., nn.Module] = look_up(name, MODEL, trust)
+        make: Callable[..., nn.Module] = look_up(name, MODEL, trust)
     except (ModelError, UntrustedError):
         raise
     except RequestError as error:
         raise ModelError(error.message, error.hint) from error
-    return found
+    return make
 
 
 def _from_module(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    make = factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
+    make = find_factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
     try:
         parameters = inspect.signature(make).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -95,39 +96,39 @@ def _from_module(name: str, shape: Shape, classes: int, options: Mapping[str, An
         model = make(**{key: value for key, value in offered.items() if anything or key in parameters}, **options)
     except Exception as error:
         raise ModelError(
-            f"{name!r} failed: {_line(error)}", hint="it is called with classes= and shape= where it takes them"
+            f"{name!r} failed: {_brief(error)}", hint="it is called with classes= and shape= where it takes them"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name!r} returned {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
-def _package(name: str, package: str) -> ModuleType:
+def _import_package(name: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except (ImportError, RuntimeError, OSError) as error:
         raise ModelError(
-            f"model {name!r} needs the package {package}: {_line(error)}", hint=f"pip install {package}"
+            f"model {name!r} needs the package {package}: {_brief(error)}", hint=f"pip install {package}"
         ) from error
 
 
 def _need_images(name: str, shape: Shape) -> None:
-    if not Images().fit(shape):
+    if not Images().accepts(shape):
         raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {Images()}")
 
 
-def _checked(name: str, model: nn.Module, shape: Shape, classes: int) -> nn.Module:
-    """The model, once it has answered one empty image with `classes` numbers."""
+def _check_output(name: str, model: nn.Module, shape: Shape, classes: int) -> nn.Module:
+    """Return the model if it answers one empty image with `classes` numbers; refuse it otherwise."""
     model.eval()
     try:
         with torch.no_grad():
             answer = model(torch.zeros(1, *shape))
     except Exception as error:
-        raise ModelError(f"model {name!r} does not take images of shape {shape}: {_line(error)}") from error
+        raise ModelError(f"model {name!r} does not take images of shape {shape}: {_brief(error)}") from error
     if not isinstance(answer, torch.Tensor) or answer.shape != (1, classes):
         raise ModelError(f"model {name!r} does not give {classes} logits for one image", hint="take a classifier")
     return model.train()
 
 
-def _line(error: Exception) -> str:
+def _brief(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -14,7 +14,7 @@ from fedkeel.models.normalisation import norm
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResNetPlan:
     """A stage of `blocks` blocks for each width; every stage but the first halves the image.
 
     stem: "imagenet" is a 7×7 convolution with stride 2 and a 3×3 max pool with stride 2, "cifar" one 3×3 convolution.
@@ -27,11 +27,11 @@ class Plan:
     weights: Literal["fan-out", "pytorch"]
 
 
-RESNET18 = Plan((64, 128, 256, 512), blocks=2, stem="imagenet", weights="fan-out")
-RESNET18_CIFAR = Plan((64, 128, 256, 512), blocks=2, stem="cifar", weights="fan-out")
-RESNET18_CIFAR_PLAIN = Plan((64, 128, 256, 512), blocks=2, stem="cifar", weights="pytorch")
-RESNET20 = Plan((16, 32, 64), blocks=3, stem="cifar", weights="pytorch")
-WRN56_2 = Plan((32, 64, 128), blocks=9, stem="cifar", weights="pytorch")
+RESNET18 = ResNetPlan((64, 128, 256, 512), blocks=2, stem="imagenet", weights="fan-out")
+RESNET18_CIFAR = ResNetPlan((64, 128, 256, 512), blocks=2, stem="cifar", weights="fan-out")
+RESNET18_CIFAR_PLAIN = ResNetPlan((64, 128, 256, 512), blocks=2, stem="cifar", weights="pytorch")
+RESNET20 = ResNetPlan((16, 32, 64), blocks=3, stem="cifar", weights="pytorch")
+WRN56_2 = ResNetPlan((32, 64, 128), blocks=9, stem="cifar", weights="pytorch")
 
 
 class Block(nn.Module):
@@ -52,7 +52,7 @@ class Block(nn.Module):
         return F.relu(y + self.downsample(x))
 
 
-def resnet(plan: Plan, shape: Shape, classes: int, *, groups: int | None = None) -> nn.Sequential:
+def resnet(plan: ResNetPlan, shape: Shape, classes: int, *, groups: int | None = None) -> nn.Sequential:
     """The network of a plan with GroupNorm; without `groups`, BatchNorm."""
     channels = plan.widths[0]
     layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.papers import QUESTIONS, Cell
-from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.ledger import Entry, longest, measured
 from fedkeel.papers.reproduce import at_length_of, settings_of
-from fedkeel.papers.verdicts import TIMES, WITHIN, Judgement, measured
+from fedkeel.papers.verdicts import TIMES, WITHIN, Judgement
 
 ABOUT = (
     "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from fedkeel.errors import RequestError, RunError
-from fedkeel.runs.json_lines import fitting
+from fedkeel.papers.cells import Cell
+from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
+from fedkeel.typed_values import read_line, show_value
 
 log = logging.getLogger("fedkeel")
 
@@ -36,7 +39,7 @@ class Entry:
     table: str
     row: str
     column: str
-    seed: int
+    seed: Seed
     kind: str
     evaluation: str
     reported: float | None
@@ -45,8 +48,8 @@ class Entry:
     best: float | None
     last: float | None
     mean_last: float | None
-    rounds: int
-    rounds_paper: int
+    rounds: Count
+    rounds_paper: Count
     seconds: float
     fingerprint: str
     model_digest: str
@@ -137,7 +140,7 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as lines:
-            fcntl.flock(lines, fcntl.LOCK_EX)
+            lock_descriptor(lines.fileno())  # until the file is closed
             lines.seek(0)
             last = lines.read().rpartition(b"\n")[2]
             if last and torn(last):
@@ -217,9 +220,9 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
 
 def entry_in(line: bytes) -> Entry:
     """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
-    entry = Entry(**fitting(Entry, json.loads(line)))
-    if min(entry.rounds, entry.rounds_paper) < 1:
-        raise ValueError(f"no run has {min(entry.rounds, entry.rounds_paper)} rounds")
+    entry = Entry(**read_line(Entry, json.loads(line)))
+    if any(len(pair) != 2 for pair in entry.bests):
+        raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
     return entry
 
 
@@ -250,3 +253,25 @@ def longest(entries: Iterable[Entry]) -> list[Entry]:
     length = max((entry.rounds for entry in found), default=0)
     by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
     return [by_seed[seed] for seed in sorted(by_seed)]
+
+
+def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
+    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
+
+    `others` are runs of other experiments, for numbers that are differences.
+    """
+    if cell.kind == "accuracy":
+        if cell.evaluation == "personal best":
+            return entry.personal if entry.personal is not None else entry.best
+        return entry.last if cell.evaluation == "last" else entry.best
+    if cell.kind == "seconds per round":
+        return entry.seconds_per_round
+    if cell.kind == "extra seconds per round":
+        own = longest(other for other in others if other.place == entry.place)
+        return entry.seconds_per_round - own[0].seconds_per_round if own else None
+    reached = entry.rounds_to(cell.target) if cell.target is not None else None
+    if reached is None:
+        return None
+    if cell.kind == "relative bytes":
+        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
+    return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)

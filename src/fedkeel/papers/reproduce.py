@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.trees import tensors
-from fedkeel.data import DATASETS
-from fedkeel.data.partition.registry import load_partition
 from fedkeel.engines.cost import size_of
-from fedkeel.errors import FedkeelError, RequestError, nearest
+from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
-from fedkeel.papers.ledger import Entry, standing
+from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import folder_name
 from fedkeel.runs.participation import share_of
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord
+from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
@@ -60,8 +60,7 @@ def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]
     for path, value in changes:
         if path == ("rounds",) or path == ("seed",):
             raise RequestError(f"{path[0]} is not a setting of a cell.", f"use --{path[0].rstrip('s')}s")
-        if path[0] not in SETTINGS:
-            raise RequestError(f"an experiment has no key: {path[0]}", nearest(path[0], SETTINGS, "keys"))
+        check_keys(path[:1], SETTINGS, RequestError, "an experiment", "key")
         nested: Any = value
         for word in reversed(path[1:]):
             nested = {word: nested}
@@ -135,25 +134,23 @@ def obstacle(cell: Cell) -> FedkeelError | None:
 
 def place_of(experiment: Experiment) -> str:
     """The name of a run's folder: that of its method, its identity and its length."""
-    return f"{_identity(experiment)}-{experiment.rounds}"
+    return f"{_identity(experiment)}-{experiment.plan.rounds}"
 
 
 def _identity(experiment: Experiment) -> str:
-    return f"{folder_name(experiment.composed.name)}-{experiment.fingerprint()}"
+    return f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
 
 
 def folder_of(experiment: Experiment, out: Path) -> Path:
     """The folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
     shared = out / _identity(experiment)
     reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
-    return out / place_of(experiment) if max(reached, default=0) > (experiment.rounds or 0) else shared
+    return out / place_of(experiment) if max(reached, default=0) > experiment.plan.rounds else shared
 
 
 # ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
-    from fedkeel.papers.verdicts import measured
-
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
     points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
@@ -162,7 +159,7 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         table=cell.table,
         row=cell.row,
         column=cell.column,
-        seed=run.experiment.seed,
+        seed=run.plan.seed,
         kind=cell.kind,
         evaluation=cell.evaluation,
         reported=cell.reported,
@@ -228,26 +225,23 @@ def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, flo
 # ---- what it costs -------------------------------------------------------------------------------------------------
 def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
     """Backward passes on one batch, over all clients and rounds; clients taken as equally large."""
-    return evaluations_of(experiment_of(cell, 0, rounds))
+    return evaluations_of(experiment_of(cell, 0, rounds).plan)
 
 
-def evaluations_of(experiment: Experiment) -> int:
-    card = DATASETS[str(experiment.dataset)]
-    clients = load_partition(experiment.partition).clients or 100
-    share = share_of(experiment.participation or 1.0)
-    epochs = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
-    steps = -(-samples_of(experiment, card.train, card.test) // clients // (experiment.batch_size or 1))
-    phases = [phase for phase in experiment.composed.phases if phase.batches is None]
-    often = sum(p.backward_passes * p.passes * (epochs if p.epochs is None else p.epochs) for p in phases)
-    return int((experiment.rounds or 0) * max(1, clients * share) * steps * often)
+def evaluations_of(plan: Plan) -> int:
+    clients, share = plan.division.partition.clients or 100, share_of(plan.participation)
+    steps = -(-samples_of(plan) // clients // plan.batch_size)
+    phases = [phase for phase in plan.method.phases if phase.batches is None]
+    often = sum(p.backward_passes * p.passes * (plan.most_epochs if p.epochs is None else p.epochs) for p in phases)
+    return int(plan.rounds * max(1, clients * share) * steps * often)
 
 
-def samples_of(experiment: Experiment, train: int, test: int) -> int:
+def samples_of(plan: Plan) -> int:
     """Of all clients together; where each sets some aside for its own test, what is left."""
-    policy = experiment.policy
+    card, policy = plan.division.card, plan.evaluation
     if policy is None:
-        return train
-    return int((train + test * policy.pool) * (1 - policy.share))
+        return card.train
+    return int((card.train + card.test * policy.pool) * (1 - policy.share))
 
 
 def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None) -> float | None:
@@ -263,5 +257,5 @@ def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None
                 other = Experiment.recall(dict(alike[-1].settings) | {"rounds": alike[-1].rounds})
             except RequestError:  # a ledger of another version, or someone else's
                 continue
-            return alike[-1].seconds * gradient_evaluations(cell, rounds) / max(1, evaluations_of(other))
+            return alike[-1].seconds * gradient_evaluations(cell, rounds) / max(1, evaluations_of(other.plan))
     return None

@@ -10,7 +10,7 @@ from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks,
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, spent, standing
 from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
-from fedkeel.text import printable
+from fedkeel.text import make_printable
 
 HEAD = f"""# Results: reported against measured
 
@@ -83,7 +83,7 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
         whole = sum(not one.shortened for one in judged)
         rows.append([f"{table.paper}:{table.name}", f"{len(judged)} of {len(table.cells)}", str(whole), counts])
     runs, hours, devices = spent(entries)
-    told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(printable(', '.join(devices)))}.\n"
+    told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(make_printable(', '.join(devices)))}.\n"
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkeel.papers import Cell, Table
-from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.ledger import Entry, longest, measured
 from fedkeel.papers.reproduce import runs_of, settings_of
 from fedkeel.runs.places import keep_one_place
 
@@ -17,28 +17,6 @@ SHARE = 0.05  # the same of rounds, bytes and seconds, as a share of the reporte
 EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged
 WITHIN, ORDERED, DIFFERS = "within seed noise", "ordering holds", "differs"
 TIMES = ("seconds", "seconds per round", "extra seconds per round")  # of the authors' machine, so never the same here
-
-
-def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
-    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
-
-    `others` are runs of other experiments, for numbers that are differences.
-    """
-    if cell.kind == "accuracy":
-        if cell.evaluation == "personal best":
-            return entry.personal if entry.personal is not None else entry.best
-        return entry.last if cell.evaluation == "last" else entry.best
-    if cell.kind == "seconds per round":
-        return entry.seconds_per_round
-    if cell.kind == "extra seconds per round":
-        own = longest(other for other in others if other.place == entry.place)
-        return entry.seconds_per_round - own[0].seconds_per_round if own else None
-    reached = entry.rounds_to(cell.target) if cell.target is not None else None
-    if reached is None:
-        return None
-    if cell.kind == "relative bytes":
-        return None if entry.sent is None else entry.sent * reached / int(cell.experiment["rounds"])
-    return reached * entry.seconds_per_round if cell.kind == "seconds" else float(reached)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where the gradients of one client come from: plain autograd, with respect to the leaves."""
+"""The gradients of one client, by plain autograd with respect to the leaves."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Workspace:
         self.list = [self.leaves[name] for name in self.weights.layout.spans]  # in the order of the buffer
 
     def load(self, params: Tree, buffers: Tree | None) -> None:
-        self.task.recount()
-        self.weights.buffer.copy_(self.weights.fits(params))
+        self.task.reset_counters()
+        self.weights.buffer.copy_(self.weights.matching_buffer(params))
         if self.buffers is not None and buffers is not None:
-            self.buffers.buffer.copy_(self.buffers.fits(buffers))
+            self.buffers.buffer.copy_(self.buffers.matching_buffer(buffers))
 
     def __call__(
         self, params: Tree, batch: Batch, objective: Objective, message: State, buffers: Tree | None
@@ -60,7 +60,8 @@ class Workspace:
             torch.manual_seed(batch.key)
         if not objective.differentiable:
             with torch.no_grad():
-                return Gradient(params.zeros(), self.task.loss(self.model, batch, objective, given), self.seen())
+                loss = self.task.loss(self.model, batch, objective, given)
+                return Gradient(params.zeros(), loss, self.copy_buffers())
         with torch.enable_grad():
             loss = self.task.loss(self.model, batch, objective, given)
             try:
@@ -70,15 +71,15 @@ class Workspace:
                     raise
                 raise ExperimentError(DETACHED, "is it computed from them?") from None
         tree = Tree(torch.cat([grad.reshape(-1) for grad in grads]), params.layout)
-        return Gradient(tree, loss.detach(), self.seen())
+        return Gradient(tree, loss.detach(), self.copy_buffers())
 
-    def seen(self) -> Tree | None:
-        """The module's buffers as they are now."""
+    def copy_buffers(self) -> Tree | None:
+        """A copy of the module's buffers as they are now."""
         return None if self.buffers is None else Tree(self.buffers.buffer.clone(), self.buffers.layout)
 
     @torch.no_grad()
     def output(self, params: Tree, buffers: Tree | None, batch: Batch) -> Tensor | None:
-        """What another model says to the same samples."""
+        """The prediction of another model on the same samples."""
         assert isinstance(self.model, nn.Module)
         self.load(params, buffers)
         self.model.eval()
@@ -88,7 +89,7 @@ class Workspace:
             self.model.train()
 
     def score(self, params: Tree, buffers: Tree | None, part: Part) -> Scores:
-        """How well a model does on a stretch of evaluation data."""
+        """Score a model on a part of the evaluation data."""
         self.load(params, buffers)
         if not isinstance(self.model, nn.Module):
             return self.task.score(self.model, part)

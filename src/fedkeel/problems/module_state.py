@@ -1,4 +1,4 @@
-"""What a user's module keeps besides its weights, what it asks of a batch, and weights to begin from."""
+"""What a user's module keeps besides its weights, how many samples it needs, and the weights that it starts from."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError
 
 
-def counters_of(module: nn.Module | None) -> dict[str, Tensor]:
-    """Whole numbers that a module keeps, as it begins; what norms count changes nothing they do."""
+def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
+    """The first values of a module's whole-number buffers; those of norms are left out, as they change nothing."""
     norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
         raise ExperimentError(
             "a norm with momentum=None averages over all batches it has seen, whosever they were.", "momentum=0.1"
         )
     idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
-    found = {} if module is None else dict(module.named_buffers())
-    return {n: b.detach().clone() for n, b in found.items() if not b.is_floating_point() and n not in idle}
+    buffers = {} if module is None else dict(module.named_buffers())
+    return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}
 
 
 @torch.no_grad()
@@ -38,8 +38,8 @@ def compares_samples(module: nn.Module | None, sample: Callable[[], Sample]) -> 
     return False
 
 
-def taken_from(start: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Start weights in place of the initial ones; names and shapes must match."""
+def replace_weights(start: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take the start weights in place of the initial ones; names and shapes must match."""
     for name, leaf in leaves.items():
         if name not in start:
             raise ExperimentError(

@@ -32,14 +32,14 @@ class Joined:
 
 
 def without_proxy(partition: Partition, of: int, least: int) -> tuple[Partition, NDArray[np.int64]]:
-    """The partition without some random samples, and those."""
+    """Draw some samples for the server: (the partition without them, their numbers)."""
     count = max(least, int(PROXY * partition.samples))
     chosen = np.sort(permutation(of, partition.samples)[:count])
     rest = ~np.isin(partition.indices, chosen)
-    kept = collect(
+    rest_of_clients = collect(
         partition.holders[rest], partition.indices[rest], partition.clients, partition.samples, partition.notes
     )
-    return kept, chosen
+    return rest_of_clients, chosen
 
 
 def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:

@@ -1,16 +1,16 @@
-"""Whose model is judged, on whose data, and what is made of the scores: the protocol of personalised learning."""
+"""The protocol of personalised learning: whose model is judged, on whose data, and which number is reported."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import check_fields, check_table
 
 
 @dataclass(frozen=True)
@@ -39,46 +39,40 @@ class Evaluation:
     tune: bool = False
 
     def __post_init__(self) -> None:
-        examples = {field.name: field.default for field in fields(self)}
-        given = {name: getattr(self, name) for name in examples}
-        for name, value in typed(given, types_of(Evaluation), ExperimentError, "evaluation.{}", examples).items():
-            object.__setattr__(self, name, value)  # numpy's numbers as Python's own
+        check_fields(self, ExperimentError, "an evaluation")
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Evaluation:
-        known = [field.name for field in fields(Evaluation)]
-        for word in data:
-            if word not in known:
-                raise ExperimentError(f"an evaluation has no key: {word}", nearest(word, known, "keys"))
+        check_table(Evaluation, data, ExperimentError, "an evaluation", "key")
         return Evaluation(**data)
 
     def save(self) -> dict[str, Any]:
         return asdict(self)
 
-    def of_client(self, scores: Sequence[Scores], name: str) -> float:
-        """One client's score: over samples, or the mean of the batches'."""
+    def score_client(self, scores: Sequence[Scores], name: str) -> float:
+        """The score of one client: over its samples, or the mean over its batches."""
         if self.accuracy == "batch-mean":
             return sum(s[name][0] / s[name][1] for s in scores) / len(scores)
         return sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores)
 
-    def reported(self, values: Sequence[float], *, falling: bool = False) -> float:
-        """The number a paper would print of the values over rounds; of `falling` ones, losses, the least is best."""
+    def summarise(self, values: Sequence[float], *, falling: bool = False) -> float:
+        """The number that a paper prints of the values over rounds; of losses (`falling`) the least is best."""
         if self.report == "best":
             return min(values) if falling else max(values)
         tail = values[-1:] if self.report == "last" else values[-self.last :]
         return math.fsum(tail) / len(tail)
 
-    def verdict(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
-        """What is reported of the accuracies of rounds, or, where they have none, of their losses; and which it is."""
+    def summarise_rounds(self, rounds: Sequence[Mapping[str, float | None]], prefix: str) -> tuple[str, float] | None:
+        """(which, number) reported of the accuracies of rounds or, where they have none, of their losses."""
         for name in ("accuracy", "loss"):
             values = [value for measures in rounds if (value := measures.get(prefix + name)) is not None]
             if values:
-                return name, self.reported(values, falling=name == "loss")
+                return name, self.summarise(values, falling=name == "loss")
         return None
 
     @property
-    def judged(self) -> str:
-        """Whose model is judged on what, in words."""
+    def subject(self) -> str:
+        """Whose model is judged on which data, in words."""
         whose = {
             "global": "the server's model",
             "local": "each client's own model",
@@ -89,12 +83,12 @@ class Evaluation:
         return f"{whose[self.model]} on the client's own test share, mean over {among}{weighed}"
 
     @property
-    def told(self) -> str:
+    def report_in_words(self) -> str:
         """What `report` means, in words."""
         return f"the mean of the last {self.last}" if self.report == "mean-last" else f"the {self.report} round"
 
 
-def spread(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
+def summarise_clients(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
     """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
     lowest = sorted(values, reverse=name == "loss")[: max(1, len(values) // 10)]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel.data.clients import ClientData, Sample, TensorClients, as_tensors
+from fedkeel.data.clients import ClientData, Sample, TensorClients, to_tensors
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import choice, key
 
@@ -28,7 +28,7 @@ class Problem:
     With a `model`, data are tuples whose last tensor is the target: `loss(model(*inputs), target)`. With `params`, a
     dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are (a tensor or a
     tuple). `loss` returns one value per sample, or their mean; set `separable` False where the loss of a batch is not
-    the mean of what it is of each sample (class weights are found out). `metrics` likewise return one value per sample,
+    the mean of what it is of each sample (class weights are noticed). `metrics` likewise return one value per sample,
     or their mean.
     """
 
@@ -53,7 +53,10 @@ class Problem:
                 "a problem has either a model or params.", "Problem(model=module, …) or Problem(params={…}, …)"
             )
         if not callable(self.loss):
-            raise ExperimentError(f"the loss of a problem is a function, not {type(self.loss).__name__}.")
+            raise ExperimentError(
+                f"the loss of a problem is a function, not {type(self.loss).__name__}.",
+                "loss=torch.nn.functional.cross_entropy",
+            )
         if self.params is not None and not self.params:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         if self.model is not None and not isinstance(self.model, nn.Module):
@@ -88,11 +91,11 @@ class Problem:
             )
         return TensorClients(self.tests)
 
-    def tested(self) -> ClientData | None:
-        """The test set, as the data of one client."""
+    def test_data(self) -> ClientData | None:
+        """The test set as the data of one client."""
         if self.test is None or hasattr(self.test, "rows"):
             return self.test
-        return TensorClients([as_tensors(self.test, "the test set")])
+        return TensorClients([to_tensors(self.test, "the test set")])
 
     def digest(self) -> str:
         """Identity of the problem for run folders: layers, initial weights, what the settings say, and the data.
@@ -104,13 +107,13 @@ class Problem:
         if self.model is not None:
             seen.update(repr(self.model).encode())
         functions = {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
-        settings = [self.head, self.classes, self.separable, sorted((n, _name(f)) for n, f in functions.items())]
+        settings = [self.head, self.classes, self.separable, sorted((n, _name_of(f)) for n, f in functions.items())]
         seen.update(repr(settings).encode())
         weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
         for name, value in sorted(weights.items()):
             _feed(seen, name, value)
-        proxy = None if self.proxy is None else TensorClients([as_tensors(self.proxy, "the proxy data")])
-        parts = {"clients": self.data, "test": self.tested(), "tests": self.tests_of_clients, "proxy": proxy}
+        proxy = None if self.proxy is None else TensorClients([to_tensors(self.proxy, "the proxy data")])
+        parts = {"clients": self.data, "test": self.test_data(), "tests": self.tests_of_clients, "proxy": proxy}
         for name, data in parts.items():
             if data is not None:
                 _feed_data(seen, name, data)
@@ -139,7 +142,7 @@ def digest_of(module: nn.Module) -> str:
     return seen.hexdigest()[:16]
 
 
-def _name(function: Callable[..., Any] | None) -> str:
+def _name_of(function: Callable[..., Any] | None) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 

@@ -1,4 +1,4 @@
-"""What no model can learn from or be judged on: inputs that are not numbers, labels of classes that are not there."""
+"""Refuse data that no model can learn from: inputs that are not finite, labels outside the model's classes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ CLEAN = "leave such samples out, or fill what is missing"
 
 
 def check_data(task: Task) -> None:
-    """Refuse test inputs that are not finite, and labels that the loss does not take; told before anything is trained.
+    """Refuse test inputs that are not finite, and labels that the loss does not take, before training begins.
 
-    Only data in memory are looked through: others are read when their turn comes.
+    Only data in memory are checked: others are read when their turn comes.
     """
-    for name, data in parts_of(task):
-        if name != "the training data" and (wrong := first_unsound(data)) is not None:
+    for name, data in list_parts(task):
+        if name != "the training data" and (wrong := find_unsound(data)) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
         check_labels(task, name, data)
 
 
-def parts_of(task: Task) -> Iterator[tuple[str, ClientData]]:
+def list_parts(task: Task) -> Iterator[tuple[str, ClientData]]:
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
     yield from ((name, data) for name, data in parts.items() if data is not None)
 
 
-def first_unsound(data: ClientData) -> str | None:
-    """Whose inputs hold a number that is not finite, in words; None where all are sound or are not in memory."""
+def find_unsound(data: ClientData) -> str | None:
+    """Say whose inputs hold a number that is not finite; None where all are sound or are not in memory."""
     if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
         return None
     for client, size in enumerate(data.sizes.tolist()):
@@ -51,50 +51,50 @@ def is_sound(data: ClientData, client: int, size: int) -> bool:
     return all(bool(torch.isfinite(part).all()) for part in parts[:-1] or parts if part.is_floating_point())
 
 
-def found_in_data(task: Task, clients: Sequence[int]) -> str:
-    """Whose data explain that clients diverged, in words that follow on; empty where none do."""
+def explain_by_data(task: Task, clients: Sequence[int]) -> str:
+    """Say whose input data explain that clients diverged, to be put behind the error; empty where none do."""
     wrong = [c for c in clients if not is_sound(task.clients, c, int(task.clients.sizes[c]))]
     return f": the input data of client {wrong[0]} hold NaN or infinite numbers" if wrong else ""
 
 
-def divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> RunError:
-    """What is told when a run cannot go on, for these clients diverged."""
+def explain_divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> RunError:
+    """The error of a run that cannot go on because these clients diverged."""
     among = f" ({len(clients)} of {trained} clients)" if trained > 1 else ""
-    why = found_in_data(task, clients)
+    why = explain_by_data(task, clients)
     return RunError(
         f"the loss or the model of client {clients[0]} is not finite in round {round}{among}{why}.",
         CLEAN if why else "lower lr or set clip; the rounds before this one are kept",
     )
 
 
-def labels_in(data: ClientData) -> Tensor | None:
+def read_labels(data: ClientData) -> Tensor | None:
     """Every label once; None where targets are no whole numbers, or are not in memory."""
     if isinstance(data, HeldOut):
-        return labels_in(data.clients)
+        return read_labels(data.clients)
     if isinstance(data, SharedClients):
         return torch.from_numpy(np.unique(data.labels[data.partition.indices]))
     if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
         return None
-    found = []
+    labels = []
     for client, size in enumerate(data.sizes.tolist()):
         if size:
             *inputs, target = data.rows(client, np.arange(size))
             if not inputs or target.dim() != 1 or target.is_floating_point() or target.dtype == torch.bool:
                 return None
-            found.append(target.unique().to(torch.int64))
-    return torch.cat(found).unique() if found else None
+            labels.append(target.unique().to(torch.int64))
+    return torch.cat(labels).unique() if labels else None
 
 
 @torch.no_grad()
 def check_labels(task: Task, name: str, data: ClientData) -> None:
-    """Refuse labels that the loss does not take; which those are, a sample tells: a loss may leave some out."""
-    labels = labels_in(data)
+    """Refuse labels that the loss does not take. They are tried on a sample: a loss may ignore some labels."""
+    labels = read_labels(data)
     if labels is None or not len(labels) or task.module is None:
         return
     client = int(data.sizes.argmax())
     raw = data.rows(client, np.zeros(1, np.int64))
     model = copy.deepcopy(task.module).cpu().eval()
-    sample = [part.cpu() for part in task.ready(raw)]
+    sample = [part.cpu() for part in task.prepare(raw)]
     with torch.random.fork_rng(devices=[]):
         output: Any = model(*sample[:-1])
         if not isinstance(output, Tensor) or output.dim() != 2:
@@ -102,7 +102,7 @@ def check_labels(task: Task, name: str, data: ClientData) -> None:
         classes = output.shape[-1]
         for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
             try:
-                task.judged(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
+                task.compute_loss(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
             except (IndexError, RuntimeError, ValueError):
                 raise DataError(
                     f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has {classes} "

@@ -17,9 +17,9 @@ from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
-from fedkeel.problems.module_state import compares_samples, counters_of, taken_from
+from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.separability import loss_is_a_mean, require_a_mean
+from fedkeel.problems.separability import check_mean, loss_is_a_mean
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stretch of evaluation data: rows of the test set, or of one client's validation share."""
+    """A part of the evaluation data: rows of the test set, or of one client's validation share."""
 
     split: str
     client: int
@@ -75,7 +75,7 @@ class Task:
         self.validation: ClientData | None = None
         if validation:
             self.clients, self.validation = hold_out(whole, validation, seed)
-        self.test = problem.tested()
+        self.test = problem.test_data()
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
@@ -85,14 +85,14 @@ class Task:
         )
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
-        self.initial = self._initial(start)
-        self.buffers = self._buffers(start)
-        self.counters = counters_of(self.module)
+        self.initial = self._read_weights(start)
+        self.buffers = self._read_buffers(start)
+        self.counters = read_counters(self.module)
         self.stochastic = self.module is not None and any(
             (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
 
-    def _initial(self, start: Mapping[str, Tensor] | None) -> Tree:
+    def _read_weights(self, start: Mapping[str, Tensor] | None) -> Tree:
         leaves: Mapping[str, Tensor]
         if self.module is None:
             assert self.problem.params is not None
@@ -104,26 +104,26 @@ class Task:
             leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
         if not leaves:
             raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
-        return Tree.of(leaves if start is None else taken_from(start, leaves))
+        return Tree.of(leaves if start is None else replace_weights(start, leaves))
 
-    def _buffers(self, start: Mapping[str, Tensor] | None) -> Tree | None:
+    def _read_buffers(self, start: Mapping[str, Tensor] | None) -> Tree | None:
         if self.module is None:
             return None
-        found = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
-        known = start is not None and found.keys() <= start.keys()  # a file may hold parameters alone
-        return Tree.of(taken_from(start, found) if start is not None and known else found) if found else None
+        own = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
+        known = start is not None and own.keys() <= start.keys()  # a file may hold parameters alone
+        return Tree.of(replace_weights(start, own) if start is not None and known else own) if own else None
 
-    def recount(self) -> None:
-        """A module's whole numbers as it began: they belong to no client, and no engine may find others' in them."""
+    def reset_counters(self) -> None:
+        """Set a module's whole-number buffers to their first values: they belong to no client."""
         for name, value in self.counters.items():
             assert self.module is not None
             self.module.get_buffer(name).copy_(value)
 
     # ---- batches -------------------------------------------------------------------------------------------------
-    def taken(self, client: int, batch_size: int) -> int:
-        """How many samples of a client an epoch takes: all, but one that would be alone where batch norms need two."""
+    def epoch_size(self, client: int, batch_size: int) -> int:
+        """How many samples of a client an epoch takes: all, except one that would be alone where norms need two."""
         size = int(self.clients.sizes[client])
-        if size == 0 or (batch_size > 1 and size % batch_size != 1) or not self.in_pairs:
+        if size == 0 or (batch_size > 1 and size % batch_size != 1) or not self.needs_pairs:
             return size
         if batch_size == 1 or size == 1:
             what = "a batch_size of 1" if batch_size == 1 else f"client {client}, who has one sample,"
@@ -134,7 +134,7 @@ class Task:
         return size - 1
 
     @cached_property
-    def in_pairs(self) -> bool:
+    def needs_pairs(self) -> bool:
         """Whether the model cannot be trained on one sample."""
 
         def one() -> Sample:
@@ -143,13 +143,13 @@ class Task:
 
         return compares_samples(self.module, one)
 
-    def ready(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
-        """What the model sees of raw rows: prepared, on the device, floats in the task's precision."""
+    def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
+        """Turn raw rows into what the model sees: on the device, floats in the task's precision."""
         if self.problem.prepare is not None:
             raw = self.problem.prepare(raw, keys)
-        return tuple(t.to(self.device, self.kind_of(t)) for t in with_labels(raw))
+        return tuple(t.to(self.device, self.dtype_of(t)) for t in widen_labels(raw))
 
-    def kind_of(self, part: Tensor) -> torch.dtype:
+    def dtype_of(self, part: Tensor) -> torch.dtype:
         return self.dtype if part.is_floating_point() else part.dtype
 
     def batch(
@@ -161,7 +161,7 @@ class Task:
         noise: Tensor | None = None,
     ) -> Batch:
         histogram = self.histogram(client) if "histogram" in self.asks else None
-        return Batch(self.ready(self.clients.rows(client, rows), keys), key, histogram, noise)
+        return Batch(self.prepare(self.clients.rows(client, rows), keys), key, histogram, noise)
 
     def histogram(self, client: int) -> Tensor:
         """How many training samples of each class a client has; counted when first asked for."""
@@ -188,47 +188,48 @@ class Task:
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self.judged(self.problem.loss, model, tensors, output)
+        return self.compute_loss(self.problem.loss, model, tensors, output)
 
     def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
         """The mean of an objective over a batch, or its total."""
         output = self.output(model, batch.tensors, objective, batch.noise)
         if objective.of_problem:
-            losses = self.judged(self.mean_loss, model, batch.tensors, output)
+            losses = self.compute_loss(self.mean_loss, model, batch.tensors, output)
         else:
             losses = objective.losses(output, batch.tensors[-1], given)
         return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
 
-    def judge(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+    def apply(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
+        """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""
         if not isinstance(model, nn.Module):
             return f(model, tensors if len(tensors) > 1 else tensors[0])
         return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
 
-    def judged(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
-        """A loss, which is a tensor."""
-        found = self.judge(f, model, tensors, output)
-        if isinstance(found, Tensor):
-            return found
+    def compute_loss(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
+        """The losses as a tensor; refuse a loss that returns anything else."""
+        losses = self.apply(f, model, tensors, output)
+        if isinstance(losses, Tensor):
+            return losses
         raise ExperimentError(
-            f"the loss of a problem returns a tensor, not {type(found).__name__}.",
+            f"the loss of a problem returns a tensor, not {type(losses).__name__}.",
             "one value per sample, or their mean",
         )
 
     @cached_property
     def separable(self) -> bool:
-        """Whether the loss of a batch is the mean over its samples: as the problem says, and as some of its show."""
+        """Whether the loss of a batch is the mean over its samples: the problem says so, and some samples show it."""
         known = not self.problem.separable or hasattr(self.problem.loss, "batch_mean")
         return self.problem.separable if known else loss_is_a_mean(self)
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property
-    def stretched(self) -> bool:
-        """Whether some evaluation data are scored in several stretches."""
+    def scores_in_parts(self) -> bool:
+        """Whether some evaluation data are scored in several parts."""
         parts = (self.test, self.validation, self.tests)
         return any(data is not None and int(data.sizes.max(initial=0)) > CHUNK for data in parts)
 
     def parts(self, split: str) -> Iterator[Part]:
-        """The stretches of a split, in the order in which their scores are added."""
+        """The parts of a split, in the order in which their scores are added."""
         if split == "test" and self.test is not None:
             size = int(self.test.sizes[0])
             for first in range(0, size, CHUNK):
@@ -242,7 +243,7 @@ class Task:
             for first in range(0, int(self.tests.sizes[client]), chunk):
                 yield Part(CLIENT, client, first, min(first + chunk, int(self.tests.sizes[client])))
 
-    def raw(self, part: Part) -> Sample:
+    def read_part(self, part: Part) -> Sample:
         if part.split == "test":
             assert self.test is not None
             return self.test.rows(0, np.arange(part.first, part.last))
@@ -253,38 +254,38 @@ class Task:
         return self.validation.rows(part.client, np.arange(part.first, part.last))
 
     def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
-        measured, count = self.measured(model, self.ready(self.raw(part))), part.last - part.first
+        measured, count = self.measure(model, self.prepare(self.read_part(part))), part.last - part.first
         return {name: (float(mean) * count, count) for name, mean in measured.items()}
 
     @torch.no_grad()
-    def measured(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> dict[str, Tensor]:
+    def measure(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> dict[str, Tensor]:
         """Means over samples, in float64."""
         output = self.predict(model, tensors)
         measured = {"loss": self.losses(model, tensors, output)}
-        if output is not None and counts_as_labels(output, tensors[-1]):
+        if output is not None and are_class_scores(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
-            measured[name] = torch.as_tensor(self.judge(metric, model, tensors, output))
-            if measured[name].dim() == 0 and name not in self.known_means and self.stretched:
-                require_a_mean(self, name, model, tensors, output)
+            measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
+            if measured[name].dim() == 0 and name not in self.known_means and self.scores_in_parts:
+                check_mean(self, name, model, tensors, output)
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
 
 
-def counts_as_labels(output: Any, target: Tensor) -> bool:
+def are_class_scores(output: Any, target: Tensor) -> bool:
     """Whether outputs are scores of several classes and targets are classes."""
     if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
         return False
     return target.dtype == torch.int64 and output.is_floating_point()
 
 
-def with_labels(parts: Sample) -> Sample:
-    """Samples whose targets, where these are whole numbers, are of the type that losses know labels by."""
+def widen_labels(parts: Sample) -> Sample:
+    """Convert small whole-number targets to int64, the type that losses take as labels."""
     *inputs, target = parts
     counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
     return (*inputs, target.to(torch.int64) if counts else target)
 
 
-def add_up(scores: list[Scores]) -> dict[str, float]:
-    """Means from sums, added in order."""
+def average_scores(scores: list[Scores]) -> dict[str, float]:
+    """Means of scores from their sums, added in order."""
     names = scores[0] if scores else {}
     return {name: sum(s[name][0] for s in scores) / sum(s[name][1] for s in scores) for name in names}

@@ -62,11 +62,10 @@ def label_tables(sources: Sequence[Source]) -> tuple[list[Labels], list[str]]:
 
 
 def table(source: Source, setting: str, seed: int) -> Labels:
-    experiment = Experiment.recall(source.experiment)
-    assert experiment.dataset is not None
-    data = load(experiment.dataset)
+    plan = Experiment.recall(source.experiment).plan
+    data = load(plan.division.dataset)
     labels = np.asarray(data.train_labels)
-    histogram = divide(experiment, data, labels).histogram(labels, data.classes)
+    histogram = divide(plan, data, labels).histogram(labels, data.classes)
     clients = len(histogram)
     group = max(1, -(-clients // COLUMNS))
     cells = np.add.reduceat(histogram, np.arange(0, clients, group), axis=0)

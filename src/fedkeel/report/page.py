@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedkeel.core.states import write_whole
+from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.report.content import Content, content
 from fedkeel.report.numbers import numbers
@@ -31,7 +31,7 @@ def write_report(
     text = page(made, title)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise FolderError(f"cannot write {file}: {error.strerror}", "choose another file with -o") from error
     return made

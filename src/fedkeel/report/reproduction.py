@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from fedkeel.core.states import write_whole
+from fedkeel.core.states import write_atomically
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, read, spent, standing
@@ -43,7 +43,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
     entries = read(ledger, needed=True)
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
+    write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
     return spent(entries)[0]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeel.report.source import Group, Source
 from fedkeel.runs.record import LAST
-from fedkeel.studies.cost_to_target import Cost, cost_to, spent
+from fedkeel.studies.cost_to_target import Spending, cost_to, spent
 
 POINTS = 300  # of a curve in the page: more than its pixels show
 SPECTRA = 40  # rounds of a spectrum over time
@@ -103,8 +103,8 @@ class Row:
     last: Spread | None
     mean_last: Spread | None
     reported: Spread | None
-    totals: Sequence[Cost]
-    to_target: Sequence[Cost | None]
+    totals: Sequence[Spending]
+    to_target: Sequence[Spending | None]
 
 
 def row(group: Group, target: float | None) -> Row:

@@ -10,17 +10,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedkeel.errors import FolderError
 from fedkeel.problems.policy import Evaluation
-from fedkeel.report.shape import check_shape
+from fedkeel.ranges import Count, Seed
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import from_python
 from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import RoundRecord, judged_on
 from fedkeel.studies.diagnose import read_diagnostics
+from fedkeel.typed_values import read_values
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
+
+Tables = list[Mapping[str, Any]]
+TYPES = {
+    "seed": Seed, "partition_seed": Seed, "rounds": Count, "dataset": str, "problem": str, "model": str, "augment": str,
+    "method": Mapping, "partition": Mapping, "evaluation": Mapping,
+}  # fmt: skip
+METHOD = {"name": str, "phases": Tables, "personal": Tables, "server": Tables, "weights": Mapping, "papers": list[str]}
+PHASE = {"perturb": Tables, "gradient": Tables}
+"""What a report reads of an experiment's file; the rest is shown as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +50,7 @@ class Source:
     @staticmethod
     def read(path: Path) -> Source:
         experiment = read_experiment(path)
-        check_shape(experiment, path / EXPERIMENT)
+        check_experiment(experiment, path / EXPERIMENT)
         return Source(
             path,
             experiment,
@@ -127,6 +138,15 @@ class Group:
         for run in self.runs:
             found = {**run.diagnostics, **found}
         return found
+
+
+def check_experiment(experiment: Mapping[str, Any], file: Path) -> None:
+    """Refuse a file that no run has written."""
+    read_values(experiment, TYPES, FolderError, str(file))
+    method = experiment.get("method", {})
+    read_values(method, METHOD, FolderError, f"the method of {file}")
+    for phase in method.get("phases", ()):
+        read_values(phase, PHASE, FolderError, f"a phase of {file}")
 
 
 def groups_of(sources: Sequence[Source]) -> list[Group]:

@@ -9,7 +9,7 @@ from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
 from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
-from fedkeel.studies.cost_to_target import Cost
+from fedkeel.studies.cost_to_target import Spending
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 RESULTS = ("best", "last", "mean_last", "reported")
@@ -35,10 +35,10 @@ def summary(index: int, setting: Setting) -> str:
     made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
     body = "".join(f'<tr data-group="{group_id(index, i)}">{found}</tr>' for i, found in enumerate(made))
     policy = setting.groups[0].runs[0].policy
-    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.judged}"
+    name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
     if policy is not None and len(results) > 3:
-        note += f" Reported is {policy.told}."
+        note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
@@ -100,25 +100,25 @@ def spread(value: Spread | None, measure: str) -> Cell:
     return text, value.mean
 
 
-def rounds_of(cost: Cost) -> float:
+def rounds_of(cost: Spending) -> float:
     return cost.rounds
 
 
-def bytes_of(cost: Cost) -> float:
+def bytes_of(cost: Spending) -> float:
     return cost.bytes
 
 
-def seconds_of(cost: Cost) -> float:
+def seconds_of(cost: Spending) -> float:
     return cost.seconds
 
 
-def of_one_place(row: Row, costs: Sequence[Cost | None]) -> list[Cost]:
+def of_one_place(row: Row, costs: Sequence[Spending | None]) -> list[Spending]:
     """The costs of the runs on one machine and engine, of which there are most."""
     known = [(run.place, cost) for run, cost in zip(row.group.runs, costs, strict=True) if cost is not None]
     return [cost for _, cost in keep_one_place(known, lambda pair: pair[0])]
 
 
-def mean_cost(costs: Iterable[Cost], part: Callable[[Cost], float], write: Callable[[float], str]) -> Cell:
+def mean_cost(costs: Iterable[Spending], part: Callable[[Spending], float], write: Callable[[float], str]) -> Cell:
     found = Spread.of(part(cost) for cost in costs)
     return ("–", None) if found is None else (write(found.mean), found.mean)
 

@@ -1,203 +1,23 @@
 """The ideas. Each is a frozen dataclass whose fields are the paper's hyper-parameters."""
 
-from __future__ import annotations
-
 from fedkeel.core.rule import Rule
-from fedkeel.rules.agreement import ByAgreement
-from fedkeel.rules.controls import MeasureStep, RandomEnergy, Rescale
-from fedkeel.rules.corrections import (
-    ActiveDual,
-    ClientMomentum,
-    ClipHere,
-    ClipNorm,
-    ControlVariates,
-    DecayHere,
-    DriftCorrection,
-    DynamicDual,
-    Proximal,
-    WeightDecay,
-)
-from fedkeel.rules.critical import (
-    ByChance,
-    ByChange,
-    ByRange,
-    ByRemoval,
-    ByTaylor,
-    CriticalLayers,
-    LayerRadius,
-    NoteRemoval,
-)
-from fedkeel.rules.detrending import ClipMedian, GaussianDetrend, PoolDetrend
-from fedkeel.rules.experts import CommonPrior, NotePrecision
-from fedkeel.rules.filters import HighPass, HighPass2d, LowPass, RandomBand
-from fedkeel.rules.layers import On, OnlyLayers
-from fedkeel.rules.learned import AtMixture, ByAttraction, ByPlaces, LearnMixture, OnProxy
-from fedkeel.rules.momentum import FirstRateMomentum, MixGradients, PersonalMomentum, PredictedPosition
-from fedkeel.rules.personal import BeginMerged, KeepModel, LearnMerge, Merge, OwnModel, PrivateLayers
-from fedkeel.rules.perturbations import (
-    AdaptiveSam,
-    AdmmPerturbation,
-    Ascent,
-    DistilAscent,
-    GlobalDirection,
-    LastServerStep,
-    Sam,
-    SharedLayers,
-)
-from fedkeel.rules.probes import AdaptiveRadius, MeasureAlignment, MeasureLoss, MeasureNorm, PilotRadius
-from fedkeel.rules.server_rules import GlobalSharpness, ServerAdam, ServerMomentum, Shrink, WarmUp
-from fedkeel.rules.weights import ByDiscrepancy, ByLoss, ByOthersLoss, BySize, Fair, FairShares, Uniform
+from fedkeel.rules.agreement import *
+from fedkeel.rules.controls import *
+from fedkeel.rules.corrections import *
+from fedkeel.rules.critical import *
+from fedkeel.rules.detrending import *
+from fedkeel.rules.experts import *
+from fedkeel.rules.filters import *
+from fedkeel.rules.layers import *
+from fedkeel.rules.learned import *
+from fedkeel.rules.momentum import *
+from fedkeel.rules.personal import *
+from fedkeel.rules.perturbations import *
+from fedkeel.rules.probes import *
+from fedkeel.rules.server_rules import *
+from fedkeel.rules.weights import *
 
 RULES: dict[str, type[Rule]] = {
-    "ActiveDual": ActiveDual,
-    "AdaptiveRadius": AdaptiveRadius,
-    "AdaptiveSam": AdaptiveSam,
-    "AdmmPerturbation": AdmmPerturbation,
-    "Ascent": Ascent,
-    "AtMixture": AtMixture,
-    "BeginMerged": BeginMerged,
-    "ByAgreement": ByAgreement,
-    "ByAttraction": ByAttraction,
-    "ByChance": ByChance,
-    "ByChange": ByChange,
-    "ByDiscrepancy": ByDiscrepancy,
-    "ByLoss": ByLoss,
-    "ByOthersLoss": ByOthersLoss,
-    "ByPlaces": ByPlaces,
-    "ByRange": ByRange,
-    "ByRemoval": ByRemoval,
-    "BySize": BySize,
-    "ByTaylor": ByTaylor,
-    "ClientMomentum": ClientMomentum,
-    "ClipHere": ClipHere,
-    "ClipMedian": ClipMedian,
-    "ClipNorm": ClipNorm,
-    "CommonPrior": CommonPrior,
-    "ControlVariates": ControlVariates,
-    "CriticalLayers": CriticalLayers,
-    "DecayHere": DecayHere,
-    "DistilAscent": DistilAscent,
-    "DriftCorrection": DriftCorrection,
-    "DynamicDual": DynamicDual,
-    "Fair": Fair,
-    "FairShares": FairShares,
-    "FirstRateMomentum": FirstRateMomentum,
-    "GaussianDetrend": GaussianDetrend,
-    "GlobalDirection": GlobalDirection,
-    "GlobalSharpness": GlobalSharpness,
-    "HighPass": HighPass,
-    "HighPass2d": HighPass2d,
-    "KeepModel": KeepModel,
-    "LastServerStep": LastServerStep,
-    "LayerRadius": LayerRadius,
-    "LearnMerge": LearnMerge,
-    "LearnMixture": LearnMixture,
-    "LowPass": LowPass,
-    "MeasureAlignment": MeasureAlignment,
-    "MeasureLoss": MeasureLoss,
-    "MeasureNorm": MeasureNorm,
-    "MeasureStep": MeasureStep,
-    "Merge": Merge,
-    "MixGradients": MixGradients,
-    "NotePrecision": NotePrecision,
-    "NoteRemoval": NoteRemoval,
-    "On": On,
-    "OnProxy": OnProxy,
-    "OnlyLayers": OnlyLayers,
-    "OwnModel": OwnModel,
-    "PersonalMomentum": PersonalMomentum,
-    "PilotRadius": PilotRadius,
-    "PoolDetrend": PoolDetrend,
-    "PredictedPosition": PredictedPosition,
-    "PrivateLayers": PrivateLayers,
-    "Proximal": Proximal,
-    "RandomBand": RandomBand,
-    "RandomEnergy": RandomEnergy,
-    "Rescale": Rescale,
-    "Sam": Sam,
-    "ServerAdam": ServerAdam,
-    "ServerMomentum": ServerMomentum,
-    "SharedLayers": SharedLayers,
-    "Shrink": Shrink,
-    "Uniform": Uniform,
-    "WarmUp": WarmUp,
-    "WeightDecay": WeightDecay,
+    name: kind for name, kind in sorted(globals().items()) if isinstance(kind, type) and kind is not Rule
 }
-"""Every rule that a file or the command line may name."""
-
-__all__ = [
-    "RULES",
-    "ActiveDual",
-    "AdaptiveRadius",
-    "AdaptiveSam",
-    "AdmmPerturbation",
-    "Ascent",
-    "AtMixture",
-    "BeginMerged",
-    "ByAgreement",
-    "ByAttraction",
-    "ByChance",
-    "ByChange",
-    "ByDiscrepancy",
-    "ByLoss",
-    "ByOthersLoss",
-    "ByPlaces",
-    "ByRange",
-    "ByRemoval",
-    "BySize",
-    "ByTaylor",
-    "ClientMomentum",
-    "ClipHere",
-    "ClipMedian",
-    "ClipNorm",
-    "CommonPrior",
-    "ControlVariates",
-    "CriticalLayers",
-    "DecayHere",
-    "DistilAscent",
-    "DriftCorrection",
-    "DynamicDual",
-    "Fair",
-    "FairShares",
-    "FirstRateMomentum",
-    "GaussianDetrend",
-    "GlobalDirection",
-    "GlobalSharpness",
-    "HighPass",
-    "HighPass2d",
-    "KeepModel",
-    "LastServerStep",
-    "LayerRadius",
-    "LearnMerge",
-    "LearnMixture",
-    "LowPass",
-    "MeasureAlignment",
-    "MeasureLoss",
-    "MeasureNorm",
-    "MeasureStep",
-    "Merge",
-    "MixGradients",
-    "NotePrecision",
-    "NoteRemoval",
-    "On",
-    "OnProxy",
-    "OnlyLayers",
-    "OwnModel",
-    "PersonalMomentum",
-    "PilotRadius",
-    "PoolDetrend",
-    "PredictedPosition",
-    "PrivateLayers",
-    "Proximal",
-    "RandomBand",
-    "RandomEnergy",
-    "Rescale",
-    "Sam",
-    "ServerAdam",
-    "ServerMomentum",
-    "SharedLayers",
-    "Shrink",
-    "Uniform",
-    "WarmUp",
-    "WeightDecay",
-]
+"""The rules that the modules list in their `__all__`."""

@@ -8,11 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import State, Weighting, later
+from fedkeel.core.rule import State, Weighting, newer_field
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rules.probes import sketch
-from fedkeel.rules.weights import by_size, shares
+from fedkeel.rules.weights import by_size, to_shares
+
+__all__ = ["ByAgreement"]
 
 ITERATIONS = 20
 
@@ -31,7 +33,7 @@ class ByAgreement(Weighting):
     clustering: bool = False
     lam: PositiveShare = 0.5
     dimensions: Count = 256
-    clusters: Whole = later(0)
+    clusters: Whole = newer_field(0)
     reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
 
     def __call__(self, reports: State, server: State) -> Tensor:
@@ -39,32 +41,32 @@ class ByAgreement(Weighting):
         agree = (1 + self.beta * reports["alignment"]).clamp(min=0)
         raw = reports["size"] / heterogeneous * agree
         if self.clustering:
-            raw = raw * self.damped(reports)
-        return shares(raw, by_size(reports))
+            raw = raw * self.opposition_factors(reports)
+        return to_shares(raw, by_size(reports))
 
-    def damped(self, reports: State) -> Tensor:
+    def opposition_factors(self, reports: State) -> Tensor:
         """lam for the shorter update of each opposed pair in a cluster, else 1."""
         delta = reports["delta"]
-        z = directions(sketch(delta, self.dimensions))
-        cluster = spherical_means(z, self.clusters or min(3, max(1, len(z) // 3)))
+        z = unit_rows(sketch(delta, self.dimensions))
+        cluster = cluster_directions(z, self.clusters or min(3, max(1, len(z) // 3)))
         length = delta.norm()
         opposed = (cluster[:, None] == cluster) & (z @ z.T < 0)
-        shorter = (length[:, None] < length) | ((length[:, None] == length) & earlier(len(length), z.device))
+        shorter = (length[:, None] < length) | ((length[:, None] == length) & comes_after(len(length), z.device))
         return torch.where((opposed & shorter).any(1), self.lam, 1.0).to(length.dtype)
 
 
-def earlier(count: int, device: torch.device) -> Tensor:
+def comes_after(count: int, device: torch.device) -> Tensor:
     """Of two equal updates the later client's counts as the shorter."""
     number = torch.arange(count, device=device)
     return number[:, None] > number
 
 
-def directions(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / (length + 1e-12)
 
 
-def spherical_means(z: Tensor, clusters: int) -> Tensor:
+def cluster_directions(z: Tensor, clusters: int) -> Tensor:
     """Clusters of unit vectors by direction, at most one for each: k-means on the sphere, seeded by k-means++."""
     count = len(z)
     clusters = min(clusters, count)
@@ -76,6 +78,6 @@ def spherical_means(z: Tensor, clusters: int) -> Tensor:
     nearest = (z @ centres.T).argmax(1)
     for _ in range(ITERATIONS):
         members = torch.nn.functional.one_hot(nearest, clusters).to(z)
-        centres = directions(members.T @ z)  # an empty cluster's is zero, and stays without members
+        centres = unit_rows(members.T @ z)  # an empty cluster's is zero, and stays without members
         nearest = (z @ centres.T).argmax(1)
     return nearest

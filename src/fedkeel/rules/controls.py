@@ -12,7 +12,9 @@ from torch import Tensor
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rules.filters import BandFilter, HighPass, MinDims, bin_draws, low_band, low_bins
+from fedkeel.rules.filters import BandFilter, HighPass, MinDims, draw_per_bin, low_band, low_bins
+
+__all__ = ["MeasureStep", "RandomEnergy", "Rescale"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RandomEnergy(BandFilter):
         # in float64: the sum of a million terms is compared with its parts
         energy = spectrum.abs().to(torch.float64).square() * multiplicity(n, rows.device)
         goal = energy[..., :removed].sum(-1, keepdim=True)
-        order = bin_draws(rows, at).argsort(-1)
+        order = draw_per_bin(rows, at).argsort(-1)
         drawn = energy.gather(-1, order)
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes
         left = 1 - (taken / drawn.clamp(min=1e-300)).clamp(0, 1)

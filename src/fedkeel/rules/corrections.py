@@ -12,6 +12,19 @@ from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
 
+__all__ = [
+    "ActiveDual",
+    "ClientMomentum",
+    "ClipHere",
+    "ClipNorm",
+    "ControlVariates",
+    "DecayHere",
+    "DriftCorrection",
+    "DynamicDual",
+    "Proximal",
+    "WeightDecay",
+]
+
 
 @dataclass(frozen=True)
 class ClipNorm(Rule):
@@ -149,24 +162,24 @@ class DriftCorrection(Rule):
     def broadcast(self, message: State, server: State) -> State:
         return message | {"c": server["c"], "mean_size": server["mean_size"]}
 
-    def less(self, client: State, server: State) -> Tensor:
+    def inverse_weight(self, client: State, server: State) -> Tensor:
         """1 / ω_i, of one client or of all in the reports."""
         size: Tensor = client["size"]
         return server["mean_size"] / size if self.mean_size else torch.ones_like(size)
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        less = self.less(client, at.message)
+        less = self.inverse_weight(client, at.message)
         pull = self.lam * (at.params - at.start + client["h_i"]) + at.message["c"]
         return tree + less * pull - client["c_i"], client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        less = self.less(client, at.message)
+        less = self.inverse_weight(client, at.message)
         moved = (at.start - at.params) / (at.lr * at.steps) - less * at.message["c"]
         drift = client["h_i"] + at.params - at.start
         return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved, "h_i": drift}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        omega, everyone = 1 / self.less(reports, server), reports["population"]
+        omega, everyone = 1 / self.inverse_weight(reports, server), reports["population"]
         h = server["h"] + reports["delta"].sum() / everyone
         c = server["c"] + reports["c_moved"].average(omega) / everyone
         return update + h, server | {"h": h, "c": c}
@@ -200,8 +213,8 @@ def mean_direction(reports: State, own_steps: bool = False) -> Tree:
     """
     way, delta = reports["lr"] * reports["steps"], reports["delta"]
     total = way * len(way) if own_steps else way.sum().expand_as(way)
-    found: Tree = delta.average(-1 / total)
-    return found
+    direction: Tree = delta.average(-1 / total)
+    return direction
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.randomness import keyed_uniforms
 from fedkeel.ranges import Count, NonNegative, Whole
-from fedkeel.rules.layers import layers
+from fedkeel.rules.layers import weight_layers
+
+__all__ = ["ByChance", "ByChange", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
 
 NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
 
 
-def scores(params: Tree, value: float = 0.0) -> Tree:
+def tensor_scores(params: Tree, value: float = 0.0) -> Tree:
     """One number per parameter."""
     return params.map(lambda leaf: leaf.new_full((), value))
 
@@ -39,10 +41,10 @@ class LayerRadius(Rule):
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return perturbation(tree, client, self.rho, self.rho_larger), client
+        return layerwise_perturbation(tree, client, self.rho, self.rho_larger), client
 
 
-def perturbation(gradient: Tree, client: State, rho: float, rho_larger: float) -> Tree:
+def layerwise_perturbation(gradient: Tree, client: State, rho: float, rho_larger: float) -> Tree:
     radius = client["critical"].elementwise(lambda c: rho + c * (rho_larger - rho))
     return gradient.unit().map(torch.mul, radius)
 
@@ -61,18 +63,22 @@ class CriticalLayers(Rule):
     stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
-        return {"critical": scores(params)}
+        return {"critical": tensor_scores(params)}
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        able = layers(at.params.layout, NEVER)
+        able = weight_layers(at.params.layout, NEVER)
         count = min(self.top, len(able.shapes))
         if count == 0:
             return report, client
         scored = client["sensitivity"].only(lambda name: name in able.shapes)
-        marked = scored.elementwise(lambda s: self.marks(s, count))
+        marked = scored.elementwise(lambda s: self.mark_top(s, count))
         return report, client | {"critical": client["critical"].zeros() | marked}
 
-    def marks(self, sensitivity: Tensor, count: int) -> Tensor:
+    def client_curves(self, params: Tree, client: State) -> State:
+        able = weight_layers(params.layout, NEVER)
+        return {"critical": client["critical"].only(lambda name: name in able.shapes)}
+
+    def mark_top(self, sensitivity: Tensor, count: int) -> Tensor:
         rank = sensitivity if self.choose == "highest" else torch.where(sensitivity > 0, -sensitivity, -torch.inf)
         return torch.zeros_like(sensitivity).scatter(-1, rank.topk(count).indices, 1.0)
 
@@ -82,7 +88,7 @@ class Sensitivity(Rule):
     """How much the loss depends on each layer: a number per parameter, at the end of a client's round."""
 
     def client_slots(self, params: Tree) -> State:
-        return {"sensitivity": scores(params)}
+        return {"sensitivity": tensor_scores(params)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class ByTaylor(Sensitivity):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.gradient is not None
-        epsilon = perturbation(at.gradient, client, self.rho, self.rho_larger)
+        epsilon = layerwise_perturbation(at.gradient, client, self.rho, self.rho_larger)
         effect = (tree * epsilon).map(lambda leaf: leaf.sum().abs())
         last = (at.step >= at.steps - at.steps / self.epochs).to(tree.buffer.dtype)
         begun = (at.step > 0).to(tree.buffer.dtype)
@@ -153,12 +159,12 @@ class ByRemoval(Sensitivity):
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}
 
     def steps_needed(self, layout: Layout) -> int | None:
-        return len(layers(layout, NEVER).shapes) + 1
+        return len(weight_layers(layout, NEVER).shapes) + 1
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         number = at.step.to(tree.buffer.dtype)
-        epsilon = perturbation(tree, client, self.rho, self.rho_larger)
-        kept = numbered(epsilon).elementwise(lambda n: (n != number).to(n.dtype))
+        epsilon = layerwise_perturbation(tree, client, self.rho, self.rho_larger)
+        kept = number_layers(epsilon).elementwise(lambda n: (n != number).to(n.dtype))
         return epsilon.map(torch.mul, kept if epsilon.buffer.dim() == 1 else kept.expand(len(epsilon.buffer))), client
 
 
@@ -173,14 +179,14 @@ class NoteRemoval(Rule):
         assert at.loss is not None
         number = at.step.to(tree.buffer.dtype)
         full = torch.where(at.step == 0, at.loss, client["perturbed_loss"])
-        mine = numbered(tree).elementwise(lambda n: (n == number).to(n.dtype))
-        found = (full - at.loss).abs() * mine
-        return tree, client | {"perturbed_loss": full, "sensitivity": client["sensitivity"] * (1 - mine) + found}
+        mine = number_layers(tree).elementwise(lambda n: (n == number).to(n.dtype))
+        change = (full - at.loss).abs() * mine
+        return tree, client | {"perturbed_loss": full, "sensitivity": client["sensitivity"] * (1 - mine) + change}
 
 
-def numbered(tree: Tree) -> Tree:
+def number_layers(tree: Tree) -> Tree:
     """The layers that may be critical numbered from 1, in the model's order; −1 for the others."""
-    able = list(layers(tree.layout, NEVER).shapes)
+    able = list(weight_layers(tree.layout, NEVER).shapes)
     numbers = {name: able.index(name) + 1.0 if name in able else -1.0 for name in tree.layout.shapes}
     return Tree.of({name: tree.buffer.new_tensor(number) for name, number in numbers.items()})
 

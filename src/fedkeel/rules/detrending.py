@@ -18,6 +18,8 @@ from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, Range
 from fedkeel.rules.filters import MinDims
 
+__all__ = ["ClipMedian", "GaussianDetrend", "PoolDetrend"]
+
 
 @dataclass(frozen=True)
 class PoolDetrend(Rule):
@@ -62,14 +64,14 @@ class GaussianDetrend(Rule):
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
 
     def detrend(self, rows: Tensor) -> Tensor:
-        kernel, n = bell(self.sigma, rows.dtype, rows.device), rows.shape[-1]
+        kernel, n = gaussian_kernel(self.sigma, rows.dtype, rows.device), rows.shape[-1]
         if n < len(kernel):
             return rows
         wide = functional.pad(rows.reshape(-1, 1, n), (len(kernel) // 2, len(kernel) // 2), mode="reflect")
         return rows - functional.conv1d(wide, kernel.view(1, 1, -1)).view(rows.shape)
 
 
-def bell(sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def gaussian_kernel(sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A Gaussian kernel that sums to 1."""
     radius = ceil(4 * sigma)
     at = torch.arange(-radius, radius + 1, dtype=torch.float64, device=device)

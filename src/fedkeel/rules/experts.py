@@ -12,12 +12,14 @@ from fedkeel.core.objectives import Objective, Precision
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rules.layers import HEAD, Patterns, matching, named
+from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+
+__all__ = ["CommonPrior", "NotePrecision"]
 
 
-def matrices(layout: Layout, patterns: Patterns) -> Layout:
+def class_matrices(layout: Layout, patterns: Patterns) -> Layout:
     """The matching parameters with one row for each class."""
-    mine = matching(patterns)
+    mine = matcher(patterns)
     return layout.only(lambda name: mine(name) and len(layout.shapes[name]) == 2)
 
 
@@ -33,10 +35,10 @@ class NotePrecision(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
-        return {"precision": params.only(matrices(params.layout, self.patterns)).zeros()}
+        return {"precision": params.only(class_matrices(params.layout, self.patterns)).zeros()}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params, client | {"precision": client["precision"].zeros()}
@@ -64,14 +66,14 @@ class CommonPrior(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def server_slots(self, params: Tree) -> State:
-        rows = params.only(matrices(params.layout, self.patterns))
+        rows = params.only(class_matrices(params.layout, self.patterns))
         return {"prior_mean": rows.zeros(), "prior_spread": rows.ones()}
 
     def client_slots(self, params: Tree) -> State:
-        return {"evidence": params.only(matrices(params.layout, self.patterns)).zeros()}
+        return {"evidence": params.only(class_matrices(params.layout, self.patterns)).zeros()}
 
     def broadcast(self, message: State, server: State) -> State:
         return message | {name: server[name] for name in ("prior_mean", "prior_spread")}

@@ -11,13 +11,15 @@ from typing import ClassVar, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedkeel.core.layout import Group, Shape
+from fedkeel.core.layout import LengthGroup, Shape
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.band import high_pass
-from fedkeel.kernels.custom_op import like_first, opaque
+from fedkeel.kernels.custom_op import as_custom_op, empty_like
 from fedkeel.randomness import key, keyed_uniforms, permutation
 from fedkeel.ranges import Share
+
+__all__ = ["HighPass", "HighPass2d", "LowPass", "RandomBand"]
 
 PRUNED_FROM = 2048  # below this length the plain transform is faster
 
@@ -45,14 +47,14 @@ class BandFilter(Rule, ABC):
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        def filtered(leaves: Tensor, shape: Shape) -> Tensor:
+        def filter_leaves(leaves: Tensor, shape: Shape) -> Tensor:
             if len(shape) < self.min_dims:
                 return leaves
-            return restored(self.filter(laid_out(leaves, len(shape), self.order), at), shape, self.order)
+            return restore_shape(self.filter(lay_out(leaves, len(shape), self.order), at), shape, self.order)
 
         if self.order == NATURAL:
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
-        return tree.map_by_shape(filtered), client
+        return tree.map_by_shape(filter_leaves), client
 
     @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
@@ -73,13 +75,13 @@ class HighPass(BandFilter):
             return Tree(high_pass(tree.buffer, self.spans(tree.layout.groups)), tree.layout), client
         return BandFilter.step(self, tree, client, at)
 
-    def spans(self, groups: tuple[Group, ...]) -> list[int]:
+    def spans(self, groups: tuple[LengthGroup, ...]) -> list[int]:
         """(offset, leaves, length, removed coefficients) of each group, one after another."""
-        found: list[int] = []
+        spans: list[int] = []
         for offset, leaves, length, vector in groups:
             removed = 0 if vector and self.min_dims >= 2 else low_bins(length, self.ratio)
-            found += [offset, leaves, length, removed]
-        return found
+            spans += [offset, leaves, length, removed]
+        return spans
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         removed = low_bins(rows.shape[-1], self.ratio)
@@ -98,7 +100,7 @@ class LowPass(BandFilter):
         return low_band(rows, n // 2 + 1 - removed) if removed else rows
 
 
-def bin_draws(rows: Tensor, at: Local) -> Tensor:
+def draw_per_bin(rows: Tensor, at: Local) -> Tensor:
     """A random number for each of the rows' rFFT coefficients, drawn anew in each step."""
     n, bins = rows.shape[-1], rows.shape[-1] // 2 + 1
     # + n: tensors of different lengths draw differently
@@ -116,7 +118,7 @@ class RandomBand(BandFilter):
         removed = low_bins(n, self.ratio)
         if not removed:
             return rows
-        draws = bin_draws(rows, at)
+        draws = draw_per_bin(rows, at)
         keep = draws > draws.kthvalue(removed, keepdim=True).values
         kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
         return kept
@@ -150,20 +152,20 @@ class HighPass2d(Rule):
 
 
 # ---- orders --------------------------------------------------------------------------------------------------------
-def laid_out(leaves: Tensor, dims: int, order: str) -> Tensor:
+def lay_out(leaves: Tensor, dims: int, order: str) -> Tensor:
     """The last `dims` axes of a tensor as one row, in the given order."""
     first = leaves.dim() - dims
     if order != "random" and dims == 4:
         leaves = leaves.permute([*range(first), *(first + int(axis) for axis in order)])
     row = leaves.flatten(first) if dims else leaves.unsqueeze(-1)
-    return shuffled(row, False) if order == "random" else row
+    return shuffle_rows(row, False) if order == "random" else row
 
 
-def restored(row: Tensor, shape: Shape, order: str) -> Tensor:
+def restore_shape(row: Tensor, shape: Shape, order: str) -> Tensor:
     """A row back in the shape of the tensor it was made from."""
     before = row.shape[:-1]
     if order == "random":
-        return shuffled(row, True).view((*before, *shape))
+        return shuffle_rows(row, True).view((*before, *shape))
     if len(shape) != 4:
         return row.view((*before, *shape))
     axes, first = [int(axis) for axis in order], len(before)
@@ -171,15 +173,15 @@ def restored(row: Tensor, shape: Shape, order: str) -> Tensor:
     return row.view((*before, *(shape[axis] for axis in axes))).permute(back)
 
 
-@opaque("shuffled(Tensor rows, bool back) -> Tensor", like_first)
-def shuffled(rows: Tensor, back: bool) -> Tensor:
+@as_custom_op("shuffle_rows(Tensor rows, bool back) -> Tensor", empty_like)
+def shuffle_rows(rows: Tensor, back: bool) -> Tensor:
     """Rows in one random order for good, or back from it."""
-    order = shuffle(rows.shape[-1], rows.device)
+    order = shuffle_order(rows.shape[-1], rows.device)
     return rows.index_select(-1, order.argsort() if back else order)
 
 
 @cache
-def shuffle(length: int, device: torch.device) -> Tensor:
+def shuffle_order(length: int, device: torch.device) -> Tensor:
     """One random order for all tensors of a length, the same in every run."""
     return torch.from_numpy(permutation(key(0, "order", length), length)).to(device)
 
@@ -196,11 +198,11 @@ def low_band(rows: Tensor, bins: int) -> Tensor:
     With n = a b and a > 2 bins, they are sums of b short transforms, X[q] = Σ_j ω^(jq) rfft_a(row[j::b])[q], and the
     band is synthesised the same way: exact, with less than half of the arithmetic.
     """
-    return rows if bins >= rows.shape[-1] // 2 + 1 else below(rows, bins)
+    return rows if bins >= rows.shape[-1] // 2 + 1 else low_band_pruned(rows, bins)
 
 
-@opaque("below(Tensor rows, int bins) -> Tensor", like_first)
-def below(rows: Tensor, bins: int) -> Tensor:
+@as_custom_op("low_band_pruned(Tensor rows, int bins) -> Tensor", empty_like)
+def low_band_pruned(rows: Tensor, bins: int) -> Tensor:
     """The band itself, where it is not the whole row."""
     n = rows.shape[-1]
     a = short_length(n, bins)

@@ -12,19 +12,21 @@ from fedkeel.core.rule import Local, Rule, Setting, State, require
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError, nearest
 
+__all__ = ["On", "OnlyLayers"]
+
 HEAD = "@head"
 """Stands for the parameters of the model's classifier."""
 
 Patterns = tuple[str, ...]
 
 
-def matching(patterns: Patterns) -> Callable[[str], bool]:
+def matcher(patterns: Patterns) -> Callable[[str], bool]:
     """Whether a name matches one of the patterns."""
     exact, wild = frozenset(patterns), tuple(pattern for pattern in patterns if any(c in pattern for c in "*?["))
     return lambda name: name in exact or any(fnmatchcase(name, pattern) for pattern in wild)
 
 
-def named(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
+def names_of(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
     """The names that match, HEAD those of the head; each pattern must match something."""
     if HEAD in patterns and not setting.head:
         raise MethodError(
@@ -33,12 +35,12 @@ def named(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
         )
     wanted = tuple(name for p in patterns for name in (setting.head if p == HEAD else (p,)))
     for pattern in wanted:
-        if not any(map(matching((pattern,)), setting.layout.shapes)):
+        if not any(map(matcher((pattern,)), setting.layout.shapes)):
             raise MethodError(
                 f"{type(rule).__name__} names parameters {pattern!r}, but the model has none.",
                 nearest(pattern, setting.layout.shapes, "parameters"),
             )
-    return tuple(filter(matching(wanted), setting.layout.shapes))
+    return tuple(filter(matcher(wanted), setting.layout.shapes))
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class On(Rule):
             object.__setattr__(self, trait, getattr(self.inner, trait))
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(tuple(self.patterns), setting, self), inner=self.inner.settled(setting))
+        return replace(self, patterns=names_of(tuple(self.patterns), setting, self), inner=self.inner.settled(setting))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        part = tree.layout.only(matching(tuple(self.patterns)))
+        part = tree.layout.only(matcher(tuple(self.patterns)))
         gradient = None if at.gradient is None else at.gradient.only(part)
         there = at._replace(params=at.params.only(part), start=at.start.only(part), gradient=gradient)
         changed, client = self.inner.step(tree.only(part), client, there)
@@ -80,13 +82,13 @@ class OnlyLayers(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.zeros() | tree.only(matching(self.patterns)), client
+        return tree.zeros() | tree.only(matcher(self.patterns)), client
 
 
-def layers(layout: Layout, without: tuple[str, ...]) -> Layout:
+def weight_layers(layout: Layout, without: tuple[str, ...]) -> Layout:
     """The weights of layers in whose name, in lower case, none of the words occurs.
 
     A vector is none, also one written as [1, 1, n]; nor is what has a bias of its own shape, as norms do: in a

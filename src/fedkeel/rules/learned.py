@@ -13,10 +13,12 @@ from fedkeel.core.trees import Tree, cosine
 from fedkeel.ranges import NonNegative, Positive, Whole
 from fedkeel.rules.weights import by_size
 
+__all__ = ["AtMixture", "ByAttraction", "ByPlaces", "LearnMixture", "OnProxy"]
+
 ADAM = (0.5, 0.999)
 
 
-def adam(slope: Tensor, first: Tensor, second: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+def adam_step(slope: Tensor, first: Tensor, second: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
     """Adam's direction, and its two moments; `step` counts from 1."""
     first = ADAM[0] * first + (1 - ADAM[0]) * slope
     second = ADAM[1] * second + (1 - ADAM[1]) * slope.square()
@@ -24,7 +26,7 @@ def adam(slope: Tensor, first: Tensor, second: Tensor, step: Tensor | int) -> tu
     return direction, first, second
 
 
-def scaled(update: Tree, server: State, gamma: Tensor | float) -> Tree:
+def scale_model(update: Tree, server: State, gamma: Tensor | float) -> Tree:
     """The update that leads to γ (w + update)."""
     params: Tree = server["params"].only(update.layout)
     return (params + update) * gamma - params
@@ -59,20 +61,20 @@ class ByAttraction(Weighting):
         moved = torch.where(places < len(known), known[places.clamp(max=len(known) - 1)], 0.0)
         return (sizes if self.released else sizes.log()) + moved
 
-    def learned(self, reports: State, server: State) -> Tensor:
-        spread = Attraction.of(reports["delta"], server["params"])
-        return spread.descended(self.logits(reports, server), self.steps, self.server_lr)
+    def learn_logits(self, reports: State, server: State) -> Tensor:
+        attraction = Attraction.of(reports["delta"], server["params"])
+        return attraction.descend(self.logits(reports, server), self.steps, self.server_lr)
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        return torch.softmax((self.logits if self.released else self.learned)(reports, server), 0)
+        return torch.softmax((self.logits if self.released else self.learn_logits)(reports, server), 0)
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         places, known = self.places(reports), server["attraction"]
         # as long as the highest number so far: the sizes of those not met need not be known
         room = known.new_zeros(int(places.max()) + 1) if len(known) <= int(places.max()) else known.clone()
         room[: len(known)] = known
-        moved = self.learned(reports, server) - self.logits(reports, server)
-        return scaled(update, server, self.gamma), server | {
+        moved = self.learn_logits(reports, server) - self.logits(reports, server)
+        return scale_model(update, server, self.gamma), server | {
             "attraction": room.index_add(0, places, moved.to(room.dtype))
         }
 
@@ -100,11 +102,11 @@ class Attraction:
         slope: Tensor = torch.func.grad(self.cost)(logits)
         return slope
 
-    def descended(self, logits: Tensor, steps: int, rate: float) -> Tensor:
+    def descend(self, logits: Tensor, steps: int, rate: float) -> Tensor:
         """The logits after some steps of a fresh Adam."""
         first, second = torch.zeros_like(logits), torch.zeros_like(logits)
         for step in range(1, steps + 1):
-            direction, first, second = adam(self.slope(logits), first, second, step)
+            direction, first, second = adam_step(self.slope(logits), first, second, step)
             logits = logits - rate * direction
         return logits
 
@@ -137,18 +139,18 @@ class ByPlaces(Weighting):
         start = size / (self.mean_size * reports["population"]) if self.mean_size else by_size(reports)
         return torch.where(places < server["places"], known[places.clamp(max=len(known) - 1)], start)
 
-    def descended(self, reports: State, server: State, steps: int) -> Tensor:
-        spread = Attraction.of(reports["delta"], server["params"])
-        return spread.descended(self.logits(reports, server), steps, self.server_lr)
+    def descend(self, reports: State, server: State, steps: int) -> Tensor:
+        attraction = Attraction.of(reports["delta"], server["params"])
+        return attraction.descend(self.logits(reports, server), steps, self.server_lr)
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        return torch.softmax(self.descended(reports, server, max(self.steps - 1, 0)), 0)
+        return torch.softmax(self.descend(reports, server, max(self.steps - 1, 0)), 0)
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        left = self.descended(reports, server, self.steps)
+        left = self.descend(reports, server, self.steps)
         kept = torch.cat([left.to(server["attraction"].dtype), server["attraction"][len(left) :]])
         places = server["places"].clamp(min=len(left))
-        return scaled(update, server, self.gamma), server | {"attraction": kept, "places": places}
+        return scale_model(update, server, self.gamma), server | {"attraction": kept, "places": places}
 
 
 @dataclass(frozen=True)
@@ -169,10 +171,10 @@ class OnProxy(Weighting):
         return torch.softmax(reports["learned"]["x"], 0) if "learned" in reports else by_size(reports)
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return scaled(update, server, reports["learned"]["y"].exp()) if "learned" in reports else update, server
+        return scale_model(update, server, reports["learned"]["y"].exp()) if "learned" in reports else update, server
 
 
-def mixed(state: State) -> Tree:
+def mix_models(state: State) -> Tree:
     """γ Σ λ_k w_k."""
     models: Tree = state["models"]
     gamma: Tensor = state["y"].exp()
@@ -184,7 +186,7 @@ class AtMixture(Rule):
     """In the server's phase: take the gradient at γ Σ λ_k w_k."""
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return mixed(client) - at.params, client
+        return mix_models(client) - at.params, client
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,6 @@ class LearnMixture(Rule):
         slopes = {"x": gamma * weights * (along - weights @ along), "y": gamma * (weights @ along)}
         moved: State = {}
         for name, slope in slopes.items():
-            direction, first, second = adam(slope, client[f"{name}_first"], client[f"{name}_second"], at.step + 1)
+            direction, first, second = adam_step(slope, client[f"{name}_first"], client[f"{name}_second"], at.step + 1)
             moved |= {name: client[name] - self.rate * direction, f"{name}_first": first, f"{name}_second": second}
         return tree, client | moved

@@ -14,6 +14,8 @@ from fedkeel.ranges import NonNegative, OpenShare, Share
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 
+__all__ = ["FirstRateMomentum", "MixGradients", "PersonalMomentum", "PredictedPosition"]
+
 
 @dataclass(frozen=True)
 class FirstRateMomentum(ClientMomentum):
@@ -65,7 +67,7 @@ class PersonalMomentum(Rule):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         alpha = at.message["alpha"]
-        return alpha * tree + (1 - alpha) * fitted(client, at) if self.mix else tree, client
+        return alpha * tree + (1 - alpha) * client_momentum(client, at) if self.mix else tree, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return self.variates.finish(report, client, at)
@@ -80,8 +82,11 @@ class PersonalMomentum(Rule):
             "momentum": self.decay * mean_direction(reports),
         }
 
+    def server_curves(self, message: State) -> State:
+        return {"alpha": message["alpha"]}
 
-def fitted(client: State, at: Local) -> Tree:
+
+def client_momentum(client: State, at: Local) -> Tree:
     """m_i = m + α / (1 − α) · (c − c_i)."""
     message = at.message
     alpha: Tensor = message["alpha"]
@@ -105,7 +110,7 @@ class PredictedPosition(Rule):
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        ahead = at.start + at.step.to(at.params.buffer.dtype) * fitted(client, at) - at.params
+        ahead = at.start + at.step.to(at.params.buffer.dtype) * client_momentum(client, at) - at.params
         if self.released:
             return -self.rho * by_tensor_number(ahead), client
         return self.rho * ahead.unit(), client

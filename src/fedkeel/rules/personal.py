@@ -7,10 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from fedkeel.core.rule import Local, Rule, Setting, State, later
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rules.layers import HEAD, Patterns, matching, named
+from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+
+__all__ = ["BeginMerged", "KeepModel", "LearnMerge", "Merge", "OwnModel", "PrivateLayers"]
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,21 @@ class PrivateLayers(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
-        return {"private": params.only(matching(self.patterns))}
+        return {"private": params.only(matcher(self.patterns))}
+
+    def travels(self, params: Tree) -> Tree:
+        mine = matcher(self.patterns)
+        return params.only(lambda name: not mine(name))
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params | client["private"], client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        mine = matching(self.patterns)
-        shared = report["delta"].only(lambda name: not mine(name))
-        return report | {"delta": shared}, client | {"private": at.params.only(mine)}
+        private = at.params.only(matcher(self.patterns))
+        return report | {"delta": self.travels(report["delta"])}, client | {"private": private}
 
 
 @dataclass(frozen=True)
@@ -86,10 +91,10 @@ class Merge(Rule):
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=named(self.patterns, setting, self))
+        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
-        head = params.only(matching(self.patterns))
+        head = params.only(matcher(self.patterns))
         return {"own_head": head, "merge": head.ones()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -111,8 +116,8 @@ class LearnMerge(Rule):
     """
 
     rate: NonNegative = 1.0
-    passes: Count = later(1)
-    threshold: NonNegative = later(0.1)
+    passes: Count = newer_field(1)
+    threshold: NonNegative = newer_field(0.1)
     reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
     stackable: ClassVar[bool] = True
 

@@ -13,6 +13,17 @@ from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive
 
+__all__ = [
+    "AdaptiveSam",
+    "AdmmPerturbation",
+    "Ascent",
+    "DistilAscent",
+    "GlobalDirection",
+    "LastServerStep",
+    "Sam",
+    "SharedLayers",
+]
+
 
 @dataclass(frozen=True)
 class Sam(Rule):

@@ -12,9 +12,11 @@ from torch import Tensor
 from fedkeel.core.objectives import Loss, Objective
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
-from fedkeel.kernels.custom_op import opaque
+from fedkeel.kernels.custom_op import as_custom_op
 from fedkeel.randomness import bits, key
 from fedkeel.ranges import Count, NonNegative
+
+__all__ = ["AdaptiveRadius", "MeasureAlignment", "MeasureLoss", "MeasureNorm", "PilotRadius"]
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class MeasureAlignment(Rule):
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         pilot = sketch(-tree, self.dimensions)
-        found = cosine_of(pilot, at.message["last_move"])
-        alignment = torch.where(at.step == 0, found, client["alignment"])
+        cosine = row_cosine(pilot, at.message["last_move"])
+        alignment = torch.where(at.step == 0, cosine, client["alignment"])
         heterogeneity = client["norm"] * (1 - self.kappa * alignment).clamp(min=0)
         return tree, client | {"alignment": alignment, "heterogeneity": heterogeneity}
 
@@ -115,14 +117,17 @@ class AdaptiveRadius(Rule):
     stackable: ClassVar[bool] = True
 
     def radius(self, client: State) -> Tensor:
-        found: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
-        return found
+        radius: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
+        return radius
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client
 
+    def client_curves(self, params: Tree, client: State) -> State:
+        return {"radius": self.radius(client)}
 
-def cosine_of(a: Tensor, b: Tensor) -> Tensor:
+
+def row_cosine(a: Tensor, b: Tensor) -> Tensor:
     """Along the last axis; 0 when one of them is zero."""
     lengths: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     return (a * b).sum(-1) / lengths.clamp(min=1e-30)
@@ -133,22 +138,22 @@ def sketch(tree: Tree, dimensions: int) -> Tensor:
 
     Inner products are kept on average. A vector of at most `dimensions` numbers is kept as it is.
     """
-    return tree.buffer if tree.layout.size <= dimensions else folded(tree.buffer, dimensions)
+    return tree.buffer if tree.layout.size <= dimensions else fold(tree.buffer, dimensions)
 
 
-def _folded(v: Tensor, dimensions: int) -> Tensor:
+def _empty_fold(v: Tensor, dimensions: int) -> Tensor:
     return v.new_empty((*v.shape[:-1], dimensions))
 
 
-@opaque("folded(Tensor v, int dimensions) -> Tensor", _folded)
-def folded(v: Tensor, dimensions: int) -> Tensor:
+@as_custom_op("fold(Tensor v, int dimensions) -> Tensor", _empty_fold)
+def fold(v: Tensor, dimensions: int) -> Tensor:
     """The sketch of a vector that is longer than it."""
-    bucket, sign = places(v.shape[-1], dimensions, v.device)
+    bucket, sign = hash_places(v.shape[-1], dimensions, v.device)
     return torch.index_add(v.new_zeros((*v.shape[:-1], dimensions)), -1, bucket, v * sign.to(v.dtype))
 
 
 @cache
-def places(size: int, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def hash_places(size: int, dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The same for every client, round and run: a sketch must meet its like."""
     draws = bits(key(0, "sketch", size), size)
     bucket = torch.from_numpy((draws >> 33) % dimensions).to(torch.int64)

@@ -12,6 +12,8 @@ from fedkeel.core.rule import Local, Rule, State, require
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
 
+__all__ = ["GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "WarmUp"]
+
 Form = Literal["heavy-ball", "ema", "nesterov"]
 
 
@@ -83,7 +85,7 @@ class GlobalSharpness(Rule):
         if self.warmup:
             t = server["round"]
             message = message | {"round": t}
-            rho = warmed(self.rho, self.rho0, self.warmup, t, self.ramp)
+            rho = warm_up_radius(self.rho, self.rho0, self.warmup, t, self.ramp)
         return message | {"params": message["params"] + rho * server["pseudo_gradient"].unit()}
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
@@ -105,10 +107,10 @@ class WarmUp(Rule):
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree * (warmed(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client
+        return tree * (warm_up_radius(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client
 
 
-def warmed(rho: float, rho0: float, warmup: int, t: Tensor, ramp: bool = True) -> Tensor:
+def warm_up_radius(rho: float, rho0: float, warmup: int, t: Tensor, ramp: bool = True) -> Tensor:
     """From rho0 in round 0 to rho in round `warmup`, and rho from there on; without a ramp, rho0 until then."""
     grown = (t / warmup).clamp(max=1.0) if ramp else (t > warmup).to(t.dtype)
     return rho0 + (rho - rho0) * grown
@@ -134,24 +136,24 @@ class Shrink(Rule):
         apart = reports["delta"] - reports["delta"].mean()
         params: Tree = server["params"].only(update.layout)
         shrunk: dict[str, Tensor] = {}
-        for names in modules(update).values():
-            spread = length(apart, names).mean()
-            tau = (self.beta * spread).clamp(min=self.tau_min).clamp(max=self.tau_max)
-            whole = length(params, names)
-            gamma = whole / (whole + tau * length(update, names)).clamp(min=1e-30)
+        for names in group_by_module(update).values():
+            distance = joint_norm(apart, names).mean()
+            tau = (self.beta * distance).clamp(min=self.tau_min).clamp(max=self.tau_max)
+            whole = joint_norm(params, names)
+            gamma = whole / (whole + tau * joint_norm(update, names)).clamp(min=1e-30)
             gamma = torch.where(whole > 0, gamma, 1.0)
             shrunk |= {name: gamma * (params[name] + update[name]) - params[name] for name in names}
         return Tree.of(shrunk, update.layout), server
 
 
-def modules(tree: Tree) -> dict[str, list[str]]:
+def group_by_module(tree: Tree) -> dict[str, list[str]]:
     """The parameters of each module, by its name."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name in tree:
-        found.setdefault(name.rpartition(".")[0], []).append(name)
-    return found
+        names.setdefault(name.rpartition(".")[0], []).append(name)
+    return names
 
 
-def length(tree: Tree, names: list[str]) -> Tensor:
+def joint_norm(tree: Tree, names: list[str]) -> Tensor:
     """The norm of some of a tree's leaves together."""
     return tree.only(lambda name: name in names).norm()

@@ -12,7 +12,7 @@ from fedkeel.core.rule import Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.rules.corrections import DynamicDual
-from fedkeel.rules.layers import Patterns, matching
+from fedkeel.rules.layers import Patterns, matcher
 from fedkeel.rules.personal import OwnModel, PrivateLayers
 
 HINT = "drop PrivateLayers, or choose another method for the shared layers"
@@ -32,10 +32,10 @@ class Confined(Rule):
         object.__setattr__(self, "stands_for", self.inner)
 
     def shared(self, tree: Tree) -> Tree:
-        mine = matching(self.private)
+        mine = matcher(self.private)
         return tree.only(lambda name: not mine(name))
 
-    def seen(self, state: State, slot: str = "params") -> State:
+    def see(self, state: State, slot: str = "params") -> State:
         """A message, report or server state as the inner rule sees it."""
         return state | {slot: self.shared(state[slot])} if slot in state else state
 
@@ -46,48 +46,57 @@ class Confined(Rule):
         return self.inner.client_slots(self.shared(params))
 
     def broadcast(self, message: State, server: State) -> State:
-        sent = self.inner.broadcast(self.seen(message), self.seen(server))
+        sent = self.inner.broadcast(self.see(message), self.see(server))
         return sent | {"params": message["params"] | sent["params"]}
 
+    def travels(self, params: Tree) -> Tree:
+        return self.inner.travels(params)
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        begun, client = self.inner.start(self.shared(params), client, self.seen(message))
+        begun, client = self.inner.start(self.shared(params), client, self.see(message))
         return params | begun, client
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        changed, client = self.inner.step(self.shared(tree), client, self.there(at))
+        changed, client = self.inner.step(self.shared(tree), client, self.see_local(at))
         # a perturbation of the private layers would be their gradient
         rest = tree.zeros() if self.needs_gradient is not None else tree
         return rest | changed, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        found, client = self.inner.finish(self.seen(report, "delta"), client, self.there(at))
-        return found | ({"delta": report["delta"] | found["delta"]} if "delta" in report else {}), client
+        shared, client = self.inner.finish(self.see(report, "delta"), client, self.see_local(at))
+        return shared | ({"delta": report["delta"] | shared["delta"]} if "delta" in report else {}), client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        update, found = self.inner.server_step(update, self.seen(server), reports)
-        return update, found | {"params": server["params"]}
+        update, changed = self.inner.server_step(update, self.see(server), reports)
+        return update, changed | {"params": server["params"]}
 
-    def there(self, at: Local) -> Local:
+    def server_curves(self, message: State) -> State:
+        return self.inner.server_curves(self.see(message))
+
+    def client_curves(self, params: Tree, client: State) -> State:
+        return self.inner.client_curves(self.shared(params), client)
+
+    def see_local(self, at: Local) -> Local:
         gradient = None if at.gradient is None else self.shared(at.gradient)
         return at._replace(
-            params=self.shared(at.params), start=self.shared(at.start), gradient=gradient, message=self.seen(at.message)
+            params=self.shared(at.params), start=self.shared(at.start), gradient=gradient, message=self.see(at.message)
         )
 
 
-def confined(method: Method, params: Tree) -> Method:
+def confine(method: Method, params: Tree) -> Method:
     """A method with private layers: its rules that remember a whole model do so of the shared layers."""
     patterns = private(method)
     if not patterns:
         return method
-    check(method)
+    check_private_layers(method)
     others = [rule for rule in method.rules if rule not in method.personal and not isinstance(rule, Weighting)]
-    known = {rule: models_in(rule, params) for rule in others}
-    slots = {slot for found in known.values() for slot in found}
-    touched = {rule for rule, found in known.items() if found or slots.intersection(rule.reads)}
-    return method.each_rule(lambda rule: Confined(rule, patterns) if rule in touched else rule)
+    slots_of = {rule: model_slots(rule, params) for rule in others}
+    slots = set().union(*slots_of.values())
+    touched = {rule for rule, own in slots_of.items() if own or slots.intersection(rule.reads)}
+    return method.map_rules(lambda rule: Confined(rule, patterns) if rule in touched else rule)
 
 
-def check(method: Method) -> None:
+def check_private_layers(method: Method) -> None:
     """Refuse what needs the private layers where they are not."""
     if any(isinstance(rule, OwnModel) for rule in method.rules):
         raise MethodError(f"{method.name}: clients keep a whole model of their own already.", HINT)
@@ -99,7 +108,7 @@ def check(method: Method) -> None:
         raise MethodError(f"{method.name}: clients run the server's model, whose private layers nobody trains.", HINT)
 
 
-def models_in(rule: Rule, params: Tree) -> set[str]:
+def model_slots(rule: Rule, params: Tree) -> set[str]:
     """Slots as large as the model, and the server's sketches of it."""
     server, client = rule.server_slots(params), rule.client_slots(params)
     sketches = {name for name, slot in server.items() if isinstance(slot, Tensor) and slot.dim() > 0}

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedkeel.core.rule import State, Weighting
 from fedkeel.ranges import AnyFinite, NonNegative
 
+__all__ = ["ByDiscrepancy", "ByLoss", "ByOthersLoss", "BySize", "Fair", "FairShares", "Uniform"]
+
 SMALL = 1e-10
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
@@ -21,8 +23,7 @@ class BySize(Weighting):
     """In proportion to the training samples: p_i = n_i / Σ n_j.  (FedAvg, McMahan et al. 2017)"""
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        size: Tensor = reports["size"]
-        return size / size.sum()
+        return by_size(reports)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Uniform(Weighting):
         return torch.full_like(size, 1 / len(size))
 
 
-def shares(raw: Tensor, otherwise: Tensor) -> Tensor:
+def to_shares(raw: Tensor, otherwise: Tensor) -> Tensor:
     """Weights that sum to 1; where none is left, the other ones do. Both in the same order."""
     raw = raw.clamp(min=0)
     total = raw.sum()
@@ -59,7 +60,7 @@ class ByOthersLoss(Weighting):
 
     def __call__(self, reports: State, server: State) -> Tensor:
         loss, even = reports["loss"].clamp(min=0), Uniform()(reports, server)
-        return shares(1 - loss / loss.sum().clamp(min=1e-30), even) if len(loss) > 1 else even
+        return to_shares(1 - loss / loss.sum().clamp(min=1e-30), even) if len(loss) > 1 else even
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class FairShares(Weighting):
     q: NonNegative
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        return shares(reports["size"] * (reports["loss_before"].clamp(min=0) + SMALL) ** self.q, by_size(reports))
+        return to_shares(reports["size"] * (reports["loss_before"].clamp(min=0) + SMALL) ** self.q, by_size(reports))
 
 
 def by_size(reports: State) -> Tensor:
@@ -116,13 +117,13 @@ class ByDiscrepancy(Weighting):
         counts = reports["histogram"]
         labels = counts / counts.sum(-1, keepdim=True).clamp(min=1)
         sizes = by_size(reports)
-        return shares(sizes - self.a * self.distance(labels) + self.b, sizes)
+        return to_shares(sizes - self.a * self.distance(labels) + self.b, sizes)
 
     def distance(self, labels: Tensor) -> Tensor:
         even = torch.full_like(labels, 1 / labels.shape[-1])
         if self.metric == "kl":
-            found = (torch.xlogy(labels, labels / even) - labels + even).sum(-1).clamp(min=0)
-            return found / found.sum().clamp(min=1e-12)
+            divergence = (torch.xlogy(labels, labels / even) - labels + even).sum(-1).clamp(min=0)
+            return divergence / divergence.sum().clamp(min=1e-12)
         if self.metric == "cosine":
             return 1 - torch.cosine_similarity(labels, even, dim=-1)
         far: Tensor = torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)

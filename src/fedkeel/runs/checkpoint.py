@@ -16,7 +16,7 @@ import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
-from fedkeel.core.states import Damaged, check_in, header_of, join, read, reason, split, write
+from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.task import Scores
@@ -46,7 +46,7 @@ class Checkpoint:
         # the model by name, so that others can read it; other slots as flat buffers
         params: Tree = self.server["params"]
         arrays = {f"model/{name}": leaf.detach().cpu().contiguous().numpy() for name, leaf in params.items()}
-        rest, layouts = split({name: slot for name, slot in self.server.items() if name != "params"}, "server/")
+        rest, layouts = to_arrays({name: slot for name, slot in self.server.items() if name != "params"}, "server/")
         facts = {
             "round": self.round,
             "fingerprint": fingerprint,
@@ -66,13 +66,13 @@ class Checkpoint:
         try:
             model = {n.removeprefix("model/"): torch.from_numpy(a) for n, a in arrays.items() if n.startswith("model/")}
             params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
-            server = {"params": params} | join(arrays, facts["layouts"], "server/", device)
+            server = {"params": params} | from_arrays(arrays, facts["layouts"], "server/", device)
             places = {int(client): str(name) for client, name in facts["places"].items()}
             scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
             found = Checkpoint(int(facts["round"]), server, places, scores, whole)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{path.name}: {reason(error)}") from error
+            raise Damaged(f"{path.name}: {describe_error(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
             raise FolderError(
                 f"{path} is of another experiment: {facts['fingerprint']}, not {fingerprint}.",
@@ -92,7 +92,7 @@ class Checkpoint:
 def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
     """The checksums of the files of clients' states: what a checkpoint knows them by."""
     try:
-        return {name: check_in(header_of(folder / name)) for name in sorted(set(places.values()))}
+        return {name: stored_check(read_header(folder / name)) for name in sorted(set(places.values()))}
     except OSError as error:
         raise RunError(
             f"the states of clients cannot be read back: {error.filename}: {error.strerror}",

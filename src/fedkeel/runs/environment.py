@@ -16,8 +16,8 @@ import torch
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
-from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.plan import Plan
 
 BY_SAMPLE = "by sample"
 """All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
@@ -70,9 +70,9 @@ def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
     return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
 
 
-def leaks(folder: Path, experiment: Experiment) -> bool:
+def leaks(folder: Path, plan: Plan) -> bool:
     """Whether the run there is judged on samples of which it trained on copies."""
-    return experiment.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
+    return plan.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:

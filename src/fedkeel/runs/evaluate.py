@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import begin, broadcast
+from fedkeel.core.round import broadcast, start_client
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import finite
-from fedkeel.engines.engine import Engine, Model, evaluated, state_of
+from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_all
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.policy import Evaluation, spread
-from fedkeel.problems.task import CLIENT, Scores, Task, add_up
-from fedkeel.runs.experiment import Experiment
+from fedkeel.problems.policy import Evaluation, summarise_clients
+from fedkeel.problems.task import CLIENT, Scores, Task, average_scores
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
 Measures = dict[str, float | None]
-Score = Callable[[Iterable[Model]], list[list[Scores]]]
+Score = Callable[[Iterable[ScoreRequest]], list[list[Scores]]]
 SERVERS = {"accuracy": "server_accuracy", "test_loss": "server_loss"}
 """What measures of the server's model are called where a run is judged by its clients' models."""
 
@@ -52,9 +52,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Judge:
-    """Scores models as an experiment says."""
+    """Scores models as a plan says."""
 
-    experiment: Experiment
+    plan: Plan
     task: Task
     method: Method
     store: ClientStore
@@ -69,12 +69,12 @@ class Judge:
 
     def settle(self, trained: Iterable[int]) -> None:
         """A round is complete, in which these clients trained."""
-        policy, clients = self.experiment.policy, list(trained)
+        policy, clients = self.plan.evaluation, list(trained)
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
 
     def due(self, round: int) -> bool:
-        return round % self.experiment.evaluate_every == 0 or round == self.experiment.rounds
+        return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
 
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
         """Measures of the server's model, where this round is an evaluated one."""
@@ -83,7 +83,7 @@ class Judge:
         began = time.perf_counter()
         found: Measures = {}
         for split in ("test", "validation"):
-            for name, value in add_up(engine.evaluate(server["params"], server.get("buffers"), split)).items():
+            for name, value in average_scores(engine.evaluate(server["params"], server.get("buffers"), split)).items():
                 plain = name != "loss" and split == "test"
                 found[name if plain else f"{split}_{name}"] = finite(value)
         self.seconds.add("evaluation", time.perf_counter() - began)
@@ -105,15 +105,15 @@ class Judge:
         began = time.perf_counter()
         message, states = broadcast(self.method, server), fresh or {}
 
-        def model_of(client: int) -> Model:
-            state = states[client] if client in states else state_of(self.method, self.task, self.store.get(client))
+        def model_of(client: int) -> ScoreRequest:
+            state = states[client] if client in states else client_state(self.method, self.task, self.store.get(client))
             params, buffers = server["params"], server.get("buffers")
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")
             elif policy.model == "received":
-                params, state = begin(self.method, message, state)
+                params, state = start_client(self.method, message, state)
                 buffers = state.get("buffers", buffers)
-            return Model(params, buffers, f"{CLIENT}{client}")
+            return ScoreRequest(params, buffers, f"{CLIENT}{client}")
 
         def over_clients(data: ClientData, known: Known, score: Score) -> Iterator[tuple[str, Measures]]:
             everyone = selected if policy.clients == "selected" else range(len(data.sizes))
@@ -126,11 +126,11 @@ class Judge:
             found = [now[client] if client in now else before[client] for client in clients]
             weights = [float(data.sizes[c]) if policy.weights == "size" else 1.0 for c in clients]
             for name in found[0][0] if found else ():
-                yield name, spread([policy.of_client(scores, name) for scores in found], weights, name)
+                yield name, summarise_clients([policy.score_client(scores, name) for scores in found], weights, name)
 
         measured: Measures = {}
         assert self.task.tests is not None
-        for _, values in over_clients(self.task.tests, self.tested, partial(evaluated, engine)):
+        for _, values in over_clients(self.task.tests, self.tested, partial(evaluate_all, engine)):
             measured |= values
         if self.task.validation is not None:
             for name, values in over_clients(self.task.validation, self.validated, self.on_validation_shares.many):
@@ -158,26 +158,24 @@ class Judge:
         self, engine: Engine, tuner: Callable[[], Engine] | None, server: State, records: Sequence[RoundRecord]
     ) -> dict[str, Any]:
         """The number the evaluation policy reports, after the final phase where the method has one."""
-        policy = self.experiment.policy
+        policy = self.plan.evaluation
         if policy is None:
             if self.method.final is not None:
                 log.warning("%s ends in personal models, which only an evaluation policy judges", self.method.name)
             return {}
         data: dict[str, Any] = {}
         if self.method.final is not None and tuner is not None:
-            data["tuned"] = self.tune(engine, tuner(), server, len(records))
-        judged = counted(records, self.experiment.evaluate_every)
-        reported = policy.verdict([*(record.extra for record in judged), data.get("tuned", {})], "client_")
+            data["tuned"] = self.tune(engine, tuner(), server, len(records), policy)
+        judged = counted(records, self.plan.evaluate_every)
+        reported = policy.summarise_rounds([*(record.extra for record in judged), data.get("tuned", {})], "client_")
         return data | ({} if reported is None else {"reported": reported[1], "reported_as": policy.report})
 
-    def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int) -> Measures:
+    def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int, policy: Evaluation) -> Measures:
         """The final phase of every client, from the global model; nothing of it is kept but the scores."""
         message = broadcast(self.method, server)
         clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
         # also those who never took part know what the others know, so that all can be stacked
-        states = [state_of(self.method, self.task, self.store.get(client)) for client in clients]
-        outcomes = tuning.train(message, rounds, self.experiment.lr_at(rounds), clients, states)
-        policy = self.experiment.policy
-        assert policy is not None
+        states = [client_state(self.method, self.task, self.store.get(client)) for client in clients]
+        outcomes = tuning.train(message, rounds, self.plan.lr_at(rounds), clients, states)
         everyone = replace(policy, model="local", clients="all")
         return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes})

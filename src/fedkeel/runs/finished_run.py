@@ -22,6 +22,7 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.environment import leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, again, read_experiment, read_json, read_rounds
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
 
 log = logging.getLogger("fedkeel")
@@ -42,6 +43,11 @@ class Run:
     path: Path | None
     problem: Problem | None
     history: list[dict[str, Tensor]] | None
+
+    @property
+    def plan(self) -> Plan:
+        """The experiment with every value in its final form."""
+        return self.experiment.plan
 
     @property
     def best(self) -> float | None:
@@ -81,7 +87,7 @@ class Run:
             if isinstance(experiment.model, NamedModel):
                 check_name(experiment.model, Trust.given(trust))
                 experiment = experiment.with_(model=str(experiment.model))
-            problem = problem_of(experiment)
+            problem = problem_of(experiment.plan)
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
@@ -102,7 +108,7 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     folder = Path(path)
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
-    identity = fingerprint_of(data, experiment.sets_copies_aside and not leaks(folder, experiment))
+    identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaks(folder, experiment.plan))
     found, told = checkpoint.newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
         if RunFolder(folder).lost():
@@ -114,7 +120,7 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     for line in told:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
-    final = result(records, found.server["params"], experiment.evaluate_every, identity)
+    final = result(records, found.server["params"], experiment.plan.evaluate_every, identity)
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run stands at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
@@ -127,9 +133,9 @@ def validation_score(run: Run) -> float | None:
 
     Higher is better: losses are negative.
     """
-    if (policy := run.experiment.policy) is not None:
-        judged = [record.extra for record in counted(run.records, run.experiment.evaluate_every)]
-        told = policy.verdict([*judged, run.result.get("tuned", {})], "validation_client_")
+    if (policy := run.plan.evaluation) is not None:
+        judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
+        told = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
         return None if told is None else told[1] if told[0] == "accuracy" else -told[1]
     accuracies = run.curve("validation_accuracy")
     if accuracies:
@@ -140,7 +146,7 @@ def validation_score(run: Run) -> float | None:
 
 def unscored(run: Run) -> str:
     """Why a run has no score on validation data."""
-    measure = "validation_" if run.experiment.policy is None else "validation_client_"
+    measure = "validation_" if run.plan.evaluation is None else "validation_client_"
     if any(name.startswith(measure) for record in run.records for name in record.extra):
         return "the loss on validation data is not finite"
     return NO_SAMPLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import tomli_w
+from filelock import FileLock, Timeout
 
-from fedkeel.core.states import write_whole
+from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, RunError
 from fedkeel.runs.checkpoint import names, prune, remove, round_of
 from fedkeel.runs.checksums import SUMS, checksum, line_of, read_sums, read_text, sums_of
@@ -49,7 +49,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lock: IO[str] | None = None
+        self.lock = FileLock(path / "run.lock", blocking=False, thread_local=False)
         self.lines: IO[str] | None = None
         self.sums: IO[str] | None = None
         self.total = 0  # the checksum of all lines so far
@@ -67,26 +67,22 @@ class RunFolder:
                 raise FolderError(
                     f"{self.path} holds something that is not a run.", "choose another folder: nothing was written here"
                 )
-            # a link in someone else's folder may lead anywhere
-            self.lock = os.fdopen(os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
+            self.lock.acquire()  # never through a link: in someone else's folder it may lead anywhere
+        except Timeout as error:
+            raise FolderError(
+                f"another process is running in {self.path}.", "wait for it, or choose another folder with --out"
+            ) from error
         except OSError as error:
             raise FolderError(
                 f"cannot write into {self.path}: {error.strerror}", "choose another folder with --out"
             ) from error
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.lock.close()
-            self.lock = None
-            raise FolderError(
-                f"another process is running in {self.path}.", "wait for it, or choose another folder with --out"
-            ) from error
 
     def close(self) -> None:
-        for file in (self.lines, self.sums, self.lock):
+        for file in (self.lines, self.sums):
             if file is not None:
                 file.close()
-        self.lines = self.sums = self.lock = None
+        self.lines = self.sums = None
+        self.lock.release()
 
     # ---- files ---------------------------------------------------------------------------------------------------
     def read_experiment(self) -> dict[str, Any] | None:
@@ -189,7 +185,7 @@ def write_text(path: Path, text: str) -> None:
         raise FolderError(
             f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
         ) from None
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

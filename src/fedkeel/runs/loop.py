@@ -17,12 +17,12 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import stack, tensors
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
-from fedkeel.engines.engine import Engine, Outcome, Request, Training
-from fedkeel.engines.machine import state_budget, undisturbed, used_by_others
-from fedkeel.engines.measure import Left
+from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
+from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
+from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
-from fedkeel.problems.sound_data import divergence, found_in_data
+from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import Checkpoint
@@ -31,13 +31,12 @@ from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder
 from fedkeel.runs.observers import Observer, Seen, observed
-from fedkeel.runs.participation import Participation
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-Going = Generator[Request, list[Outcome], Run]
+Going = Generator[RoundRequest, list[ClientOutcome], Run]
 """A run that asks for the training of its clients, and is sent what came of it."""
 
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
@@ -53,19 +52,6 @@ class Progress(Protocol):
     def finished(self, run: Run) -> None: ...
 
 
-def driven(going: Going, train: Callable[[Request], list[Outcome]]) -> Run:
-    """A run with an engine of its own."""
-    try:
-        request = next(going)
-        while True:
-            request = going.send(train(request))
-    except StopIteration as finished:
-        run: Run = finished.value
-        return run
-    finally:
-        going.close()  # where training failed, the run still writes its checkpoint
-
-
 class Loop:
     """A run between rounds: what the server knows, what clients remember, what has been recorded."""
 
@@ -79,7 +65,8 @@ class Loop:
         checkpoint_seconds: float,
         observers: Sequence[Observer] = (),
     ):
-        self.experiment, self.task, self.method, self.folder = experiment, task, method, folder
+        self.experiment, self.plan = experiment, experiment.plan
+        self.task, self.method, self.folder = task, method, folder
         self.done, self.observers = 0, observers
         self.together = 1  # runs in one stack, which share each round's time
         self.shared = False  # whether rounds took as long as they did because of something else
@@ -88,43 +75,31 @@ class Loop:
         self.records: list[RoundRecord] = []
         self.history: list[dict[str, torch.Tensor]] | None = [] if keep_params else None
         self.seconds = Clock()
-        self.judge = Judge(experiment, task, method, self.store, self.seconds)
+        self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
         self.server_engine: SerialEngine | None = None
-        assert experiment.participation is not None
-        self.participation = Participation(
-            experiment.seed,
-            task.clients.sizes,
-            experiment.participation,
-            experiment.unavailable,
-            experiment.participants,
-        )
+        self.participation = self.plan.schedule(task.clients.sizes)
 
     def rounds_left(self) -> int:
-        assert self.experiment.rounds is not None
-        return self.experiment.rounds - self.done
+        return self.plan.rounds - self.done
 
-    def left(self) -> Left:
+    def left(self) -> RemainingWork:
         """What is still to be trained."""
         rounds = max(0, self.rounds_left())
-        return Left(rounds, self.participation.selected(self.done) if rounds else ())
+        return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
     # ---- before and after ----------------------------------------------------------------------------------------
     def restore(self) -> None:
         """Go back to the last checkpoint of the folder, if there is one."""
         if self.folder is None:
             return
-        identity = (
-            None
-            if (there := self.folder.read_experiment()) is None
-            else fingerprint_of(there, self.experiment.sets_copies_aside)
-        )
+        there = self.folder.read_experiment()
+        identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
         found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
-            if found.round > (self.experiment.rounds or 0):
-                asked = self.experiment.rounds
+            if found.round > self.plan.rounds:
                 raise FolderError(
-                    f"{self.folder.path} is at round {found.round} already, past the {asked} asked for.",
+                    f"{self.folder.path} is at round {found.round} already, past the {self.plan.rounds} asked for.",
                     "ask for more rounds, or choose another folder with --out",
                 )
             if self.history is not None and found.round:
@@ -151,7 +126,7 @@ class Loop:
         if self.folder is None or self.saved == self.done:
             return
         began = time.perf_counter()
-        with undisturbed():
+        with delay_signals():
             self.folder.sync()
             places = self.store.save()
             Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
@@ -163,20 +138,14 @@ class Loop:
                 self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
-    def go(
-        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
-    ) -> Run:
-        """All rounds that are left."""
-        return driven(self.going(engine, training, progress, tuner), lambda request: engine.train(*request))
-
     def going(
-        self, engine: Engine, training: Training, progress: Progress | None, tuner: Callable[[], Engine] | None = None
+        self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
     ) -> Going:
-        """The same, for one who trains the clients himself; the engine only scores."""
+        """All rounds that are left, for one who trains the clients; the engine here only scores."""
         last_saved = time.monotonic()
         try:
             while self.rounds_left() > 0:
-                record = yield from self.one_round(engine, training)
+                record = yield from self.one_round(engine)
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
@@ -187,9 +156,8 @@ class Loop:
             self.save()
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
-        final = result(
-            self.records, self.server["params"], self.experiment.evaluate_every, self.experiment.fingerprint()
-        )
+        identity = self.experiment.fingerprint()
+        final = result(self.records, self.server["params"], self.plan.evaluate_every, identity)
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
             self.folder.write_result(final)
@@ -210,18 +178,18 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine, training: Training) -> Generator[Request, list[Outcome], RoundRecord]:
+    def one_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)
-        lr = self.experiment.lr_at(t)
-        policy = self.experiment.policy if self.judge.due(t + 1) else None
+        lr = self.plan.lr_at(t)
+        policy = self.plan.evaluation if self.judge.due(t + 1) else None
         personal = {}
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
-        outcomes = yield Request(message, t, lr, answering, [self.store.get(client) for client in answering])
+        outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
         kept, dropped = self.sound(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
@@ -252,7 +220,7 @@ class Loop:
             selected=selected,
             loss=finite(loss),
             drift=finite(drift),
-            backward_passes=sum(passes(self.method, training, self.task, t, client) for client in answering),
+            backward_passes=sum(passes(self.method, self.plan.training, self.task, t, client) for client in answering),
             bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
             bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
             seconds=round((time.perf_counter() - began) / self.together, 6),
@@ -261,7 +229,7 @@ class Loop:
             dropped=dropped,
             extra=measures | tracked,
         )
-        with undisturbed():  # no signal leaves half a round behind
+        with delay_signals():  # no signal leaves half a round behind
             if self.folder is not None:
                 self.folder.append(record)
             if self.history is not None:
@@ -282,20 +250,17 @@ class Loop:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
             task = Task(problem, device=self.task.device, dtype=self.task.dtype)
-            assert self.experiment.batch_size is not None
-            self.server_engine = SerialEngine(
-                task, alone, Training(self.experiment.seed, 1, self.experiment.batch_size)
-            )
+            self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
         begun = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, begun).state
 
-    def sound(self, outcomes: list[Outcome], t: int) -> tuple[list[Outcome], list[int]]:
+    def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
         kept = [outcome for outcome in outcomes if all_finite(outcome)]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
-        if dropped and (self.experiment.on_nonfinite == "stop" or not kept):
-            raise divergence(self.task, dropped, len(outcomes), t + 1)
+        if dropped and (self.plan.on_nonfinite == "stop" or not kept):
+            raise explain_divergence(self.task, dropped, len(outcomes), t + 1)
         if dropped:
-            why = found_in_data(self.task, dropped)
+            why = explain_by_data(self.task, dropped)
             log.warning("round %d: left out the reports of clients %s, which are not finite%s", t + 1, dropped, why)
         return kept, dropped

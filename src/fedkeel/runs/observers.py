@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,10 @@ from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import BANDS, band_drift
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
+from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, nearest
-from fedkeel.rules import AdaptiveRadius
-from fedkeel.rules.critical import NEVER
-from fedkeel.rules.layers import layers
 from fedkeel.runs.record import NAMES
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
@@ -66,37 +65,27 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
     }
 
 
-def observe_alpha(seen: Seen) -> dict[str, float]:
-    """α_t of FedWMSAM: the weight of the fresh gradient that clients mixed with in this round."""
-    alpha = seen.message.get("alpha")
-    return {"alpha": float(alpha)} if isinstance(alpha, Tensor) and alpha.dim() == 0 else {}
+def observe_curve(name: str, seen: Seen) -> dict[str, float]:
+    """What the method's rules say can be drawn under a name.
 
-
-def observe_radius(seen: Seen) -> dict[str, float]:
-    """The radius that each client of the round perturbed by, where it is the client's own: mean, least and most.
-
-    (FedSCAM fig. 1)
+    A number that the server sent, as it is; one that each client has, as its mean, least and most over the clients of
+    the round; one for each layer, as the mean over the clients.
     """
-    rules = seen.method.rules if seen.method is not None else ()
-    rule = next((rule for rule in rules if isinstance(rule, AdaptiveRadius)), None)
-    if rule is None or not seen.states:
+    if seen.method is None:
         return {}
-    radii = torch.stack([rule.radius(state) for state in seen.states]).to(torch.float64)
-    mean, least, most = torch.stack([radii.mean(), radii.min(), radii.max()]).tolist()
-    return {"radius/mean": mean, "radius/least": least, "radius/most": most}
-
-
-def observe_critical(seen: Seen) -> dict[str, float]:
-    """The share of the round's clients that marked a layer as critical, for each layer that any may mark.  (FedFSA)
-
-    Marks are those for the client's next round: made at the end of this one.
-    """
-    marks: list[Tree] = [state["critical"] for state in seen.states if "critical" in state]
-    if not marks:
-        return {}
-    able = [name for name in layers(seen.server["params"].layout, NEVER).shapes if name in marks[0].layout.shapes]
-    shares = torch.stack([torch.stack([mark[name] for mark in marks]).mean() for name in able]).tolist()
-    return {f"critical/{name}": share for name, share in zip(able, shares, strict=True)}
+    found: dict[str, Tensor] = {}
+    params: Tree = seen.server["params"]
+    slots = init_client(seen.method, params).keys()
+    here = [state for state in seen.states if state.keys() >= slots]  # those of a federation may stay on its nodes
+    for rule in seen.method.rules:
+        found |= {word: sent for word, sent in rule.server_curves(seen.message).items() if word == name}
+        told = [curves[name] for state in here if name in (curves := rule.client_curves(params, state))]
+        if told and isinstance(told[0], Tree):
+            found |= {f"{name}/{layer}": torch.stack([one[layer] for one in told]).mean() for layer in told[0]}
+        elif told:
+            values = torch.stack(told).to(torch.float64)
+            found |= {f"{name}/mean": values.mean(), f"{name}/least": values.min(), f"{name}/most": values.max()}
+    return numbers(found)
 
 
 def observe_state(seen: Seen) -> dict[str, float]:
@@ -111,6 +100,11 @@ def observe_state(seen: Seen) -> dict[str, float]:
     for name, slot in seen.reports.items():
         if name not in FACTS:
             found |= numbers_of(f"report/{name}", slot, stacked=True)
+    return numbers(found)
+
+
+def numbers(found: Mapping[str, Tensor]) -> dict[str, float]:
+    """Brought from the device at once."""
     values = torch.stack([value.to(torch.float64) for value in found.values()]).tolist() if found else []
     return dict(zip(found, values, strict=True))
 
@@ -127,9 +121,7 @@ def numbers_of(name: str, slot: Tree | Tensor, stacked: bool) -> dict[str, Tenso
 OBSERVERS: dict[str, Observer] = {
     "drift": observe_drift,
     "spectrum": observe_spectrum,
-    "alpha": observe_alpha,
-    "radius": observe_radius,
-    "critical": observe_critical,
+    **{name: partial(observe_curve, name) for name in ("alpha", "radius", "critical")},
     "state": observe_state,
 }
 

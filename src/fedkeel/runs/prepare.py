@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +20,11 @@ from torch.nn import functional
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
-from fedkeel.data.clients import SharedClients, as_tensors, describe_clients
+from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
+from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.feature_shift import FeatureShift
-from fedkeel.data.partition.partition import Partition, everything
-from fedkeel.data.partition.registry import load_partition
-from fedkeel.data.prepare import Preparation, augmentation
+from fedkeel.data.partition.partition import Partition, assign_all
+from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
@@ -36,8 +38,9 @@ from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import ShareBuffers
-from fedkeel.rules.sharing import confined
-from fedkeel.runs.experiment import Experiment, from_python, lost
+from fedkeel.rules.sharing import confine
+from fedkeel.runs.experiment import from_python, lost
+from fedkeel.runs.plan import Plan
 
 
 class CrossEntropy:
@@ -53,98 +56,88 @@ class CrossEntropy:
 cross_entropy = CrossEntropy()
 
 
-def problem_of(experiment: Experiment) -> Problem:
-    """The experiment's own problem, or the one its data set and model make."""
-    for word in ("problem", "model"):
-        if from_python(getattr(experiment, word)):
-            raise lost(word)
-    if isinstance(experiment.model, NamedModel):
-        raise untrusted(experiment.model, "model")
-    if experiment.problem is not None:
-        return experiment.problem
-    assert experiment.dataset is not None
-    data = load(experiment.dataset)
-    policy = experiment.policy
+def problem_of(plan: Plan) -> Problem:
+    """The plan's own problem, or the one its data set and model make."""
+    if isinstance(plan.source, Problem):
+        if from_python(plan.source):
+            raise lost("problem")
+        return plan.source
+    if from_python(plan.source.model):
+        raise lost("model")
+    if isinstance(plan.source.model, NamedModel):
+        raise untrusted(plan.source.model, "model")
+    data, policy = load(plan.source.dataset), plan.evaluation
     pooled = policy is not None and policy.pool and policy.share > 0 and data.groups is None
     labels = np.asarray(data.train_labels)
     if pooled:
-        if isinstance(load_partition(experiment.partition), FeatureShift):
+        if isinstance(plan.source.partition, FeatureShift):
             raise ExperimentError("a feature shift is not made of pooled data.", "evaluation.pool = false")
         labels = np.concatenate([labels, np.asarray(data.test_labels)])
-    partition = divide(experiment, data, labels)
-    images = Joined(data.train_images, data.test_images) if pooled else train_images(experiment, data, partition)
+    partition = divide(plan, data, labels)
+    images = Joined(data.train_images, data.test_images) if pooled else train_images(plan, data, partition)
     proxy, tests = None, None
-    if experiment.composed.server_phase is not None:
-        partition, chosen = without_proxy(partition, key(partition_key(experiment), "proxy"), data.classes)
+    if plan.method.server_phase is not None:
+        partition, chosen = without_proxy(partition, key(partition_key(plan), "proxy"), data.classes)
         proxy = rows_of(images, labels, chosen)
     if policy is not None and policy.share > 0:
-        partition, aside = partition.split(policy.share, key(partition_key(experiment), "own test"))
+        partition, aside = partition.split(policy.share, key(partition_key(plan), "own test"))
         tests = SharedClients(images, labels, aside)
-    model = experiment.model
+    test_labels = np.asarray(data.test_labels)
+    # what was divided among the clients is no test of the server's model
+    test = None if pooled else SharedClients(data.test_images, test_labels, assign_all(len(test_labels)))
+    return problem_with(plan, data.card, SharedClients(images, labels, partition), test, proxy=proxy, tests=tests)
+
+
+def problem_with(plan: Plan, card: DatasetCard, clients: Any, test: Any, **parts: Any) -> Problem:
+    """A problem of the plan's network on these clients' data, which have the form of a data set."""
+    model = plan.division.model
     if not isinstance(model, nn.Module):
         # a model of tokens learns how many there are from the data set
-        card = MODELS.get(str(model))
-        options = {"vocabulary": data.card.vocabulary} if card and "vocabulary" in card.defaults else {}
-        model = build_model(str(model), shape=data.shape, classes=data.classes, seed=experiment.seed, **options)
-    prepare = Preparation(data.mean, data.std, augmentation(experiment.augment or "none", data.shape))
-    test_labels = np.asarray(data.test_labels)
+        known = MODELS.get(str(model))
+        options = {"vocabulary": card.vocabulary} if known and "vocabulary" in known.defaults else {}
+        model = build_model(str(model), shape=card.shape, classes=card.classes, seed=plan.seed, **options)
+    prepare = Preparation(card.mean, card.std, find_augmentation(plan.division.augment, card.shape))
     return Problem(
-        model=model,
-        loss=cross_entropy,
-        clients=SharedClients(images, labels, partition),
-        # what was divided among the clients is no test of the server's model
-        test=None if pooled else SharedClients(data.test_images, test_labels, everything(len(test_labels))),
-        classes=data.classes,
-        proxy=proxy,
-        tests=tests,
-        prepare=prepare,
+        model=model, loss=cross_entropy, clients=clients, test=test, classes=card.classes, prepare=prepare, **parts
     )
 
 
-def divide(experiment: Experiment, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
+def divide(plan: Plan, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
     """The samples with these labels, divided among clients; without any, the data set's training samples."""
     labels = np.asarray(data.train_labels) if labels is None else labels
-    return load_partition(experiment.partition).divide(labels, partition_key(experiment), groups=data.groups)
+    return plan.division.partition.divide(labels, partition_key(plan), groups=data.groups)
 
 
-def train_images(experiment: Experiment, data: Dataset, partition: Partition) -> Samples:
+def train_images(plan: Plan, data: Dataset, partition: Partition) -> Samples:
     """The images as clients see them: corrupted, each client's in its own way, where the partition shifts features."""
-    partitioner = load_partition(experiment.partition)
+    partitioner = plan.division.partition
     if not isinstance(partitioner, FeatureShift):
         return data.train_images
-    return partitioner.corrupt(data.train_images, partition, partition_key(experiment))
+    return partitioner.corrupt(data.train_images, partition, partition_key(plan))
 
 
-def partition_key(experiment: Experiment) -> int:
-    assert experiment.partition_seed is not None
-    return key(experiment.partition_seed, "partition")
+def partition_key(plan: Plan) -> int:
+    return key(plan.partition_seed, "partition")
 
 
-def task_maker(experiment: Experiment, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
+def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
     """How a task is made from a problem: here and in every worker process alike."""
-    validation, seed, init, asks = experiment.validation, experiment.seed, experiment.init, experiment.composed.asks
-    start = None if init is None else start_weights(Path(init))
-    chunk = CHUNK if experiment.policy is None else experiment.policy.batch
-
-    def make(problem: Problem) -> Task:
-        return Task(
-            problem,
-            device=device,
-            dtype=dtype,
-            validation=validation,
-            seed=seed,
-            start=start,
-            asks=asks,
-            personal_chunk=chunk,
-        )
-
-    return make
+    return partial(
+        Task,
+        device=device,
+        dtype=dtype,
+        validation=plan.validation,
+        seed=plan.seed,
+        start=None if plan.init is None else start_weights(Path(plan.init)),
+        asks=plan.method.asks,
+        personal_chunk=CHUNK if plan.evaluation is None else plan.evaluation.batch,
+    )
 
 
 def describe_task(task: Task) -> str:
     """Who holds how much, in one line."""
     proxy = task.problem.proxy
-    server = 0 if proxy is None else len(as_tensors(proxy, "the proxy")[0])
+    server = 0 if proxy is None else len(to_tensors(proxy, "the proxy")[0])
     return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 
@@ -156,32 +149,31 @@ def start_weights(path: Path) -> dict[str, Tensor]:
         raise ExperimentError(f"cannot read start weights {path}: {error}", "give a .safetensors file") from None
 
 
-def method_of(experiment: Experiment, task: Task) -> Method:
+def method_of(plan: Plan, task: Task) -> Method:
     """The method fitted to its problem, with what every local step ends in.
 
     That is: clip, then weight decay, as SGD after clip_grad_norm_, unless a chain says where they go.
     """
-    if (error := refusal(experiment.composed)) is not None:
+    if (error := refusal(plan.method)) is not None:
         raise error
-    most = experiment.epochs if isinstance(experiment.epochs, int) else max(experiment.epochs or (1,))
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
-    rates = {"lr": experiment.lr or 0.0, "lr_decay": experiment.lr_decay or 1.0}
-    setting = Setting(task.initial.layout, head_of(task), most, size, **rates)
-    clip: tuple[Rule, ...] = (ClipNorm(experiment.clip),) if experiment.clip else ()
-    decay: tuple[Rule, ...] = (WeightDecay(experiment.weight_decay),) if experiment.weight_decay else ()
-    method, policy = experiment.composed, experiment.policy
+    rates = {"lr": plan.lr, "lr_decay": plan.lr_decay}
+    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs, size, **rates)
+    clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
+    decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
+    method, policy = plan.method, plan.evaluation
     if policy is not None and policy.tune and method.final is None:
         method = replace(method, final=head_tuning())
-    method = method.each_rule(lambda rule: rule.settled(setting))
-    method = method.each_phase(lambda phase: measured(phase, task)).each_phase(lambda phase: ended(phase, clip, decay))
+    method = method.map_rules(lambda rule: rule.settled(setting))
+    method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
-    method = confined(repeated(method), task.initial)
+    method = confine(repeated(method), task.initial)
     if policy is not None and task.tests is None:
         raise ExperimentError("clients have no test sets of their own.", "set evaluation.share, or Problem(tests=[…])")
     if policy is not None and (policy.model == "local" or method.final is not None):
         method = replace(method, personal=(*method.personal, KeepModel()))
-    if task.buffers is not None and experiment.buffers == "average":  # else they never leave a client
+    if task.buffers is not None and plan.buffers == "average":  # else they never leave a client
         method = replace(method, personal=(*method.personal, ShareBuffers()))
     rehearse(method, task)
     return method

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fedkeel.core.trees import Tree
-from fedkeel.runs.json_lines import fitting
+from fedkeel.ranges import Amount, Count, Whole
+from fedkeel.typed_values import read_line
 
 LAST = 50  # how many evaluated rounds "mean of the last" covers
 
@@ -19,17 +20,17 @@ LAST = 50  # how many evaluated rounds "mean of the last" covers
 class RoundRecord:
     """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name."""
 
-    round: int
-    selected: list[int]
+    round: Count
+    selected: list[Whole]
     loss: float | None
     drift: float | None
-    backward_passes: int
-    bytes_down: int
-    bytes_up: int
+    backward_passes: Amount
+    bytes_down: Amount
+    bytes_up: Amount
     seconds: float
     accuracy: float | None = None
-    absent: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    absent: list[Whole] = field(default_factory=list)
+    dropped: list[Whole] = field(default_factory=list)
     extra: dict[str, float | None] = field(default_factory=dict)
 
     def dumps(self) -> str:
@@ -42,7 +43,7 @@ class RoundRecord:
         """What `dumps` wrote; a ValueError says what cannot be of a round."""
         data = json.loads(line)
         empty: dict[str, Any] = {"loss": None, "drift": None, "selected": []}
-        return RoundRecord(**fitting(RoundRecord, empty | data if isinstance(data, dict) else data))
+        return RoundRecord(**read_line(RoundRecord, empty | data if isinstance(data, dict) else data))
 
     def measure(self, name: str) -> float | None:
         value = getattr(self, name) if name in NAMES else self.extra.get(name)

@@ -6,18 +6,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedkeel.engines.choose import BITWISE, ENGINES, PREFERENCE, Choice, Contest, candidates
-from fedkeel.engines.engine import Training
 from fedkeel.engines.machine import steady
-from fedkeel.engines.measure import Job, Left, unnoticed
+from fedkeel.engines.measure import Job, RemainingWork, without_traces
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import RunFolder
-from fedkeel.runs.participation import Participation
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.together import FREE
 
@@ -71,16 +69,16 @@ def _fastest(
     able, seconds = list(ENGINES), dict.fromkeys(ENGINES, 0.0)
     measured = False
     for kind in kinds:
-        heaviest = max(kind, key=lambda one: sum(phase.backward_passes for phase in one.composed.phases))
+        heaviest = max(kind, key=lambda one: sum(phase.backward_passes for phase in one.plan.method.phases))
         try:
-            job = _job(heaviest, device, dtype, workers)
+            job = _job(heaviest.plan, device, dtype, workers)
         except FedkeelError:  # the run itself says why
             continue
         able = [name for name in candidates(job, None) if name in able]
         if len(able) < 2 or (stacks and "stacked" in able):
             continue
-        with unnoticed(device):
-            engine, choice = Contest(job, able).decided()
+        with without_traces(device):
+            engine, choice = Contest(job, able).decide()
             if engine is not None:
                 engine.close()
         if choice.seconds:  # a kind that is too short to be measured has no say
@@ -92,16 +90,13 @@ def _fastest(
     if not measured or len(able) < 2:
         return able[0] if able else "serial"
     best = min(able, key=lambda name: seconds[name] * (PREFERENCE if name == "serial" else 1.0))
-    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).told())
+    log.info("for all runs: %s", Choice(best, "auto", {name: seconds[name] for name in able}).describe())
     return best
 
 
-def _job(experiment: Experiment, device: torch.device, dtype: torch.dtype, workers: int | None) -> Job:
-    """The experiment's first round, to be measured."""
-    settings: Any = experiment
-    make = task_maker(experiment, device, dtype)
-    task = make(problem_of(experiment))
-    sizes = task.clients.sizes
-    clients = Participation(experiment.seed, sizes, settings.participation, 0.0, experiment.participants).selected(0)
-    training = Training(experiment.seed, settings.epochs, settings.batch_size)
-    return Job(task, method_of(experiment, task), training, make, workers, Left(settings.rounds, clients))
+def _job(plan: Plan, device: torch.device, dtype: torch.dtype, workers: int | None) -> Job:
+    """The plan's first round, to be measured."""
+    make = task_maker(plan, device, dtype)
+    task = make(problem_of(plan))
+    clients = plan.schedule(task.clients.sizes).selected(0)
+    return Job(task, method_of(plan, task), plan.training, make, workers, RemainingWork(plan.rounds, clients))

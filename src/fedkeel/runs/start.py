@@ -5,34 +5,38 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from fedkeel.engines.choose import check_name, choose
-from fedkeel.engines.engine import Engine, Training
+from fedkeel.core.method import Method
+from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
+from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
-from fedkeel.engines.measure import Job, Left
-from fedkeel.engines.memory import enough
+from fedkeel.engines.measure import Job, RemainingWork
+from fedkeel.engines.memory import explain_out_of_memory
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.methods import composition
+from fedkeel.problems.problem import Problem
 from fedkeel.problems.separability import try_out
 from fedkeel.problems.sound_data import check_data
+from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
 from fedkeel.runs.environment import edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import RunFolder, rounds_in
-from fedkeel.runs.loop import Going, Loop, Progress, driven
+from fedkeel.runs.loop import Going, Loop, Progress
 from fedkeel.runs.observers import Observer, listed, observers
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
-from fedkeel.typed_values import typed, types_of
+from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
 
@@ -58,9 +62,15 @@ def run(
     `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
     """
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, listed(track))
-    with steady(), enough(on.device), contextlib.ExitStack() as closing:
-        started = start(experiment, out, on, progress, closing)
-        return driven(started.going, lambda request: started.engine.train(*request))
+    with session(on.device) as closing:
+        return start(experiment, out, on, progress, closing).drive()
+
+
+@contextlib.contextmanager
+def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
+    """In which runs are made: what they open is closed at its end."""
+    with steady(), explain_out_of_memory(device), contextlib.ExitStack() as closing:
+        yield closing
 
 
 @dataclass(frozen=True)
@@ -69,28 +79,99 @@ class Place:
 
     engine: str
     device: torch.device
-    dtype: torch.dtype
-    workers: int | None
-    keep_params: bool
-    checkpoint_seconds: NonNegative
-    command: Sequence[str] | None
-    track: Sequence[str | Observer]
+    dtype: torch.dtype = torch.float32
+    workers: int | None = None
+    keep_params: bool = False
+    checkpoint_seconds: NonNegative = CHECKPOINT_SECONDS
+    command: Sequence[str] | None = None
+    track: Sequence[str | Observer] = ()
 
     def __post_init__(self) -> None:
         check_name(self.engine)
         check_workers(self.workers)
-        typed({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
+        read_values({"checkpoint_seconds": self.checkpoint_seconds}, types_of(Place), RequestError)
         if self.dtype not in PRECISIONS.values():
             known = " or ".join(map(str, PRECISIONS.values()))
             raise RequestError(f"dtype is a type of torch, not {self.dtype!r}.", known)
 
 
 class Started(NamedTuple):
-    """A run that has been prepared, and resumed where it stood."""
+    """A run that has an engine."""
 
     loop: Loop
     engine: Engine
     going: Going
+
+    def drive(self) -> Run:
+        """Train all rounds that are left with its own engine."""
+        try:
+            request = next(self.going)
+            while True:
+                request = self.going.send(self.engine.train(*request))
+        except StopIteration as finished:
+            run: Run = finished.value
+            return run
+        finally:
+            self.going.close()  # where training failed, the run still writes its checkpoint
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is checked, and stands where it was left, before it has an engine."""
+
+    loop: Loop
+    on: Place
+    make_task: Callable[[Problem], Task]
+    engines: Sequence[Mapping[str, Any]]  # of the rounds that are done
+    began: float
+
+    def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
+        """Note the engine beside the run, and tell who follows it."""
+        loop, on = self.loop, self.on
+        loop.seconds.add("setup", time.perf_counter() - self.began)
+        if loop.folder is not None:
+            engines = [*self.engines, choice.record(loop.done)]
+            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
+            loop.folder.write_json("environment.json", made_with)
+        if progress is not None:
+            progress.started(loop.experiment, loop.done, engine.name)
+        return Started(loop, engine, loop.going(engine, progress, tuner))
+
+
+def prepare(
+    experiment: Experiment,
+    out: str | PathLike[str] | None,
+    on: Place,
+    closing: contextlib.ExitStack,
+    problem: Problem | None = None,
+) -> Prepared:
+    """Check an experiment and all it is made of, and resume it, whoever trains it then. What must be closed afterwards
+    goes to `closing`; `problem` is given where the plan does not make it."""
+    require_experiment(experiment)
+    plan, folder = experiment.plan, None if out is None else RunFolder(Path(out))
+    if folder is not None:
+        folder.open()
+        closing.callback(folder.close)
+        claim(folder, experiment)
+    began = time.perf_counter()
+    make_task = task_maker(plan, on.device, on.dtype)
+    task = make_task(problem_of(plan) if problem is None else problem)
+    try_out(task)
+    check_data(task)
+    log.info("%s", describe_task(task))
+    method = method_of(plan, task)
+    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
+    closing.callback(loop.store.close)
+    loop.restore()
+    if folder is not None and loop.done:
+        notice(folder.path, plan, on.dtype)
+    engines = [] if folder is None else engines_before(folder.path, loop.done)
+    return Prepared(loop, on, make_task, engines, began)
+
+
+def require_experiment(given: object) -> None:
+    if not isinstance(given, Experiment):
+        raise RequestError(f"an Experiment is run, not {given!r}.", 'fk.run(fk.Experiment(dataset="digits"))')
 
 
 def start(
@@ -100,57 +181,32 @@ def start(
     progress: Progress | None,
     closing: contextlib.ExitStack,
 ) -> Started:
-    """Everything that comes before the first round; what must be closed afterwards goes to `closing`."""
-    if not isinstance(experiment, Experiment):
-        raise RequestError(f"an Experiment is run, not {experiment!r}.", 'fk.run(fk.Experiment(dataset="digits"))')
-    folder = None if out is None else RunFolder(Path(out))
-    if folder is not None:
-        folder.open()
-        closing.callback(folder.close)
-        claim(folder, experiment)
-    began = time.perf_counter()
-    maker = task_maker(experiment, on.device, on.dtype)
-    task = maker(problem_of(experiment))
-    try_out(task)
-    check_data(task)
-    log.info("%s", describe_task(task))
-    method = method_of(experiment, task)
-    assert experiment.epochs is not None
-    assert experiment.batch_size is not None
-    training = Training(experiment.seed, experiment.epochs, experiment.batch_size)
-    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
-    closing.callback(loop.store.close)
-    loop.restore()
-    engines = [] if folder is None else engines_before(folder.path, loop.done)
-    if folder is not None and loop.done:
-        notice(folder.path, experiment, on.dtype)
-    job = Job(task, method, training, maker, on.workers, loop.left())
-    made, choice = choose(on.engine, job, before=engines[-1]["engine"] if engines else None)
-    closing.callback(made.close)
-    loop.seconds.add("setup", time.perf_counter() - began)
-    if folder is not None:
-        engines.append(choice.record(loop.done))
-        made_with = environment(on.device, on.dtype, made.name, on.command, engines, method.rules, on.track)
-        folder.write_json("environment.json", made_with)
-    if progress is not None:
-        progress.started(experiment, loop.done, made.name)
+    """A run on this machine, up to its first round."""
+    prepared = prepare(experiment, out, on, closing)
+    loop, engines = prepared.loop, prepared.engines
+
+    def engine_for(method: Method, task: Task, left: RemainingWork, before: str | None) -> ChosenEngine:
+        job = Job(task, method, loop.plan.training, prepared.make_task, on.workers, left)
+        chosen = choose_engine(on.engine, job, before)
+        closing.callback(chosen.engine.close)
+        return chosen
+
+    made, choice = engine_for(loop.method, loop.task, loop.left(), engines[-1]["engine"] if engines else None)
 
     def tuner() -> Engine:
-        everyone = Left(1, [int(client) for client in np.flatnonzero(task.clients.sizes > 0)])
-        tuning = Job(maker(task.problem), method_of(experiment, task).tuning, training, maker, on.workers, everyone)
-        engine_there, _ = choose(on.engine, tuning, before=made.name)
-        closing.callback(engine_there.close)
-        return engine_there
+        everyone = RemainingWork(1, [int(client) for client in np.flatnonzero(loop.task.clients.sizes > 0)])
+        task = prepared.make_task(loop.task.problem)
+        return engine_for(loop.method.tuning, task, everyone, made.name).engine
 
-    return Started(loop, made, loop.going(made, training, progress, tuner))
+    return prepared.start(made, choice, progress, tuner)
 
 
-def notice(folder: Path, experiment: Experiment, dtype: torch.dtype) -> None:
-    """Rounds reckoned otherwise than those before them are told: the result is that of neither."""
+def notice(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
+    """Warn where the rounds to come are computed otherwise than those before: the result is that of neither."""
     before, now = precision_before(folder), str(dtype).removeprefix("torch.")
     if before is not None and before != now:
         log.warning("this run was begun in %s and goes on in %s", before, now)
-    for name in edited(folder, experiment.composed.rules):
+    for name in edited(folder, plan.method.rules):
         log.warning("the module %s has been edited since this run was begun; its first rounds are the old rule's", name)
 
 
@@ -175,7 +231,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
             )
-        if begun and leaks(folder.path, experiment):
+        if begun and leaks(folder.path, experiment.plan):
             raise FolderError(
                 f"{folder.path} was begun when copies of validation or test samples were trained on: "
                 "its scores are too high.",

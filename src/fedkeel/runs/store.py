@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, bytes_of, join, read, split, sync, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, state_bytes, sync, to_arrays, write
 from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import Places
 
@@ -59,7 +59,7 @@ class ClientStore:
             if client not in self.places:
                 return None
             state = self._read(client)
-            self.held += bytes_of(state)
+            self.held += state_bytes(state)
             self._forget(client for client in list(self.memory) if client not in self.changed)
         self.memory[client] = state  # last used comes last
         return state
@@ -67,10 +67,10 @@ class ClientStore:
     def put(self, client: int, state: State, round: int) -> None:
         """The state in which `round` left a client."""
         old = self.memory.pop(client, None)
-        self.held += bytes_of(state) - (bytes_of(old) if old is not None else 0)
+        self.held += state_bytes(state) - (state_bytes(old) if old is not None else 0)
         self.memory[client] = state
         self.changed[client] = round
-        self.together = self.together or max(1, SHARED // max(1, bytes_of(state)))
+        self.together = self.together or max(1, SHARED // max(1, state_bytes(state)))
 
     def trim(self) -> None:
         """Between rounds: keep to the budget."""
@@ -81,7 +81,7 @@ class ClientStore:
             if excess <= 0:
                 break
             leaving.append(client)
-            excess -= bytes_of(state)
+            excess -= state_bytes(state)
         self._write((client for client in leaving if client in self.changed), synced=False)
         self._forget(leaving)
 
@@ -121,7 +121,7 @@ class ClientStore:
         arrays: Arrays = {}
         layouts: dict[str, str] = {}
         for client in members:
-            more, shapes = split(self.memory[client] if client in self.memory else self._read(client), f"{client}/")
+            more, shapes = to_arrays(self.memory[client] if client in self.memory else self._read(client), f"{client}/")
             arrays |= more
             layouts |= shapes  # every client of a method has the same slots
         write(self.folder / name, arrays, {"layouts": layouts}, synced=False)
@@ -137,14 +137,14 @@ class ClientStore:
                 f"the state of client {client} cannot be read back: {error}",
                 "`fedkeel resume` goes on from the last checkpoint that is whole",
             ) from error
-        return join(arrays, facts["layouts"], f"{client}/", self.device)
+        return from_arrays(arrays, facts["layouts"], f"{client}/", self.device)
 
     def _forget(self, clients: Iterable[int]) -> None:
         """Drop states that stand in files, in this order, as long as too much is held."""
         for client in clients:
             if self.budget is None or self.held <= self.budget:
                 return
-            self.held -= bytes_of(self.memory.pop(client))
+            self.held -= state_bytes(self.memory.pop(client))
 
     def close(self) -> None:
         if self.temporary is not None:

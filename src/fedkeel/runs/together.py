@@ -10,16 +10,15 @@ from typing import Any
 
 import torch
 
-from fedkeel.engines.machine import device_of, steady
-from fedkeel.engines.memory import enough
+from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.loop import Progress, driven
+from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, listed
-from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, start
+from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
 
 log = logging.getLogger("fedkeel")
 
@@ -53,6 +52,8 @@ def run_together(
 
     A run that fails gives its error, and the others go on. Each round's time is shared among the runs.
     """
+    for one in experiments:
+        require_experiment(one)
     for other in experiments[1:]:
         if not alike(experiments[0], other):
             raise RequestError("these experiments cannot share a stack.", f"they may differ in: {', '.join(FREE)}")
@@ -60,7 +61,7 @@ def run_together(
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
     place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, listed(track))
-    with steady(), enough(place.device), contextlib.ExitStack() as closing:
+    with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
         return go_together(started, closing) if started else []
@@ -68,7 +69,7 @@ def run_together(
 
 def alone(one: Started) -> Run | RunError:
     try:
-        return driven(one.going, lambda request: one.engine.train(*request))
+        return one.drive()
     except RunError as error:
         return error
 

@@ -23,7 +23,7 @@ NUMBERS = ("best", "last", "mean_last", "reported")
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The runs of one method with one setting, by seed."""
 
     label: str
@@ -36,7 +36,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Cost:
+class MeanCost:
     """What it took to reach a target, on average over the seeds that did."""
 
     reached: int
@@ -56,17 +56,17 @@ class Paired:
     high: float | None
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs that differ in nothing but their seed stand together; labels tell apart what shares a method's name."""
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run), {})[run.experiment.seed] = run
-    names = [next(iter(group.values())).experiment.composed.name for group in found.values()]
+        found.setdefault(_identity(run), {})[run.plan.seed] = run
+    names = [next(iter(group.values())).plan.method.name for group in found.values()]
     labels = [
         name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
         for name, group in zip(names, found.values(), strict=True)
     ]
-    return [Group(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
+    return [RunGroup(label, dict(sorted(group.items()))) for label, group in zip(labels, found.values(), strict=True)]
 
 
 def _identity(run: Run) -> str:
@@ -77,7 +77,7 @@ def _identity(run: Run) -> str:
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
     """What sets a run apart from the others of its method."""
     mine = _flat(run.experiment.save())
-    others = [_flat(other.experiment.save()) for other in runs if other.experiment.composed.name == name]
+    others = [_flat(other.experiment.save()) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
     return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
 
@@ -90,7 +90,7 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.rstrip("."): data}
 
 
-def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
+def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:
     """In what runs differ besides method, seed and what was `tuned` for each method: keys of the experiment, and for a
     seed that groups share, the split and the clients that were selected. Each makes a comparison one of more than
     methods."""
@@ -101,12 +101,12 @@ def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
         for run in group.runs.values()
     ]
     found = {key for one in settings for other in settings for key in one if other.get(key) != one[key]}
-    proxies = {run.experiment.composed.server_phase is not None for group in groups for run in group.runs.values()}
+    proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
     if len(proxies) > 1:
         found.add("samples that the server takes from the clients")
     for seed in {seed for group in groups for seed in group.runs}:
         runs = [group.runs[seed] for group in groups if seed in group.runs]
-        if len({run.experiment.partition_seed for run in runs}) > 1:
+        if len({run.plan.partition_seed for run in runs}) > 1:
             found.add("partition_seed")
         length = min(len(run.records) for run in runs)
         if len({repr([record.selected for record in run.records[:length]]) for run in runs}) > 1:
@@ -114,26 +114,26 @@ def unfair(groups: Sequence[Group], tuned: Collection[str] = ()) -> list[str]:
     return sorted(found)
 
 
-def unfinished(groups: Sequence[Group]) -> list[str]:
+def unfinished(groups: Sequence[RunGroup]) -> list[str]:
     """Each run with fewer rounds than its experiment has, in words: interrupted, failed, or its file damaged."""
     found = []
     for group in groups:
         for seed, run in group.runs.items():
-            if len(run.records) < (run.experiment.rounds or 0):
+            if len(run.records) < run.plan.rounds:
                 name = group.label if len(group.runs) == 1 else f"{group.label} seed {seed}"
                 found.append(f"{name} {_reached(run)}")
     return found
 
 
 def _reached(run: Run) -> str:
-    at = f"round {len(run.records)} of {run.experiment.rounds}"
+    at = f"round {len(run.records)} of {run.plan.rounds}"
     saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
         return f"is known up to {at} only: files of it are damaged"
     return f"is not finished: it stands at {at}"
 
 
-def machines(groups: Sequence[Group]) -> list[str]:
+def machines(groups: Sequence[RunGroup]) -> list[str]:
     """What the runs were made on, in words; where there are several, their seconds cannot be compared."""
     return sorted({place for group in groups for run in group.runs.values() if (place := place_of(run))})
 
@@ -152,25 +152,29 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
-def measure_of(groups: Sequence[Group]) -> str | None:
+def measure_of(groups: Sequence[RunGroup]) -> str | None:
     """What all runs are judged on; None where they differ in it, or have nothing yet."""
     found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
     return found.pop() if len(found) == 1 else None
 
 
-def compared_by(groups: Sequence[Group]) -> str:
-    """The number of a result whose differences are told: what was reported, where every run tells it, or the best."""
+def compared_by(groups: Sequence[RunGroup]) -> str:
+    """Choose the number by which runs are compared: the reported one, where all runs have it, or the best."""
     return "reported" if all(group.values("reported").keys() == group.runs.keys() for group in groups) else "best"
 
 
-def judged_as(groups: Sequence[Group]) -> list[str]:
+def judged_as(groups: Sequence[RunGroup]) -> list[str]:
     """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
-    policies = [run.experiment.policy for group in groups for run in group.runs.values()]
-    told = (f"accuracies and losses are of {one.judged}; reported: {one.told}" for one in policies if one is not None)
+    policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
+    told = (
+        f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
+        for policy in policies
+        if policy is not None
+    )
     return list(dict.fromkeys(told))
 
 
-def cost_to(group: Group, target: float) -> Cost | None:
+def cost_to(group: RunGroup, target: float) -> MeanCost | None:
     """Rounds, bytes, seconds and gradient evaluations until an accuracy, or a loss, was first reached.
 
     Seconds are those of the runs on one machine and engine, of which there are most.
@@ -182,10 +186,10 @@ def cost_to(group: Group, target: float) -> Cost | None:
     each = [(c.rounds, c.bytes / 1e6, c.backward_passes) for _, c in found]
     rounds, megabytes, gradients = (statistics.fmean(column) for column in zip(*each, strict=True))
     timed = keep_one_place(found, lambda pair: place_of(pair[0]))
-    return Cost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
+    return MeanCost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
 
 
-def document(groups: Sequence[Group], baseline: Group, target: float) -> dict[str, Any]:
+def document(groups: Sequence[RunGroup], baseline: RunGroup, target: float) -> dict[str, Any]:
     """The whole comparison as plain data."""
     name = compared_by(groups)
     return {
@@ -211,13 +215,13 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": mean, "std": std}
 
 
-def common_target(groups: Sequence[Group]) -> float:
+def common_target(groups: Sequence[RunGroup]) -> float:
     """What every run reached: the lowest of their best accuracies, or the highest of their best losses."""
     worst = min if measure_of(groups) in ("accuracy", None) else max
     return worst((value for group in groups for value in group.values("best").values()), default=0.0)
 
 
-def paired(group: Group, baseline: Group, name: str = "best") -> Paired | None:
+def paired(group: RunGroup, baseline: RunGroup, name: str = "best") -> Paired | None:
     """mean(group − baseline) over the seeds both have, with a Student interval."""
     mine, other = group.values(name), baseline.values(name)
     differences = [mine[seed] - other[seed] for seed in mine if seed in other]

@@ -9,7 +9,7 @@ from fedkeel.runs.record import RoundRecord
 
 
 @dataclass(frozen=True)
-class Cost:
+class Spending:
     """What a run has used up to a round, that round included."""
 
     rounds: int
@@ -23,9 +23,9 @@ class Cost:
         return self.bytes_up + self.bytes_down
 
 
-def spent(records: Sequence[RoundRecord]) -> Cost:
+def spent(records: Sequence[RoundRecord]) -> Spending:
     """The cost of all these rounds."""
-    return Cost(
+    return Spending(
         rounds=len(records),
         bytes_up=sum(r.bytes_up for r in records),
         bytes_down=sum(r.bytes_down for r in records),
@@ -34,7 +34,7 @@ def spent(records: Sequence[RoundRecord]) -> Cost:
     )
 
 
-def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Cost | None:
+def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Spending | None:
     """The cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
 
     Accuracies reach a target from below, losses (names that end in `loss`) from above.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedkeel.rules import HighPass
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json, write_text
 from fedkeel.studies.subject import Subject
-from fedkeel.typed_values import hold_fields
+from fedkeel.typed_values import check_fields
 
 ANALYSIS = "analysis"  # the sub-folder of a run
 CLASSES = 10  # that features are drawn of: more cannot be told apart
@@ -47,17 +47,13 @@ class Extent:
     eigenvalues: Count = 5
     lanczos_steps: Count = 30
     probes: Count = 20
-    directions: str = "random"
+    directions: Literal["random", "eigen"] = "random"
     radius: Positive | None = None
     points: Count = 21
     rho: NonNegative = 0.05
 
     def __post_init__(self) -> None:
-        hold_fields(self, RequestError, "an analysis")
-        if self.directions not in ("random", "eigen"):
-            raise RequestError(
-                f"unknown directions: {self.directions}", nearest(self.directions, ("random", "eigen"), "directions")
-            )
+        check_fields(self, RequestError, "an analysis")
         if self.points < 3 or self.points % 2 == 0:
             raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
 

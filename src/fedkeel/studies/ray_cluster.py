@@ -78,7 +78,7 @@ def execute(
             ends[number] = Finished(request, result)
             tell(ends[number])
     if left:
-        for number, end in spread(left, cluster):
+        for number, end in run_on_cluster(left, cluster):
             ends[number] = end
             tell(end)
     return [ends[number] for number in range(len(requests))]
@@ -112,11 +112,11 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
         result = read_json(Path(request.out) / RESULT)
     except FolderError:  # damaged: the run makes it again
         return None
-    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.rounds)
+    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.plan.rounds)
     return result if same else None
 
 
-def spread(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
+def run_on_cluster(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
     """Hand requests to the cluster; those whose worker dies are handed out again."""
     with connected(cluster) as ray:
         remote = ray.remote(max_retries=0)(make)  # a crash is counted here, not there

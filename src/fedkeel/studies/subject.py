@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkeel.analysis.curvature import Loss, gradient
+from fedkeel.analysis.curvature import LossParts, gradient
 from fedkeel.core.method import Phase
-from fedkeel.core.round import broadcast, chain
+from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
-from fedkeel.engines.engine import Training, state_of, step_keys
+from fedkeel.engines.engine import Training, client_state, step_keys
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
-from fedkeel.problems.task import counts_as_labels
+from fedkeel.problems.task import are_class_scores
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
 from fedkeel.runs.finished_run import Run
@@ -39,15 +39,14 @@ class Subject:
     """
 
     def __init__(self, run: Run, *, clients: int = 10, samples: int = 1000, device: str = "cpu"):
-        experiment = run.experiment
-        make = task_maker(experiment, device_of(device), run.server["params"].buffer.dtype)
+        make = task_maker(run.plan, device_of(device), run.server["params"].buffer.dtype)
         self.run, self.samples = run, samples
-        self.task = make(run.problem or problem_of(experiment))
-        self.method = method_of(experiment, self.task)
+        self.task = make(run.problem or problem_of(run.plan))
+        self.method = method_of(run.plan, self.task)
         self.server: State = {name: slot.to(self.task.device) for name, slot in run.server.items()}
         self.params: Tree = self.server["params"]
         self.buffers: Tree | None = self.server.get("buffers")
-        self.seed = experiment.partition_seed if experiment.partition_seed is not None else experiment.seed
+        self.seed = run.plan.partition_seed
         able = np.flatnonzero(self.task.clients.sizes)
         chosen = choice(key(self.seed, "analysed clients"), len(able), min(clients, len(able)))
         self.clients = [int(able[i]) for i in chosen]
@@ -59,23 +58,23 @@ class Subject:
         size = int(self.task.clients.sizes[client])
         return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
 
-    def loss_of(self, client: int) -> Loss:
+    def loss_of(self, client: int) -> LossParts:
         """The mean loss on a client's training samples, as parts that add up to it."""
         rows = self.rows(client)
         return self._parts([(client, rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
 
     @cached_property
-    def loss(self) -> Loss:
+    def loss(self) -> LossParts:
         """The mean loss on `samples` training samples of all clients."""
         offsets = np.concatenate(([0], np.cumsum(self.task.clients.sizes)))
         drawn = np.asarray(choice(key(self.seed, "analysed samples"), int(offsets[-1]), min(self.samples, offsets[-1])))
         owner = np.searchsorted(offsets, drawn, side="right") - 1
         return self._parts([(int(c), drawn[owner == c] - offsets[c]) for c in np.unique(owner)])
 
-    def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> Loss:
+    def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> LossParts:
         """Samples of several clients, gathered into parts of CHUNK samples."""
         total = sum(len(rows) for _, rows in chosen)
-        raw = [self.task.ready(self.task.clients.rows(client, rows)) for client, rows in chosen]
+        raw = [self.task.prepare(self.task.clients.rows(client, rows)) for client, rows in chosen]
         joined = tuple(torch.cat(part) for part in zip(*raw, strict=True))
         pieces = [tuple(part[i : i + CHUNK] for part in joined) for i in range(0, total, CHUNK)]
         return [partial(self._share, tensors=piece, total=total) for piece in pieces]
@@ -95,8 +94,8 @@ class Subject:
         """The first samples of the test set; of the clients, when there is none."""
         test = self.task.test
         if test is not None:
-            return self.task.ready(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
-        return self.task.ready(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
+            return self.task.prepare(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
+        return self.task.prepare(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
 
     # ---- what clients do here ------------------------------------------------------------------------------------
     @cached_property
@@ -124,21 +123,18 @@ class Subject:
     def _perturbation(self, number: int, client: int) -> Tree:
         assert self.ascending is not None
         slope = Tree(self.gradients.buffer[number], self.params.layout)
-        lr = self.params.scalar(self.run.experiment.lr_at(self.round))
+        lr = self.params.scalar(self.run.plan.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
         of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
-        state = state_of(self.method, self.task, self.states[number])
+        state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
-        return chain(self.ascending.perturb, tree, state, at)[0]
+        return apply_chain(self.ascending.perturb, tree, state, at)[0]
 
     @property
     def training(self) -> Training:
-        experiment = self.run.experiment
-        assert experiment.epochs is not None
-        assert experiment.batch_size is not None
-        return Training(experiment.seed, experiment.epochs, experiment.batch_size)
+        return self.run.plan.training
 
     @cached_property
     def states(self) -> list[State | None]:
@@ -156,7 +152,7 @@ class Subject:
     def updates(self) -> Tree:
         """w_i − w_t after one more round of local training of each client, stacked; nothing of it is kept."""
         engine = SerialEngine(self.task, self.method, self.training)
-        message, lr = broadcast(self.method, self.server), self.run.experiment.lr_at(self.round)
+        message, lr = broadcast(self.method, self.server), self.run.plan.lr_at(self.round)
         outcomes = engine.train(message, self.round, lr, self.clients, self.states)
         found: Tree = stack([outcome.report["delta"] for outcome in outcomes])
         return found
@@ -187,9 +183,9 @@ class Subject:
             return None
         module, found = self.model(self.params), []
         for client in self.clients:
-            tensors = self.task.ready(self.task.clients.rows(client, self.rows(client)))
+            tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
             output = module(*(tensors[:-1] or tensors))
-            if not counts_as_labels(output, tensors[-1]):
+            if not are_class_scores(output, tensors[-1]):
                 return None
             found.append(float((output.argmax(-1) == tensors[-1]).to(torch.float64).mean()))
         return found

@@ -30,8 +30,10 @@ from typing import Any
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
+from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, unscored, validation_score
+from fedkeel.typed_values import check_keys, read_values, show_value, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -54,17 +56,15 @@ class Sweep:
 
     base: Mapping[str, Any]
     grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
-    seeds: tuple[int, ...] = (0,)
-    budget: int = 12
+    seeds: Sequence[Seed] = (0,)
+    budget: Count = 12
     trust: Trust = Trust.TYPED
 
     @staticmethod
     def load(data: Mapping[str, Any], *, trust: bool = False) -> Sweep:
         """From a TOML file's data; code that it names is imported with `trust` only."""
         base = {word: value for word, value in data.items() if word not in KEYS}
-        for word in base:
-            if word not in SHARED:
-                raise ExperimentError(f"a sweep has no key: {word}", nearest(word, [*KEYS, *SHARED], "keys"))
+        check_keys(data, [*KEYS, *SHARED], ExperimentError, "a sweep", "key")
         methods = data.get("methods")
         if not isinstance(methods, Mapping) or not methods:
             raise ExperimentError("a sweep names its methods.", "write [methods.fedavg], [methods.fedsam] …")
@@ -72,7 +72,10 @@ class Sweep:
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
         shared = _grid(data.get("grid", {}))
         grids = {name: {**shared, **_grid(own)} for name, own in methods.items()}
-        sweep = Sweep(base, grids, _seeds(data.get("seeds", [0])), _budget(data.get("budget", 12)), Trust.given(trust))
+        given = {word: data[word] for word in ("seeds", "budget") if word in data}
+        given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
+        sweep = Sweep(base, grids, **given, trust=Trust.given(trust))
+        _check_seeds(sweep.seeds)
         for name, grid in grids.items():
             if (many := math.prod(map(len, grid.values()))) > MOST:
                 raise ExperimentError(f"the grid of {name} has {many} settings.", f"{MOST} are the most")
@@ -112,7 +115,7 @@ class Sweep:
 
 def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
     if not isinstance(given, Mapping):
-        raise ExperimentError(f"a grid gives keys their values: {given}", "lr = [0.01, 0.1]")
+        raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
     found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
     for word, values in found.items():
         if not values:
@@ -120,18 +123,11 @@ def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def _seeds(given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not given or not all(type(seed) is int for seed in given):
-        raise ExperimentError(f"seeds must be a list of whole numbers: {given}", "seeds = [0, 1, 2]")
-    if len(set(given)) < len(given):
-        raise ExperimentError(f"a seed is given twice: {given}", "every seed is one run of each method")
-    return tuple(given)
-
-
-def _budget(given: Any) -> int:
-    if type(given) is not int or given < 1:
-        raise ExperimentError(f"budget must be a whole number of at least 1: {given}")
-    return given
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds:
+        raise ExperimentError("seeds must name at least one.", "seeds = [0, 1, 2]")
+    if len(set(seeds)) < len(seeds):
+        raise ExperimentError(f"a seed is given twice: {show_value(seeds)}", "every seed is one run of each method")
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

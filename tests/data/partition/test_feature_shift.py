@@ -7,8 +7,8 @@ import pytest
 
 from fedkeel.data.corruptions.registry import corrupt_array
 from fedkeel.data.partition.dirichlet import Dirichlet
-from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupted, shifted_test
-from fedkeel.data.partition.plain import Iid
+from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupt_each, corrupt_test_set
+from fedkeel.data.partition.iid import Iid
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.randomness import bits, key
 
@@ -17,25 +17,25 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (600, 8, 8, 3), np.uint8)
 
 
 def test_each_client_has_two_or_three_and_all_kinds_are_dealt_evenly():
-    hands = FeatureShift(Iid(100)).hands(100, 5)
+    hands = FeatureShift(Iid(100)).deal_corruptions(100, 5)
     assert {len(hand) for hand in hands} == {2, 3}
     assert all(len(set(hand)) == len(hand) for hand in hands)
     dealt = np.array([sum(kind in hand for hand in hands) for kind in KINDS])
     assert dealt.min() >= 1
     assert dealt.max() - dealt.min() <= 2
-    assert hands != FeatureShift(Iid(100)).hands(100, 6)
+    assert hands != FeatureShift(Iid(100)).deal_corruptions(100, 6)
 
 
 @pytest.mark.parametrize(("fewest", "most"), [(1, 1), (12, 12), (5, 9)])
 def test_hands_of_any_size(fewest, most):
-    hands = FeatureShift(Iid(10), fewest=fewest, most=most).hands(10, 0)
+    hands = FeatureShift(Iid(10), fewest=fewest, most=most).deal_corruptions(10, 0)
     assert all(fewest <= len(set(hand)) == len(hand) <= most for hand in hands)
 
 
 def test_a_clients_images_take_its_kinds_in_turn():
     shift = FeatureShift(Iid(20))
     partition = shift.divide(LABELS, 3)
-    kinds, hands = shift.kinds(partition, 3), shift.hands(20, 3)
+    kinds, hands = shift.assign_corruptions(partition, 3), shift.deal_corruptions(20, 3)
     for client in range(20):
         counts = np.bincount(kinds[partition[client]], minlength=len(KINDS))
         assert {KINDS[i] for i in np.flatnonzero(counts)} == set(hands[client])
@@ -56,7 +56,7 @@ def test_images_are_corrupted_once_and_for_all():
     partition = shift.divide(LABELS, 3)
     once, again = shift.corrupt(IMAGES, partition, 3), shift.corrupt(IMAGES, partition, 3)
     np.testing.assert_array_equal(once, again)
-    kinds, keys = shift.kinds(partition, 3), bits(key(3, "corruption"), len(IMAGES))
+    kinds, keys = shift.assign_corruptions(partition, 3), bits(key(3, "corruption"), len(IMAGES))
     for row in (0, 17, 599):
         rows = slice(row, row + 1)
         np.testing.assert_array_equal(once[rows], corrupt_array(IMAGES[rows], KINDS[kinds[row]], 2, keys[rows]))
@@ -65,7 +65,7 @@ def test_images_are_corrupted_once_and_for_all():
 def test_no_corruption_is_the_base_alone():
     shift = FeatureShift(Iid(20), fewest=0, most=0)
     partition = shift.divide(LABELS, 3)
-    assert set(shift.kinds(partition, 3)) == {-1}
+    assert set(shift.assign_corruptions(partition, 3)) == {-1}
     np.testing.assert_array_equal(shift.corrupt(IMAGES, partition, 3), IMAGES)
 
 
@@ -73,14 +73,14 @@ def test_samples_that_no_client_holds_stay_as_they_are():
     kinds = np.full(len(IMAGES), -1)
     kinds[:10] = KINDS.index("contrast")
     seen = []
-    result = corrupted(IMAGES, kinds, 3, 0, progress=lambda *call: seen.append(call))
+    result = corrupt_each(IMAGES, kinds, 3, 0, progress=lambda *call: seen.append(call))
     np.testing.assert_array_equal(result[10:], IMAGES[10:])
     assert (result[:10] != IMAGES[:10]).any()
     assert seen[-1] == ("corrupting: contrast", 600, 600)
 
 
 def test_the_test_set_has_every_kind_of_every_image():
-    images, labels, kinds = shifted_test(IMAGES[:7], LABELS[:7], 3, 0)
+    images, labels, kinds = corrupt_test_set(IMAGES[:7], LABELS[:7], 3, 0)
     assert images.shape == (7 * len(KINDS), 8, 8, 3)
     np.testing.assert_array_equal(labels, np.tile(LABELS[:7], len(KINDS)))
     np.testing.assert_array_equal(np.bincount(kinds), [7] * len(KINDS))
@@ -97,6 +97,6 @@ def test_impossible_hands_are_refused(wrong):
 
 def test_text_cannot_be_corrupted():
     with pytest.raises(DataError, match=r"corruptions are for images of bytes, not int64 of shape \(5, 80\)"):
-        corrupted(np.zeros((5, 80), np.int64), np.zeros(5, np.int64), 3, 0)
+        corrupt_each(np.zeros((5, 80), np.int64), np.zeros(5, np.int64), 3, 0)
     with pytest.raises(ExperimentError, match="severity"):
         FeatureShift(Iid(10), severity=7)

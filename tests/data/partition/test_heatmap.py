@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeel.data.partition.heatmap import draw_heatmap, text_heatmap
+from fedkeel.data.partition.heatmap import draw_heatmap, write_heatmap
 from fedkeel.errors import FolderError, RequestError
 
 SHADES = " ░▒▓█"
@@ -20,7 +20,7 @@ def columns(text: str, classes: int) -> list[str]:
 
 def test_a_cell_is_darker_the_larger_the_share() -> None:
     held = np.array([[0, 1, 10, 40, 49], [100, 0, 0, 0, 0]])
-    rows = columns(text_heatmap(held), 5)
+    rows = columns(write_heatmap(held), 5)
     margin = len("class 0 ")
     levels = [SHADES.index(row[margin]) for row in rows]
     assert levels == sorted(levels)
@@ -30,7 +30,7 @@ def test_a_cell_is_darker_the_larger_the_share() -> None:
 
 def test_iid_clients_are_of_one_shade_and_it_is_the_middle_one() -> None:
     held = np.random.default_rng(0).multinomial(500, [0.1] * 10, size=100)
-    text = text_heatmap(held)
+    text = write_heatmap(held)
     cells = "".join(row[len("class 0 ") :].rstrip() for row in columns(text, 10))
     assert set(cells) == {"▒"}
     assert len(cells) == 1000
@@ -38,7 +38,7 @@ def test_iid_clients_are_of_one_shade_and_it_is_the_middle_one() -> None:
 
 def test_ten_classes_by_a_hundred_clients_fit_a_wide_terminal_client_by_client() -> None:
     held = np.random.default_rng(0).integers(0, 50, (100, 10))
-    lines = text_heatmap(held, width=108).splitlines()
+    lines = write_heatmap(held, width=108).splitlines()
     assert len(lines) == 10 + 2
     assert max(map(len, lines)) <= 108
     assert "to a column" not in lines[-1]
@@ -48,7 +48,7 @@ def test_ten_classes_by_a_hundred_clients_fit_a_wide_terminal_client_by_client()
 @pytest.mark.parametrize(("clients", "classes", "width"), [(5000, 10, 80), (1000, 200, 100), (101, 41, 60), (3, 2, 5)])
 def test_what_does_not_fit_is_added_up_in_groups(clients: int, classes: int, width: int) -> None:
     held = np.random.default_rng(0).integers(1, 50, (clients, classes))
-    *map_lines, legend = text_heatmap(held, width=width).splitlines()
+    *map_lines, legend = write_heatmap(held, width=width).splitlines()
     assert len(map_lines) <= 41
     assert max(map(len, map_lines)) <= max(width, len("class 0-1 ") + 1)
     assert f"{clients} clients" in legend
@@ -59,16 +59,16 @@ def test_groups_show_their_members_sum() -> None:
     held = np.zeros((4, 2), dtype=np.int64)
     held[0, 0] = held[1, 1] = 10  # together half and half
     held[2:, 0] = 10
-    rows = columns(text_heatmap(held, width=len("class 0 ") + 2), 2)
+    rows = columns(write_heatmap(held, width=len("class 0 ") + 2), 2)
     assert rows[0].rstrip() == "class 0 ▒█"
     assert rows[1].rstrip() == "class 1 ▒"
 
 
 def test_sizes_and_empty_clients_are_shown() -> None:
-    lines = text_heatmap(np.array([[80], [40], [0], [1]])).splitlines()
+    lines = write_heatmap(np.array([[80], [40], [0], [1]])).splitlines()
     assert lines[0] == "class 0 ██ █"
     assert lines[1] == "size    █▄ ▁"
-    assert text_heatmap(np.zeros((2, 3), dtype=np.int64)).splitlines()[0] == "class 0"
+    assert write_heatmap(np.zeros((2, 3), dtype=np.int64)).splitlines()[0] == "class 0"
 
 
 @pytest.mark.parametrize(

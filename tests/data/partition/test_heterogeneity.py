@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedkeel.data.partition.dirichlet import Dirichlet
-from fedkeel.data.partition.heterogeneity import _distance_by_chance, score, summary
-from fedkeel.data.partition.plain import Iid, LongTail, QuantitySkew
+from fedkeel.data.partition.heterogeneity import _distance_by_chance, score, summarise
+from fedkeel.data.partition.iid import Iid, QuantitySkew
+from fedkeel.data.partition.long_tail import LongTail
 
 CIFAR = np.arange(50_000) % 10
 
@@ -67,7 +68,7 @@ def test_the_summary_of_a_partition_worked_out_by_hand() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2, 2, 2])
     partition = Dirichlet(1e-6, 4, "class-wise", min_size=0).divide(labels, 1)
     held = partition.histogram(labels, 3)
-    result = summary(partition, labels, 3)
+    result = summarise(partition, labels, 3)
     assert (result.clients, result.unused, result.duplicated, result.notes) == (4, 0, 0, ())
     assert result.empty == 4 - np.count_nonzero(held.sum(axis=1)) > 0
     assert (result.smallest, result.largest) == (0, held.sum(axis=1).max())

@@ -9,10 +9,12 @@ import pytest
 
 from fedkeel.data.partition.dirichlet import FORMS, Dirichlet
 from fedkeel.data.partition.heterogeneity import score
+from fedkeel.data.partition.iid import Iid, QuantitySkew
+from fedkeel.data.partition.long_tail import LongTail
+from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partition
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.data.partition.plain import Iid, LongTail, Natural, QuantitySkew
-from fedkeel.data.partition.registry import as_text, load_partition, parse, save_partition
+from fedkeel.data.partition.registry import load_partition, parse_partition, save_partition, write_partition
 from fedkeel.data.partition.sequential_assignment import _random_turns
 from fedkeel.errors import DataError, ExperimentError
 
@@ -262,8 +264,8 @@ def test_a_form_spelt_wrongly_is_answered_with_the_right_one() -> None:
     ],
 )
 def test_text_is_read_as_it_is_written(text):
-    assert as_text(parse(text)) == text
-    assert load_partition(as_text(save_partition(load_partition(text)))) == load_partition(text)
+    assert write_partition(parse_partition(text)) == text
+    assert load_partition(write_partition(save_partition(load_partition(text)))) == load_partition(text)
 
 
 def test_a_long_tail_comes_before_a_feature_shift():

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from fedkeel.data.clients import SharedClients, hold_out
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.data.partition.iid import Iid, QuantitySkew
+from fedkeel.data.partition.long_tail import LongTail
+from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partition
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.data.partition.plain import Iid, LongTail, Natural, QuantitySkew
-from fedkeel.data.partition.registry import PARTITIONS, repeats
+from fedkeel.data.partition.registry import PARTITIONS, may_repeat
 from fedkeel.errors import DataError
 from fedkeel.problems.personal_data import without_proxy
 
@@ -276,7 +278,7 @@ def test_defaults_give_each_sample_to_one_client(
 def test_a_partition_knows_whether_it_repeats_samples(partitioner: Any) -> None:
     assert type(partitioner) in PARTITIONS.values()
     found = any(partitioner.divide(LABELS, key).duplicated for key in range(5))
-    assert repeats(partitioner) == found
+    assert may_repeat(partitioner) == found
 
 
 def test_a_partition_of_the_users_own_may_repeat_samples_unless_it_says_otherwise() -> None:
@@ -286,5 +288,5 @@ def test_a_partition_of_the_users_own_may_repeat_samples_unless_it_says_otherwis
     class Once(Own):
         repeats = False
 
-    assert repeats(Own())  # type: ignore[arg-type]
-    assert not repeats(Once())  # type: ignore[arg-type]
+    assert may_repeat(Own())  # type: ignore[arg-type]
+    assert not may_repeat(Once())  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import pytest
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.folder import open_array
 from fedkeel.data.storage.loading import import_into
-from fedkeel.data.storage.pickles import plain_pickle
+from fedkeel.data.storage.pickles import read_pickle
 from fedkeel.errors import DataError
 
 MB = 1 << 20
@@ -147,40 +147,40 @@ PICKLES = {
 @pytest.mark.usefixtures("modest")
 def test_a_pickle_is_gone_through_before_it_is_loaded(kind):
     with pytest.raises(DataError):
-        plain_pickle("data_batch_1", PICKLES[kind])
+        read_pickle("data_batch_1", PICKLES[kind])
 
 
 def test_a_pickle_has_so_many_parts_at_most(monkeypatch):
     monkeypatch.setattr("fedkeel.data.storage.pickles.OPERATIONS", 1000)
-    assert len(plain_pickle("data_batch_1", b"\x80\x02]" + b"]a" * 400 + b".")) == 400
+    assert len(read_pickle("data_batch_1", b"\x80\x02]" + b"]a" * 400 + b".")) == 400
     with pytest.raises(DataError, match="more than 1000 parts"):
-        plain_pickle("data_batch_1", b"\x80\x02]" + b"]a" * 600 + b".")
+        read_pickle("data_batch_1", b"\x80\x02]" + b"]a" * 600 + b".")
 
 
 @pytest.mark.usefixtures("modest")
 def test_an_array_has_the_size_of_its_bytes():
-    found = plain_pickle("data_batch_1", reconstructed((1 << 31,)))
+    found = read_pickle("data_batch_1", reconstructed((1 << 31,)))
     assert found.array.size == 0
     with pytest.raises(DataError, match="damaged"):
-        plain_pickle("data_batch_1", pickle.dumps(np.zeros(4, np.uint8), 2).replace(b"K\x04", b"K\x09"))
+        read_pickle("data_batch_1", pickle.dumps(np.zeros(4, np.uint8), 2).replace(b"K\x04", b"K\x09"))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">f4", "?"])
 def test_arrays_of_numbers_are_read_as_numpy_reads_them(dtype, order):
     array = np.asarray(np.arange(12).reshape(3, 4), dtype, order=order)
-    found = plain_pickle("x", pickle.dumps({"data": array}, 2))["data"].array
+    found = read_pickle("x", pickle.dumps({"data": array}, 2))["data"].array
     np.testing.assert_array_equal(found, array)
     assert found.dtype == array.dtype
 
 
 def test_a_picture_is_judged_by_its_header():
     pytest.importorskip("PIL")
-    from fedkeel.data.storage.pictures import decode
+    from fedkeel.data.storage.pictures import decode_image
 
     for side in (9_000, 40_000):
         with pytest.raises(DataError, match=r"pixels|damaged"):
-            decode("image", png(side), (1, 64, 64), resize=True)
+            decode_image("image", png(side), (1, 64, 64), resize=True)
 
 
 def test_nested_json_is_damage(tmp_path):

@@ -7,8 +7,8 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 from federations import TaskIdentity
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedkeel.engines.flower.checks import Terms, too_long
-from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.flower.checks import Terms, find_overlong
+from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.errors import ExperimentError, RunError
 
 assert TaskIdentity.run_id == 1
@@ -36,9 +36,9 @@ def says(client, size=5, identity="x"):
 
 def test_nodes_are_asked_once(caplog):
     nodes = Nodes({7: says(1), 8: says(0)})
-    roster = Roster(nodes, 2, "x")
-    roster.call()
-    roster.call()
+    roster = NodeRegistry(nodes, 2, "x")
+    roster.update()
+    roster.update()
     assert roster.nodes == {1: 7, 0: 8}
     assert sorted(nodes.asked) == [7, 8]
 
@@ -55,9 +55,9 @@ def test_nodes_are_asked_once(caplog):
     ],
 )
 def test_claims_that_cannot_be_true(caplog, claim, reason):
-    roster = Roster(Nodes({7: claim}), 2, "x")
-    roster.call()
-    roster.call()
+    roster = NodeRegistry(Nodes({7: claim}), 2, "x")
+    roster.update()
+    roster.update()
     assert roster.nodes == {}
     assert caplog.text.count("refused node 7") == 1
     assert reason in caplog.text
@@ -65,38 +65,38 @@ def test_claims_that_cannot_be_true(caplog, claim, reason):
 
 def test_a_second_node_cannot_take_a_clients_place_while_the_first_is_there(caplog):
     nodes = Nodes({7: says(1)})
-    roster = Roster(nodes, 2, "x")
-    roster.call()
+    roster = NodeRegistry(nodes, 2, "x")
+    roster.update()
     nodes.said[8] = says(1)
-    roster.call()
+    roster.update()
     assert roster.nodes == {1: 7}
     assert "node 8 has to wait" in caplog.text
     del nodes.said[7]
-    roster.call([1])
+    roster.update([1])
     assert roster.nodes == {1: 8}
 
 
 def test_a_client_whose_data_changed_size_is_refused(caplog):
     nodes = Nodes({7: says(1)})
-    roster = Roster(nodes, 2, "x")
-    roster.call()
+    roster = NodeRegistry(nodes, 2, "x")
+    roster.update()
     nodes.said = {8: says(1, size=6)}
-    roster.call()
+    roster.update()
     assert roster.nodes == {}
     assert "had 5 samples and now has 6" in caplog.text
 
 
 def test_a_node_that_was_silent_is_asked_again():
     nodes = Nodes({7: None})
-    roster = Roster(nodes, 2, "x")
-    roster.call([1])
+    roster = NodeRegistry(nodes, 2, "x")
+    roster.update([1])
     nodes.said[7] = says(1)
-    roster.call([1])
+    roster.update([1])
     assert roster.nodes == {1: 7}
 
 
 def test_waiting_ends_with_a_hint_or_goes_on_with_enough(caplog):
-    roster = Roster(Nodes({7: says(1)}), 2, "x")
+    roster = NodeRegistry(Nodes({7: says(1)}), 2, "x")
     with pytest.raises(RunError, match="1 of 2 clients have a node") as caught:
         roster.wait(2, 0.0, 2)
     assert caught.value.hint
@@ -113,8 +113,8 @@ def test_terms_out_of_range(wrong):
 
 
 def test_the_median_decides_and_a_minority_cannot_move_it():
-    assert too_long({0: 1.0, 1: 2.0, 2: 5000.0}, [], 1000.0).keys() == {2}
-    assert too_long({0: 1.0, 1: 2.0, 2: 999.0}, [], 1000.0) == {}
-    assert too_long({2: 5000.0}, [1.0, 1.0], 1000.0).keys() == {2}
-    assert too_long({2: 5000.0}, [], 1000.0) == {}  # nothing to compare with
-    assert too_long({0: 0.0, 1: 0.0, 2: 1.0}, [], 1000.0) == {}  # everyone stands still but one
+    assert find_overlong({0: 1.0, 1: 2.0, 2: 5000.0}, [], 1000.0).keys() == {2}
+    assert find_overlong({0: 1.0, 1: 2.0, 2: 999.0}, [], 1000.0) == {}
+    assert find_overlong({2: 5000.0}, [1.0, 1.0], 1000.0).keys() == {2}
+    assert find_overlong({2: 5000.0}, [], 1000.0) == {}  # nothing to compare with
+    assert find_overlong({0: 0.0, 1: 0.0, 2: 1.0}, [], 1000.0) == {}  # everyone stands still but one

@@ -15,10 +15,10 @@ import fedkeel as fk
 from fedkeel.core.round import broadcast, init_server, server_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import stack
-from fedkeel.engines.engine import Request, Training
+from fedkeel.engines.engine import RoundRequest, Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import vmapped
-from fedkeel.engines.stacked.early_finishers import Cut, cuts, widths
+from fedkeel.engines.stacked.client_mapping import lift_by_vmap
+from fedkeel.engines.stacked.early_finishers import Cut, plan_cuts, stack_sizes
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
@@ -60,7 +60,9 @@ def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:
     sent: list[State] = []
     for t, chosen in enumerate(ROUNDS):
         requests = {
-            run: Request(broadcast(method, servers[run]), t, RATES[run], clients, [known[run].get(c) for c in clients])
+            run: RoundRequest(
+                broadcast(method, servers[run]), t, RATES[run], clients, [known[run].get(c) for c in clients]
+            )
             for run, clients in enumerate(chosen)
         }
         for run, outcomes in train(requests).items():
@@ -89,7 +91,7 @@ def test_a_users_rules_are_lifted_with_a_message_of_their_own() -> None:
     method, training = settled("scaffold", tasks[0]), Training(1, epochs=2, batch_size=3)
     joint = JointEngine([StackedEngine(task, method, training) for task in tasks])
     usual = trained("scaffold", joint.train, tasks)
-    joint.stacked.lift = vmapped
+    joint.stacked.lift = lift_by_vmap
     assert difference(trained("scaffold", joint.train, tasks), usual) < 1e-12
 
 
@@ -192,16 +194,16 @@ def test_runs_that_cannot_be_joined_are_made_one_after_another(monkeypatch: pyte
 
 # ---- clients that have finished ------------------------------------------------------------------------------------
 def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
-    assert widths(10) == [10, 5, 2]
-    assert cuts([50] * 10) == [Cut(0, 50, 10)]
-    assert cuts([100] * 5 + [40] * 5) == [Cut(0, 40, 10), Cut(40, 100, 5)]
-    assert cuts([100, 90, 80, 20, 20, 20, 20, 20, 20, 20]) == [Cut(0, 20, 10), Cut(20, 80, 5), Cut(80, 100, 2)]
-    assert cuts([100, 99] + [98] * 8) == [Cut(0, 100, 10)]
+    assert stack_sizes(10) == [10, 5, 2]
+    assert plan_cuts([50] * 10) == [Cut(0, 50, 10)]
+    assert plan_cuts([100] * 5 + [40] * 5) == [Cut(0, 40, 10), Cut(40, 100, 5)]
+    assert plan_cuts([100, 90, 80, 20, 20, 20, 20, 20, 20, 20]) == [Cut(0, 20, 10), Cut(20, 80, 5), Cut(80, 100, 2)]
+    assert plan_cuts([100, 99] + [98] * 8) == [Cut(0, 100, 10)]
 
 
 @pytest.mark.parametrize("lengths", [[9, 7, 7, 3, 1], [30, 1, 1, 1], [5, 5, 0, 0], [100, 99, 40, 39, 38, 2, 1]])
 def test_every_client_keeps_all_its_steps(lengths: list[int]) -> None:
-    plan = cuts(lengths)
+    plan = plan_cuts(lengths)
     for client, length in enumerate(lengths):
         covered = {step for cut in plan if client < cut.clients for step in range(cut.first, cut.last)}
         assert set(range(length)) <= covered

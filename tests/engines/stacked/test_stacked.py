@@ -20,10 +20,10 @@ from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.data.augment import Augment
 from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training
-from fedkeel.engines.scoring import Lowered, Scorer, merged
+from fedkeel.engines.scoring import KernelNetwork, Scorer, merge_parts
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import broadcasting, lift_for, vmapped
-from fedkeel.engines.stacked.early_finishers import Dropping
+from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap
+from fedkeel.engines.stacked.early_finishers import DropFinished
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
 from fedkeel.engines.stacked.scoring import largest_layer
@@ -31,7 +31,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Task, add_up
+from fedkeel.problems.task import Task, average_scores
 from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.runs.prepare import cross_entropy, head_of, repeated
 from problems import model_for, quick
@@ -76,7 +76,7 @@ def problem(**changes: Any) -> fk.Problem:
 def settled(name: str, task: Task) -> Method:
     """The method of that name, fitted to the model."""
     setting = Setting(task.initial.layout, head_of(task), epochs=2, mean_size=float(task.clients.sizes.mean()))
-    return repeated(quick(name).each_rule(lambda rule: rule.settled(setting)))
+    return repeated(quick(name).map_rules(lambda rule: rule.settled(setting)))
 
 
 def train(engine: Any, method: Method, task: Task, rounds: Any = ROUNDS) -> tuple[State, dict[int, State], list[State]]:
@@ -124,8 +124,8 @@ def test_every_method_learns_what_it_learns_serially(name: str) -> None:
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
     method = settled(name, task).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
     serial = train(SerialEngine(task, method, training), method, task)
-    for lift in (vmapped, broadcasting):
-        if lift is broadcasting and any(rule.random for rule in method.rules):
+    for lift in (lift_by_vmap, lift_by_broadcast):
+        if lift is lift_by_broadcast and any(rule.random for rule in method.rules):
             continue  # never broadcast: its keys differ from client to client
         task = Task(given, dtype=torch.float64, asks=method.asks)
         assert difference(train(StackedEngine(task, method, training, lift=lift), method, task), serial) < 1e-12
@@ -216,11 +216,11 @@ class Largest(Rule):
 
 def test_rules_of_users_are_vmapped() -> None:
     method = build("fedavg").then(Largest())
-    assert lift_for(method, torch.device("cpu")) is vmapped
-    assert lift_for(build("fedfft-d"), torch.device("cpu")) is broadcasting
+    assert choose_lift(method, torch.device("cpu")) is lift_by_vmap
+    assert choose_lift(build("fedfft-d"), torch.device("cpu")) is lift_by_broadcast
     stacked, serial = both(problem(), method)
     assert difference(stacked, serial) < 1e-12
-    wrong, _ = both(problem(), method, lift=broadcasting)
+    wrong, _ = both(problem(), method, lift=lift_by_broadcast)
     assert difference(wrong, serial) > 1e-6
 
 
@@ -240,10 +240,11 @@ def test_scores_do_not_depend_on_how_they_are_batched() -> None:
     task = Task(problem(test=samples(1203, 99)), dtype=torch.float64)
     workspace = Workspace(task)
     scores = [workspace.score(task.initial, None, part) for part in task.parts("test")]
-    assert len(merged(list(task.parts("test")), 2500)) == 1
+    assert len(merge_parts(list(task.parts("test")), 2500)) == 1
     for scorer in (Scorer(workspace), Scorer(workspace, lowered=True)):
         for _ in range(2):  # from the host, then from what was kept
-            assert add_up(scorer(task.initial, None, "test")) == pytest.approx(add_up(scores), rel=1e-12)
+            seen = average_scores(scorer(task.initial, None, "test"))
+            assert seen == pytest.approx(average_scores(scores), rel=1e-12)
 
 
 def test_no_layer_of_a_batch_that_is_scored_outgrows_the_kernels_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +253,12 @@ def test_no_layer_of_a_batch_that_is_scored_outgrows_the_kernels_offsets(monkeyp
     before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
     whole = Scorer(Workspace(task), lowered=True)
     assert whole.rows == 10_000
-    monkeypatch.setattr("fedkeel.engines.scoring.OFFSETS", 600 * largest_layer(task, task.ready(samples(1, 99))))
+    monkeypatch.setattr("fedkeel.engines.scoring.OFFSETS", 600 * largest_layer(task, task.prepare(samples(1, 99))))
     pieces = Scorer(Workspace(task), lowered=True)
     assert pieces.rows == 600
     found = [scorer(task.initial, task.buffers, "test") for scorer in (whole, pieces)]
     assert [len(scores) for scores in found] == [1, 3]
-    assert add_up(found[0]) == pytest.approx(add_up(found[1]), rel=1e-12)
+    assert average_scores(found[0]) == pytest.approx(average_scores(found[1]), rel=1e-12)
     assert all(torch.equal(before[name], buffer) for name, buffer in task.module.named_buffers())
 
 
@@ -266,8 +267,8 @@ def test_only_the_arithmetic_of_scores_is_lowered() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         task = Task(problem(test=samples(400, 99)), dtype=dtype)
         engine = StackedEngine(task, build("fedavg"), Training(seed=1, epochs=1, batch_size=3))
-        assert isinstance(engine.scorer.model, Lowered) == (dtype == torch.bfloat16)
-        scores.append(add_up(engine.scorer(task.initial, None, "test")))
+        assert isinstance(engine.scorer.model, KernelNetwork) == (dtype == torch.bfloat16)
+        scores.append(average_scores(engine.scorer(task.initial, None, "test")))
     assert scores[1]["loss"] == pytest.approx(scores[0]["loss"], rel=1e-2)
     assert scores[1]["loss"] != scores[0]["loss"]
 
@@ -294,7 +295,7 @@ class Again(Graph):
     def warm_up(self) -> None:
         pass
 
-    def captured(self, count: int) -> Any:
+    def capture(self, count: int) -> Any:
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
@@ -314,7 +315,7 @@ def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None
         widths.append(len(steps.clients))
         return graphs(phase, body, carry, fixed, steps)
 
-    engine.scan = Dropping(watched)
+    engine.scan = DropFinished(watched)
     serial = train(SerialEngine(one, method, training), method, one, rounds)
     assert difference(train(engine, method, other, rounds), serial) < 1e-12
     assert graphs.graphs
@@ -383,7 +384,7 @@ def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     for free in (1 << 20, 1 << 21, 1):
         monkeypatch.setattr("fedkeel.engines.memory.free_bytes", lambda device, free=free: free)
         each.together = None
-        counts.append(each.fitting(1000))
+        counts.append(each.stack_size(1000))
     assert 1 < counts[0] < counts[1] <= 2 * counts[0] + 1
     assert counts[2] == 1
     assert torch.equal(task.initial.buffer, before)

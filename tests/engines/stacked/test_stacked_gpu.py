@@ -13,7 +13,7 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.engines.engine import Training
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import broadcasting, fused, vmapped
+from fedkeel.engines.stacked.client_mapping import lift_by_broadcast, lift_by_vmap, lift_compiled
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine
 from fedkeel.methods import METHODS, build
@@ -26,10 +26,10 @@ pytestmark = [
 ]
 
 CASES = [
-    *((name, broadcasting, torch.float64, 1e-11) for name in METHODS),
-    ("fedfft-d", vmapped, torch.float64, 1e-11),
-    ("fedfft-d", fused, torch.float64, 1e-11),
-    ("scaffold", fused, torch.float32, 1e-4),
+    *((name, lift_by_broadcast, torch.float64, 1e-11) for name in METHODS),
+    ("fedfft-d", lift_by_vmap, torch.float64, 1e-11),
+    ("fedfft-d", lift_compiled, torch.float64, 1e-11),
+    ("scaffold", lift_compiled, torch.float32, 1e-4),
 ]
 
 
@@ -41,7 +41,7 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     serial = train(SerialEngine(one, method, training), method, one)
     engine = StackedEngine(other, method, training, lift=lift)
     assert difference(train(engine, method, other), serial) < bound
-    assert engine.graphs.possible or lift is vmapped
+    assert engine.graphs.possible or lift is lift_by_vmap
 
 
 @pytest.mark.parametrize("rule", ABLATIONS, ids=repr)

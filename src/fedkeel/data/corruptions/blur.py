@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.corruptions.noise import Keys, drawn
+from fedkeel.data.corruptions.noise import Keys, draw_uniforms
 
 
-def both_ways(images: Tensor, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Tensor:
+def transform_planes(images: Tensor, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Tensor:
     """rows · X · columnsᵀ for each plane X."""
     return torch.from_numpy(rows).to(images) @ images @ torch.from_numpy(columns).to(images).T
 
@@ -35,9 +35,9 @@ def gaussian_matrix(size: int, sigma: float, truncate: float, edge: str) -> NDAr
     return matrix
 
 
-def smoothed(images: Tensor, sigma: float, truncate: float = 4.0, edge: str = "nearest") -> Tensor:
+def smooth(images: Tensor, sigma: float, truncate: float = 4.0, edge: str = "nearest") -> Tensor:
     height, width = images.shape[-2:]
-    return both_ways(
+    return transform_planes(
         images, gaussian_matrix(height, sigma, truncate, edge), gaussian_matrix(width, sigma, truncate, edge)
     )
 
@@ -67,16 +67,16 @@ def glass_blur(images: Tensor, keys: Keys, sigma: float, times: int) -> Tensor:
     copies back what the first wrote: the pixel is overwritten and its neighbour stays. Published images are made so.
     """
     height, width = images.shape[-2:]
-    pixels = (smoothed(images, sigma) * 255).floor() / 255
+    pixels = (smooth(images, sigma) * 255).floor() / 255
     rows = torch.arange(height, device=images.device)[:, None]
     columns = torch.arange(width, device=images.device)
     inner = (rows >= 2) & (columns >= 2)
-    lots = drawn(keys, images, times, 2, height, width)
+    lots = draw_uniforms(keys, images, times, 2, height, width)
     for lot in lots.unbind(1):
         right, down = (torch.where(inner & (part < 0.5), -1, 0) for part in lot.unbind(1))
         source = (rows + down) * width + columns + right
         pixels = pixels.flatten(2).gather(2, source.flatten(1)[:, None].expand(-1, pixels.shape[1], -1)).view_as(pixels)
-    return smoothed(pixels, sigma)
+    return smooth(pixels, sigma)
 
 
 def zoom_blur(images: Tensor, keys: Keys, largest: float) -> Tensor:
@@ -86,7 +86,7 @@ def zoom_blur(images: Tensor, keys: Keys, largest: float) -> Tensor:
     factors = np.arange(1, largest, 0.01)
     total = images.clone()
     for factor in factors:
-        total += both_ways(images, zoom_matrix(height, factor), zoom_matrix(width, factor))
+        total += transform_planes(images, zoom_matrix(height, factor), zoom_matrix(width, factor))
     return total / (len(factors) + 1)
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.data.corruptions.blur import both_ways, smoothed
-from fedkeel.data.corruptions.noise import Keys, drawn
+from fedkeel.data.corruptions.blur import smooth, transform_planes
+from fedkeel.data.corruptions.noise import Keys, draw_uniforms
 from fedkeel.errors import DataError
 
 
@@ -33,9 +33,9 @@ def elastic_transform(images: Tensor, keys: Keys, strength: float, sigma: float,
     noise smoothed by `sigma`. All three in sides of the image."""
     height, width = images.shape[-2:]
     side = min(height, width)
-    lots = 2 * drawn(keys, images, 6 + 2 * height * width) - 1
-    moved = affine(images, lots[:, :6].reshape(-1, 3, 2) * corner * side)
-    field = smoothed(lots[:, 6:].reshape(-1, 2, height, width), sigma * side, truncate=3.0, edge="reflect")
+    lots = 2 * draw_uniforms(keys, images, 6 + 2 * height * width) - 1
+    moved = move_corners(images, lots[:, :6].reshape(-1, 3, 2) * corner * side)
+    field = smooth(lots[:, 6:].reshape(-1, 2, height, width), sigma * side, truncate=3.0, edge="reflect")
     right, down = (strength * side * field).unbind(1)
     rows = torch.arange(height, dtype=images.dtype, device=images.device)[:, None]
     columns = torch.arange(width, dtype=images.dtype, device=images.device)
@@ -44,7 +44,7 @@ def elastic_transform(images: Tensor, keys: Keys, strength: float, sigma: float,
     return F.grid_sample(moved, grid, padding_mode="reflection", align_corners=False)
 
 
-def affine(images: Tensor, shifts: Tensor) -> Tensor:
+def move_corners(images: Tensor, shifts: Tensor) -> Tensor:
     """The affine map that moves three corners (x, y) of a square in the middle by `shifts` [n, 3, 2]."""
     height, width = images.shape[-2:]
     middle = torch.tensor([height // 2, width // 2], dtype=images.dtype, device=images.device)
@@ -72,7 +72,7 @@ def pixelate(images: Tensor, keys: Keys, factor: float) -> Tensor:
         (box_matrix(small[0], height), np.eye(width)),
     ):
         # the nudge: a third of three levels must not come out a hair below the half that is rounded up
-        levels = (both_ways(levels, rows, columns) + 0.5 + 1e-9).floor()
+        levels = (transform_planes(levels, rows, columns) + 0.5 + 1e-9).floor()
     return levels / 255
 
 

@@ -15,14 +15,14 @@ from fedkeel.randomness import uniforms
 Keys = NDArray[np.uint64]
 
 
-def drawn(keys: Keys, like: Tensor, *shape: int) -> Tensor:
-    """Uniform numbers in [0, 1): for each key an array of `shape`."""
+def draw_uniforms(keys: Keys, like: Tensor, *shape: int) -> Tensor:
+    """Draw uniform numbers in [0, 1): for each key an array of `shape`."""
     return torch.from_numpy(uniforms(keys, math.prod(shape))).to(like).view(len(keys), *shape)
 
 
 def gaussian_noise(images: Tensor, keys: Keys, scale: float) -> Tensor:
     """x + scale · N(0, 1), for each channel of each pixel (Box & Muller)."""
-    radius, angle = drawn(keys, images, 2, *images.shape[1:]).unbind(1)
+    radius, angle = draw_uniforms(keys, images, 2, *images.shape[1:]).unbind(1)
     return images + scale * torch.sqrt(-2 * torch.log1p(-radius)) * torch.cos(2 * math.pi * angle)
 
 
@@ -31,7 +31,7 @@ def shot_noise(images: Tensor, keys: Keys, photons: float) -> Tensor:
     levels = torch.round(images * 255).to(torch.int64)
     table = poisson_table(photons).to(images.device)
     # row v of the table holds v + P(count ≤ k): one search in the whole table finds the count for level v
-    wanted = (levels + drawn(keys, images, *images.shape[1:])).contiguous()
+    wanted = (levels + draw_uniforms(keys, images, *images.shape[1:])).contiguous()
     position = torch.searchsorted(table.view(-1), wanted, right=True)
     return (position - levels * table.shape[1]).to(images.dtype) / photons
 
@@ -49,7 +49,7 @@ def poisson_table(photons: float) -> Tensor:
 
 def impulse_noise(images: Tensor, keys: Keys, amount: float) -> Tensor:
     """A share `amount` of all values becomes 0 or 1, either with probability one half."""
-    lots = drawn(keys, images, *images.shape[1:])
+    lots = draw_uniforms(keys, images, *images.shape[1:])
     salted = torch.where(lots < amount / 2, torch.ones_like(images), images)
     return torch.where((lots >= amount / 2) & (lots < amount), torch.zeros_like(images), salted)
 
@@ -58,7 +58,7 @@ def fog(images: Tensor, keys: Keys, thickness: float, decay: float) -> Tensor:
     """(x + thickness · cloud) · m / (m + thickness), m the brightest value of the image."""
     height, width = images.shape[-2:]
     size = 1 << (max(height, width) - 1).bit_length()
-    cloud = clouds(drawn(keys, images, size * size), size, decay)[:, None, :height, :width]
+    cloud = clouds(draw_uniforms(keys, images, size * size), size, decay)[:, None, :height, :width]
     brightest = images.amax((1, 2, 3), keepdim=True)
     return (images + thickness * cloud) * brightest / (brightest + thickness)
 

@@ -51,7 +51,7 @@ SEVERITIES = 5
 
 
 def corrupt(images: Tensor, name: str, severity: int, keys: Keys) -> Tensor:
-    """The images [n, H, W, C] or [n, H, W] of bytes, corrupted; levels are cut off to whole bytes as published."""
+    """Corrupt images [n, H, W, C] or [n, H, W] of bytes; levels are cut off to whole bytes as published."""
     if name not in CORRUPTIONS:
         raise DataError(f"corruption {name!r} is not computed", hint=nearest(name, CORRUPTIONS, "corruptions"))
     check_severity(severity)
@@ -63,11 +63,11 @@ def corrupt(images: Tensor, name: str, severity: int, keys: Keys) -> Tensor:
 
 
 def corrupt_array(images: NDArray[np.uint8], name: str, severity: int, keys: Keys) -> NDArray[np.uint8]:
-    """The same for the arrays of a data set."""
+    """Corrupt the arrays of a data set."""
     result: NDArray[np.uint8] = corrupt(torch.from_numpy(np.array(images)), name, severity, keys).numpy()
     return result
 
 
 def check_severity(severity: int) -> None:
     if severity not in range(1, SEVERITIES + 1):
-        raise DataError(f"severity must be a whole number from 1 to {SEVERITIES}: {severity}")
+        raise DataError(f"severity must be a whole number from 1 to {SEVERITIES}: {severity}", hint="papers use 3")

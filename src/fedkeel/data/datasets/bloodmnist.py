@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Url
-from fedkeel.data.storage.archives import array_in, reading
+from fedkeel.data.storage.archives import read_array, reading
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
 from fedkeel.data.storage.source import Source
-from fedkeel.data.storage.web import from_url
+from fedkeel.data.storage.web import fetch_from_url
 from fedkeel.errors import DataError
 
 
@@ -27,13 +27,13 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     with reading(path), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         for split in ("train", "test"):
-            found: list[NDArray[Any]] = []
+            arrays: list[NDArray[Any]] = []
             for name in (f"{split}_images", f"{split}_labels"):
                 if name not in names:
                     raise DataError(f"{path} has no array {name!r}: it has {', '.join(sorted(names))}")
                 with archive.open(f"{name}.npy") as file:
-                    found.append(array_in(f"{name} in {path}", file, draft.most))
-            images, labels = found
+                    arrays.append(read_array(f"{name} in {path}", file, draft.most))
+            images, labels = arrays
             if images.dtype != np.uint8 or labels.shape != (len(images), 1):
                 raise DataError(f"{path} holds {images.dtype} images and labels of shape {labels.shape}")
             draft.save_split(split, images, labels[:, 0])
@@ -80,6 +80,6 @@ BLOODMNIST = Source(
     open=open_folder,
     is_complete=is_complete,
     convert=convert,
-    fetch=from_url,
+    fetch=fetch_from_url,
     accepts="bloodmnist.npz",
 )

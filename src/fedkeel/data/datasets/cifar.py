@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, basename, check_bytes, entries
-from fedkeel.data.storage.download import from_hub
+from fedkeel.data.storage.archives import Room, basename, check_bytes, read_files
+from fedkeel.data.storage.download import fetch_from_hub
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.pickles import PlainArray, plain_pickle
+from fedkeel.data.storage.pickles import PlainArray, read_pickle
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
@@ -49,7 +49,7 @@ def planes_last(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def binary_batch(name: str, content: bytes, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_binary_batch(name: str, content: bytes, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Images and labels of a binary file; the last label byte is the class (the one before it, the superclass)."""
     if len(content) % (label_bytes + PIXELS):
         raise DataError(f"{name} has {len(content)} bytes, which is no whole number of images", hint="fetch it again")
@@ -57,8 +57,8 @@ def binary_batch(name: str, content: bytes, label_bytes: int) -> tuple[NDArray[n
     return planes_last(records[:, label_bytes:]), records[:, label_bytes - 1]
 
 
-def pickled_batch(name: str, content: bytes, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    batch = plain_pickle(name, content)
+def read_pickled_batch(name: str, content: bytes, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    batch = read_pickle(name, content)
     # Python 2 wrote the published keys as bytes; a copy written again by Python 3 has text
     fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in batch.items()} if isinstance(batch, dict) else {}
     pixels, labels = fields.get("data"), fields.get(label_key)
@@ -79,19 +79,19 @@ def convert(
 
     def read(path: Path, draft: Draft, check: bool) -> None:
         names = {name for form in (binary, pickled) for files in form.values() for name in files}
-        found: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
-        for name, content in entries(path, lambda name: basename(name) in names, Room(path, draft.most)):
+        batches: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+        for name, content in read_files(path, lambda name: basename(name) in names, Room(path, draft.most)):
             if check:
                 check_bytes(name, content, draft.card.checksums)
             if name.endswith(".bin"):
-                found[basename(name)] = binary_batch(name, content, label_bytes)
+                batches[basename(name)] = read_binary_batch(name, content, label_bytes)
             else:
-                found[basename(name)] = pickled_batch(name, content, label_key)
-        form = binary if found.keys() & {name for files in binary.values() for name in files} else pickled
+                batches[basename(name)] = read_pickled_batch(name, content, label_key)
+        form = binary if batches.keys() & {name for files in binary.values() for name in files} else pickled
         for split, files in form.items():
-            if missing := [name for name in files if name not in found]:
+            if missing := [name for name in files if name not in batches]:
                 raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
-            images, labels = zip(*(found[name] for name in files), strict=True)
+            images, labels = zip(*(batches[name] for name in files), strict=True)
             draft.save_split(split, np.concatenate(images), np.concatenate(labels))
 
     return read
@@ -130,7 +130,7 @@ CIFAR10 = Source(
         label_bytes=1,
         label_key="labels",
     ),
-    fetch=from_hub,
+    fetch=fetch_from_hub,
     accepts="cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the folder either unpacks to",
 )
 
@@ -162,6 +162,6 @@ CIFAR100 = Source(
         label_bytes=2,
         label_key="fine_labels",
     ),
-    fetch=from_hub,
+    fetch=fetch_from_hub,
     accepts="cifar-100-python.tar.gz, cifar-100-binary.tar.gz or the folder either unpacks to",
 )

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard, Url
 from fedkeel.data.datasets.cifar import CIFAR10, CIFAR100
-from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, streams
+from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, open_files
 from fedkeel.data.storage.folder import Draft, damaged, open_array, open_folder
 from fedkeel.data.storage.source import Source
-from fedkeel.data.storage.web import from_url
+from fedkeel.data.storage.web import fetch_from_url
 from fedkeel.errors import DataError, nearest
 
 CORRUPTIONS = (
@@ -96,21 +96,21 @@ def published_bytes(card: DatasetCard) -> int:
     return len(file_names()) * SEVERITIES * per_severity(card) * int(np.prod(card.array_shape))
 
 
-def corrupted_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
-    """The test images under one corruption, mapped from the published array."""
+def open_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
+    """Map the test images under one corruption from the published array."""
     if corruption not in (*CORRUPTIONS, *EXTRA):
         raise DataError(
             f"unknown corruption {corruption!r}", nearest(corruption, (*CORRUPTIONS, *EXTRA), "corruptions")
         )
     if severity not in range(1, SEVERITIES + 1):
-        raise DataError(f"severity must be 1 … {SEVERITIES}: {severity}")
+        raise DataError(f"severity must be 1 … {SEVERITIES}: {severity}", hint=f"papers use {SEVERITY}")
     count = per_severity(card)
     whole = open_array(folder / f"{corruption}.npy", np.uint8, SEVERITIES * count, card.array_shape)
     return whole[count * (severity - 1) : count * severity]
 
 
-def corrupted_labels(card: DatasetCard, folder: Path, severity: int) -> NDArray[np.int64]:
-    """Labels are published as bytes, repeated for each severity."""
+def read_labels(card: DatasetCard, folder: Path, severity: int) -> NDArray[np.int64]:
+    """Read the labels, which are published as bytes and repeated for each severity."""
     count = per_severity(card)
     whole = np.array(open_array(folder / "labels.npy", np.uint8, SEVERITIES * count, ()), np.int64)
     if whole.max() >= card.classes:
@@ -118,13 +118,13 @@ def corrupted_labels(card: DatasetCard, folder: Path, severity: int) -> NDArray[
     return whole[count * (severity - 1) : count * severity]
 
 
-def opener(clean: Source) -> Any:
+def make_opener(clean: Source) -> Any:
     """Clean training images from the set `clean`, corrupted test images from the folder."""
 
     def open_corrupted(card: DatasetCard, folder: Path, root: Path) -> Dataset:
         training = open_folder(clean.card, root / clean.card.name, root)
-        images = Joined([corrupted_images(card, folder, name, SEVERITY) for name in CORRUPTIONS])
-        labels = np.tile(corrupted_labels(card, folder, SEVERITY), len(CORRUPTIONS))
+        images = Joined([open_images(card, folder, name, SEVERITY) for name in CORRUPTIONS])
+        labels = np.tile(read_labels(card, folder, SEVERITY), len(CORRUPTIONS))
         groups = np.arange(len(CORRUPTIONS)).repeat(per_severity(card))
         return Dataset(
             card, training.train_images, training.train_labels, images, labels, test_groups=groups, root=root
@@ -136,15 +136,15 @@ def opener(clean: Source) -> Any:
 def convert(path: Path, draft: Draft, check: bool) -> None:
     """Copy the published arrays; their headers are checked when the draft is opened."""
     wanted = {*file_names(), "labels.npy"}
-    found = set()
+    copied = set()
     room = Room(path, 2 * published_bytes(draft.card) + BLOCK)  # with the labels, and some room
-    for name, file in streams(path, lambda name: basename(name) in wanted, room):
-        found.add(basename(name))
+    for name, file in open_files(path, lambda name: basename(name) in wanted, room):
+        copied.add(basename(name))
         with (draft.folder / basename(name)).open("xb") as target:
             shutil.copyfileobj(file, target, BLOCK)
         if draft.progress is not None:
-            draft.progress(basename(name), len(found), len(wanted))
-    if missing := sorted(wanted - found):
+            draft.progress(basename(name), len(copied), len(wanted))
+    if missing := sorted(wanted - copied):
         raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
     if check:
         check_file(draft.folder / "labels.npy", draft.card.checksums)
@@ -177,7 +177,7 @@ PRESET = {
 }
 
 
-def source(clean: Source, name: str, title: str, record: int, archive: str, checksums: dict[str, str]) -> Source:
+def make_source(clean: Source, name: str, title: str, record: int, archive: str, checksums: dict[str, str]) -> Source:
     return Source(
         DatasetCard(
             name=name,
@@ -195,17 +195,17 @@ def source(clean: Source, name: str, title: str, record: int, archive: str, chec
             preset=PRESET,
             notes=NOTES,
         ),
-        open=opener(clean),
+        open=make_opener(clean),
         is_complete=is_complete,
         convert=convert,
-        fetch=from_url,
+        fetch=fetch_from_url,
         accepts=f"{archive} or the folder it unpacks to",
         requires=clean.card.name,
         space=published_bytes,
     )
 
 
-CIFAR10_C = source(
+CIFAR10_C = make_source(
     CIFAR10,
     "cifar10-c",
     "CIFAR-10-C: CIFAR-10 under fifteen corruptions",
@@ -213,7 +213,7 @@ CIFAR10_C = source(
     "CIFAR-10-C.tar",
     {"CIFAR-10-C.tar": "md5:56bf5dcef84df0e2308c6dcbcbbd8499", "labels.npy": "md5:c439b113295ed5254878798ffe28fd54"},
 )
-CIFAR100_C = source(
+CIFAR100_C = make_source(
     CIFAR100,
     "cifar100-c",
     "CIFAR-100-C: CIFAR-100 under fifteen corruptions",

@@ -50,7 +50,7 @@ CARD = DatasetCard(
 
 
 def open_digits(card: DatasetCard, folder: Path, root: Path) -> Dataset:
-    rows = grey_levels_and_label()
+    rows = read_digits()
     images = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = rows[:, -1].astype(np.int64)
     orders = [
@@ -61,10 +61,10 @@ def open_digits(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     return Dataset(card, images[train], labels[train], images[test], labels[test], root=root)
 
 
-def grey_levels_and_label() -> NDArray[np.float64]:
+def read_digits() -> NDArray[np.float64]:
     """`[1797, 65]`, from scikit-learn's own file: importing the library takes seconds, reading the file does not."""
-    found = find_spec("sklearn")
-    for place in () if found is None else found.submodule_search_locations or ():
+    package = find_spec("sklearn")
+    for place in () if package is None else package.submodule_search_locations or ():
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             return np.loadtxt(file, delimiter=",")

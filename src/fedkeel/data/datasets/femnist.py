@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.datasets.leaf import CITATION, users
-from fedkeel.data.storage.download import BATCH, explained, hub_of, open_split, stacked
+from fedkeel.data.datasets.leaf import CITATION, read_users
+from fedkeel.data.storage.download import BATCH, explain_errors, hub_of, open_split, stack_images
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
@@ -31,25 +31,25 @@ Writers = dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
-    given: dict[str, list[Writer]] = {"train": [], "test": [], "all": []}
-    for part, name, x, y in users(path):
+    writers: dict[str, list[Writer]] = {"train": [], "test": [], "all": []}
+    for part, name, x, y in read_users(path):
         if y:
-            given[part].append((name, pixels(name, x), np.array(y, np.int64)))
-    if given["all"] and (given["train"] or given["test"]):
+            writers[part].append((name, read_pixels(name, x), np.array(y, np.int64)))
+    if writers["all"] and (writers["train"] or writers["test"]):
         raise DataError(
             f"{path} holds split and unsplit files at once", hint="give LEAF's folder data, or data/all_data"
         )
-    if given["all"]:
-        save_writers(draft, *split(merged(given["all"])))
-    elif given["train"] and given["test"]:
-        save_writers(draft, merged(given["train"]), merged(given["test"]))
+    if writers["all"]:
+        save_writers(draft, *split_writers(merge_writers(writers["all"])))
+    elif writers["train"] and writers["test"]:
+        save_writers(draft, merge_writers(writers["train"]), merge_writers(writers["test"]))
     else:
         raise DataError(
             f"{path} holds no LEAF files with users, or only half of a split", hint=draft.source.import_hint
         )
 
 
-def pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:
+def read_pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:
     """LEAF divides by 255 and writes 784 numbers a sample, 1 for white."""
     try:
         values = np.array(x, np.float64).reshape(-1, 28, 28)
@@ -64,15 +64,15 @@ def fetch(draft: Draft) -> None:
     """All writers from the hub, which has one split only."""
     hub, rows = hub_of(draft), open_split(draft, "train")
     writers: list[Writer] = []
-    with explained(draft, "train"):
+    with explain_errors(draft, "train"):
         for batch in rows.iter(batch_size=BATCH):
-            names, images = np.array(batch[hub.group]), stacked(draft, batch[hub.image])
+            names, images = np.array(batch[hub.group]), stack_images(draft, batch[hub.image])
             labels = np.array(batch[hub.label], np.int64)
             writers += [(str(name), images[names == name], labels[names == name]) for name in np.unique(names)]
-    save_writers(draft, *split(merged(writers)))
+    save_writers(draft, *split_writers(merge_writers(writers)))
 
 
-def merged(pieces: Sequence[Writer]) -> Writers:
+def merge_writers(pieces: Sequence[Writer]) -> Writers:
     """One entry for each writer, in the order of names; a writer may be spread over several files or batches."""
     by_name: dict[str, list[Writer]] = {}
     for piece in pieces:
@@ -83,7 +83,7 @@ def merged(pieces: Sequence[Writer]) -> Writers:
     }
 
 
-def split(writers: Writers) -> tuple[Writers, Writers]:
+def split_writers(writers: Writers) -> tuple[Writers, Writers]:
     train: Writers = {}
     test: Writers = {}
     for name, (images, labels) in writers.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.data.storage.archives import Room, entries
+from fedkeel.data.storage.archives import Room, read_files
 from fedkeel.errors import DataError
 
 CITATION = """@article{caldas2018leaf,
@@ -35,9 +35,9 @@ class User(NamedTuple):
     y: list[Any]
 
 
-def users(path: Path) -> Iterator[User]:
+def read_users(path: Path) -> Iterator[User]:
     """Every client of every file, file by file: a whole FEMNIST does not fit into memory as JSON."""
-    for name, content in entries(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
+    for name, content in read_files(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, basename, check_bytes, entries, unzipped
-from fedkeel.data.storage.download import from_hub
+from fedkeel.data.storage.archives import Room, basename, check_bytes, read_files, unzip
+from fedkeel.data.storage.download import fetch_from_hub
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
@@ -26,8 +26,8 @@ UNSIGNED_BYTES = 8
 ACCEPTS = "the folder of train-images-idx3-ubyte.gz and its three companions, compressed or not"
 
 
-def idx_array(name: str, content: bytes) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes."""
+def read_idx(name: str, content: bytes) -> NDArray[np.uint8]:
+    """Read the array of an IDX file of unsigned bytes."""
     axes = content[3] if len(content) > 3 else 0
     start = 4 + 4 * axes
     if content[:3] != bytes((0, 0, UNSIGNED_BYTES)) or len(content) < start:
@@ -47,16 +47,16 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     wanted = {name for pair in files.values() for name in pair}
     # one of the four files stands for the folder it lies in
     where = path.parent if path.is_file() and plain_name(path.name) in wanted else path
-    found: dict[str, NDArray[np.uint8]] = {}
-    for name, content in entries(where, lambda name: plain_name(name) in wanted, Room(where, draft.most)):
-        raw = unzipped(name, content, draft.most) if name.endswith(".gz") else content
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    for name, content in read_files(where, lambda name: plain_name(name) in wanted, Room(where, draft.most)):
+        raw = unzip(name, content, draft.most) if name.endswith(".gz") else content
         if check:
             check_bytes(plain_name(name), raw, draft.card.checksums)
-        found[plain_name(name)] = idx_array(name, raw)
-    if missing := sorted(wanted - found.keys()):
+        arrays[plain_name(name)] = read_idx(name, raw)
+    if missing := sorted(wanted - arrays.keys()):
         raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
     for split, (images, labels) in files.items():
-        draft.save_split(split, found[images], found[labels])
+        draft.save_split(split, arrays[images], arrays[labels])
 
 
 def plain_name(name: str) -> str:
@@ -64,12 +64,12 @@ def plain_name(name: str) -> str:
     return basename(name).removesuffix(".gz").replace(".idx", "-idx")
 
 
-def source(**facts: Any) -> Source:
+def make_source(**facts: Any) -> Source:
     card = DatasetCard(classes=10, shape=(1, 28, 28), train=60_000, test=10_000, **facts)
-    return Source(card, open_folder, is_complete, convert, from_hub, ACCEPTS)
+    return Source(card, open_folder, is_complete, convert, fetch_from_hub, ACCEPTS)
 
 
-MNIST = source(
+MNIST = make_source(
     name="mnist",
     title="MNIST: handwritten digits",
     home=Hub("ylecun/mnist", image="image", label="label"),
@@ -104,7 +104,7 @@ MNIST = source(
     notes="Not used by the papers: normalised by its own mean and deviation; the preset is ours.",
 )
 
-FASHION_MNIST = source(
+FASHION_MNIST = make_source(
     name="fashion-mnist",
     title="Fashion-MNIST: grey images of clothes",
     home=Hub("zalando-datasets/fashion_mnist", image="image", label="label"),

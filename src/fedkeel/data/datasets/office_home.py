@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, entries
-from fedkeel.data.storage.download import BATCH, explained, hub_of, open_split
+from fedkeel.data.storage.archives import Room, read_files
+from fedkeel.data.storage.download import BATCH, explain_errors, hub_of, open_split
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.pictures import decode
+from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
@@ -41,12 +41,12 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     images: list[NDArray[np.uint8]] = []
     places: list[tuple[str, str]] = []
     names: list[str] = []
-    for name, content in entries(path, lambda name: place(name) is not None, Room(path, WHOLE, IMAGE)):
+    for name, content in read_files(path, lambda name: place(name) is not None, Room(path, WHOLE, IMAGE)):
         at = place(name)
         assert at is not None
         if len(images) == IMAGES:
             raise DataError(f"{path} has more than {IMAGES} images", hint=draft.source.import_hint)
-        images.append(decode(name, content, draft.card.shape, resize=True))
+        images.append(decode_image(name, content, draft.card.shape, resize=True))
         places.append(at)
         names.append(name)
     classes = sorted({label for _, label in places})
@@ -70,7 +70,7 @@ def fetch(draft: Draft) -> None:
     images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     domains: list[int] = []
-    with explained(draft, "train"):
+    with explain_errors(draft, "train"):
         for batch in rows.iter(batch_size=BATCH // 10):
             images += [np.asarray(image.convert("RGB").resize((SIZE, SIZE), 3)) for image in batch[hub.image]]
             labels += batch[hub.label]

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard, Hub
-from fedkeel.data.datasets.leaf import CITATION, users
-from fedkeel.data.storage.archives import Room, basename, entries
-from fedkeel.data.storage.download import BATCH, explained, open_split
-from fedkeel.data.storage.folder import Draft, damaged, untested
+from fedkeel.data.datasets.leaf import CITATION, read_users
+from fedkeel.data.storage.archives import Room, basename, read_files
+from fedkeel.data.storage.download import BATCH, explain_errors, open_split
+from fedkeel.data.storage.folder import Draft, damaged, remark_untested
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
@@ -96,14 +96,14 @@ def open_text(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     parts = np.array([cut_points(count) for count in windows])
     text = np.concatenate(texts)
     train, test = (
-        (begins.repeat(counts) + firsts.repeat(counts) + steps(counts), np.arange(len(texts)).repeat(counts))
+        (begins.repeat(counts) + firsts.repeat(counts) + count_up(counts), np.arange(len(texts)).repeat(counts))
         for firsts, counts in (
             (np.zeros(len(texts), np.int64), parts[:, 0]),
             (parts[:, 1], np.maximum(windows - parts[:, 1], 0)),
         )
     )
     short = f"{len(roles) - len(texts)} of {len(roles)} roles have no window of {LENGTH} letters and are no clients"
-    remarks = (short, *untested(card, train[1], test[1]))
+    remarks = (short, *remark_untested(card, train[1], test[1]))
     return Dataset(
         card,
         Windows(text, train[0]),
@@ -117,7 +117,7 @@ def open_text(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     )
 
 
-def steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """0 … counts[0] - 1, 0 … counts[1] - 1, and so on."""
     ends = np.cumsum(counts)
     return np.asarray(np.arange(ends[-1]) - (ends - counts).repeat(counts))
@@ -146,23 +146,23 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     def is_role(name: str) -> bool:
         return is_role_file(PurePosixPath(path.name, name))
 
-    for name, content in entries(path, is_whole, Room(path, MOST)):
-        if name.endswith(".json") and is_roles(document := parsed(name, content)):
+    for name, content in read_files(path, is_whole, Room(path, MOST)):
+        if name.endswith(".json") and is_roles(document := parse_json(name, content)):
             return save_roles(draft, document)
     lines = {
         basename(name)[: -len(".txt")]: content.decode("utf-8", "replace")
-        for name, content in entries(path, is_role, Room(path, MOST))
+        for name, content in read_files(path, is_role, Room(path, MOST))
     }
     if lines:
         return save_roles(draft, lines)
     texts: dict[str, str] = {}
-    for part, name, x, y in users(path):
+    for part, name, x, y in read_users(path):
         if part != "all":
             raise DataError(
                 f"{path} is split already; its windows cannot be joined to texts",
                 hint="give LEAF's all_data folder: the split is made here, by LEAF's rule",
             )
-        texts[name] = joined(name, x, y)
+        texts[name] = join_windows(name, x, y)
     if not texts:
         raise DataError(f"{path} holds no roles", hint=draft.source.import_hint)
     save_roles(draft, texts)
@@ -173,7 +173,7 @@ def is_role_file(place: PurePosixPath) -> bool:
     return place.suffix == ".txt" and place.parent.name == "by_play_and_character"
 
 
-def parsed(name: str, content: bytes) -> Any:
+def parse_json(name: str, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -184,7 +184,7 @@ def is_roles(document: Any) -> bool:
     return isinstance(document, dict) and all(isinstance(lines, str) for lines in document.values())
 
 
-def joined(role: str, x: Iterable[str], y: Iterable[str]) -> str:
+def join_windows(role: str, x: Iterable[str], y: Iterable[str]) -> str:
     """The text whose windows are x, each one letter after the one before, and whose next letters are y."""
     windows, letters = list(x), list(y)
     if not windows:
@@ -199,13 +199,13 @@ def fetch(draft: Draft) -> None:
     """From the hub's copy of LEAF's windows: one row for each, in the order of the text."""
     rows = open_split(draft, "train")
     texts: dict[str, tuple[list[str], list[str]]] = {}
-    with explained(draft, "train"):
+    with explain_errors(draft, "train"):
         for batch in rows.iter(batch_size=BATCH):
             for role, x, y in zip(batch["character_id"], batch["x"], batch["y"], strict=True):
                 windows, letters = texts.setdefault(role, ([], []))
                 windows.append(x)
                 letters.append(y)
-    save_roles(draft, {role: joined(role, *pair) for role, pair in texts.items()})
+    save_roles(draft, {role: join_windows(role, *pair) for role, pair in texts.items()})
 
 
 def save_roles(draft: Draft, roles: Mapping[str, str]) -> None:

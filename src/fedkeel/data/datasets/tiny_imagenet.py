@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, entries
-from fedkeel.data.storage.download import from_hub
+from fedkeel.data.storage.archives import Room, read_files
+from fedkeel.data.storage.download import fetch_from_hub
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.pictures import decode
+from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
@@ -51,7 +51,7 @@ def convert(per_class: tuple[int, int]) -> Callable[[Path, Draft, bool], None]:
     """The reader of the lowest-numbered `per_class` (training, validation) images of each class."""
 
     def read(path: Path, draft: Draft, check: bool) -> None:
-        synset_of = synsets(path)
+        synset_of = read_synsets(path)
         classes = sorted(set(synset_of.values()))
         if len(classes) != draft.card.classes:
             raise DataError(f"{path} names {len(classes)} classes, not {draft.card.classes}")
@@ -71,9 +71,9 @@ def convert(per_class: tuple[int, int]) -> Callable[[Path, Draft, bool], None]:
     return read
 
 
-def synsets(path: Path) -> dict[str, str]:
+def read_synsets(path: Path) -> dict[str, str]:
     """The WordNet identifier of each validation image."""
-    for name, content in entries(path, lambda name: bool(ANNOTATIONS.search(name)), Room(path, MOST)):
+    for name, content in read_files(path, lambda name: bool(ANNOTATIONS.search(name)), Room(path, MOST)):
         lines = [line.split("\t") for line in content.decode().splitlines()]
         if any(len(fields) < 2 for fields in lines):
             raise DataError(f"{name} has a line that names no class")
@@ -85,18 +85,18 @@ def write_split(
     path: Path, draft: Draft, split: str, place: Callable[[str], tuple[int, int] | None], limit: int
 ) -> None:
     """Decode in the archive's order, write in the order of (class, number)."""
-    found: dict[tuple[int, int], bytes] = {}
-    for name, content in entries(path, lambda name: place(name) is not None, Room(path, MOST)):
+    files: dict[tuple[int, int], bytes] = {}
+    for name, content in read_files(path, lambda name: place(name) is not None, Room(path, MOST)):
         at = place(name)
         if at is None or at[0] < 0:
             raise DataError(f"{name} belongs to no class of val_annotations.txt")
-        found[at] = content
+        files[at] = content
     taken: dict[int, int] = {}
     with draft.split(split) as writer:
-        for at in sorted(found):
+        for at in sorted(files):
             taken[at[0]] = taken.get(at[0], 0) + 1
             if taken[at[0]] <= limit:
-                image = decode(f"image {at[1]} of class {at[0]}", found[at], draft.card.shape)
+                image = decode_image(f"image {at[1]} of class {at[0]}", files[at], draft.card.shape)
                 writer.write(np.asarray(image)[None], [at[0]])
 
 
@@ -120,7 +120,7 @@ TINY_IMAGENET = Source(
     open=open_folder,
     is_complete=is_complete,
     convert=convert((500, 50)),
-    fetch=from_hub,
+    fetch=fetch_from_hub,
     accepts="tiny-imagenet-200.zip or the folder it unpacks to",
 )
 

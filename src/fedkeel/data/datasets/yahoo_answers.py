@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, basename, streams
-from fedkeel.data.storage.download import BATCH, check_count, explained, open_split
+from fedkeel.data.storage.archives import Room, basename, open_files
+from fedkeel.data.storage.download import BATCH, check_count, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft, is_complete, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
-from fedkeel.typed_values import shown
+from fedkeel.typed_values import show_value
 
 WORD = re.compile(r"[a-z0-9']+")
 LENGTH = 200
@@ -37,13 +37,13 @@ TEXT_COLUMNS = ("question_title", "question_content", "best_answer")
 Row = tuple[int, str]
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     # the published files write a line break as backslash and n
     return WORD.findall(text.lower().replace("\\n", " "))
 
 
-def vocabulary_of(texts: Iterable[str], size: int = VOCABULARY) -> dict[str, int]:
-    counts = Counter(word for text in texts for word in words(text))
+def build_vocabulary(texts: Iterable[str], size: int = VOCABULARY) -> dict[str, int]:
+    counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - FIRST]
     return {word: number for number, (word, _) in enumerate(ranked, FIRST)}
 
@@ -51,14 +51,14 @@ def vocabulary_of(texts: Iterable[str], size: int = VOCABULARY) -> dict[str, int
 def encode(texts: list[str], vocabulary: dict[str, int]) -> NDArray[np.int32]:
     rows = np.full((len(texts), LENGTH), PADDING, np.int32)
     for row, text in zip(rows, texts, strict=True):
-        numbers = [vocabulary.get(word, UNKNOWN) for word in words(text)[:LENGTH]]
+        numbers = [vocabulary.get(word, UNKNOWN) for word in split_words(text)[:LENGTH]]
         row[: len(numbers)] = numbers
     return rows
 
 
 def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
     """Two passes over the training rows, one for the vocabulary and one to write; one over the test rows."""
-    vocabulary = vocabulary_of(text for _, text in rows_of("train"))
+    vocabulary = build_vocabulary(text for _, text in rows_of("train"))
     for split in ("train", "test"):
         with draft.split(split) as writer:
             batch: list[Row] = []
@@ -71,7 +71,7 @@ def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
     (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8")
 
 
-def parsed(name: str, lines: IO[str]) -> Iterator[list[str]]:
+def parse_lines(name: str, lines: IO[str]) -> Iterator[list[str]]:
     """The fields of each line; one without an end is refused before it fills the memory."""
 
     def whole() -> Iterator[str]:
@@ -90,15 +90,18 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     """The published comma-separated files: topic from 1 on, title, text, answer."""
 
     def rows_of(split: str) -> Iterator[Row]:
-        found = False
-        for name, file in streams(path, lambda name: basename(name) == f"{split}.csv", Room(path, MOST)):
-            found = True
+        present = False
+        for name, file in open_files(path, lambda name: basename(name) == f"{split}.csv", Room(path, MOST)):
+            present = True
             with io.TextIOWrapper(file, "utf-8", "replace", newline="") as lines:
-                for line, fields in enumerate(parsed(name, lines), 1):
+                for line, fields in enumerate(parse_lines(name, lines), 1):
                     if len(fields) != 4 or not fields[0].isdecimal():
-                        raise DataError(f"line {line} of {name} is not a topic and three texts: {shown(fields[:1])}")
+                        raise DataError(
+                            f"line {line} of {name} is not a topic and three texts: {show_value(fields[:1])}",
+                            "fetch the file again",
+                        )
                     yield int(fields[0]) - 1, " ".join(fields[1:])
-        if not found:
+        if not present:
             raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)
 
     save(draft, rows_of)
@@ -116,7 +119,7 @@ def fetch(draft: Draft) -> None:
             for topic, *texts in zip(batch["topic"], *(batch[column] for column in TEXT_COLUMNS), strict=True):
                 yield topic, " ".join(text or "" for text in texts)
 
-    with explained(draft, "train"):
+    with explain_errors(draft, "train"):
         save(draft, rows_of)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedkeel import randomness
 from fedkeel.data.partition.class_pools import Pools
 from fedkeel.data.partition.classwise import divide_class_wise
-from fedkeel.data.partition.log_dirichlet import Floats, log_dirichlet
-from fedkeel.data.partition.partition import Integers, Partition, check_count, check_fields, check_positive
+from fedkeel.data.partition.log_dirichlet import Concentration, Floats, log_dirichlet
+from fedkeel.data.partition.partition import Integers, Partition, check_partitioner
 from fedkeel.data.partition.sequential_assignment import divide_exactly, divide_refilling
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.ranges import Count, Whole
+
+Form = Literal["client-prior-exact", "client-prior-refill", "hsu", "class-wise", "fedfsa-released"]
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,13 @@ class Dirichlet:
                           when all others are exhausted
     """
 
-    alpha: float
-    clients: int
-    form: str = "client-prior-exact"
-    min_size: int = 10
+    alpha: Concentration
+    clients: Count
+    form: Form = "client-prior-exact"
+    min_size: Whole = 10
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_positive("alpha", self.alpha)
-        check_count("clients", self.clients)
-        check_count("min_size", self.min_size, least=0)
-        if self.form not in FORMS:
-            raise ExperimentError(
-                f"unknown form of a Dirichlet partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")
-            )
+        check_partitioner(self)
 
     @property
     def repeats(self) -> bool:
@@ -84,7 +80,7 @@ def _fedfsa_released(self: Dirichlet, pools: Pools, key: int) -> Partition:
     return divide_exactly(pools, priors, key)
 
 
-FORMS: dict[str, Callable[[Dirichlet, Pools, int], Partition]] = {
+FORMS: dict[Form, Callable[[Dirichlet, Pools, int], Partition]] = {
     "client-prior-exact": _exact,
     "client-prior-refill": _refill,
     "hsu": _hsu,

@@ -1,4 +1,4 @@
-"""Feature shift: the clients see the same kinds of things through different lenses."""
+"""Feature shift: each client sees its images under corruptions of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt_array
 from fedkeel.data.dataset import Samples
-from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_fields
+from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_partitioner
 from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
@@ -35,10 +35,11 @@ class FeatureShift:
     most: Annotated[int, Range(0, len(KINDS))] = 3
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_partitioner(self)
         if not 0 <= self.fewest <= self.most <= len(KINDS):
             raise ExperimentError(
-                f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}"
+                f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}",
+                "for example fewest = 2, most = 3",
             )
 
     @property
@@ -48,8 +49,8 @@ class FeatureShift:
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         return self.base.divide(labels, key, groups=groups)
 
-    def hands(self, clients: int, key: int) -> list[tuple[str, ...]]:
-        """The corruptions of each client."""
+    def deal_corruptions(self, clients: int, key: int) -> list[tuple[str, ...]]:
+        """Deal the corruptions of each client."""
         sizes = self.fewest + np.floor(
             randomness.uniforms(randomness.key(key, "hands"), clients) * (self.most - self.fewest + 1)
         ).astype(np.int64)
@@ -68,13 +69,13 @@ class FeatureShift:
             hands.append(tuple(KINDS[card] for card in hand))
         return hands
 
-    def kinds(self, partition: Partition, key: int) -> Integers:
-        """The corruption of each sample, as a number into `KINDS`; -1 for a sample that no client holds.
+    def assign_corruptions(self, partition: Partition, key: int) -> Integers:
+        """Choose the corruption of each sample, as a number into `KINDS`; -1 for a sample that no client holds.
 
         A sample held twice has the corruption of its first holder.
         """
         kinds = np.full(partition.samples, -1, np.int64)
-        hands = self.hands(partition.clients, key)
+        hands = self.deal_corruptions(partition.clients, key)
         for client in reversed(range(partition.clients)):
             rows = partition[client]
             if hands[client] and len(rows):
@@ -86,16 +87,19 @@ class FeatureShift:
     def corrupt(
         self, images: Samples, partition: Partition, key: int, progress: Progress | None = None
     ) -> NDArray[np.uint8]:
-        """All images, each under its corruption: a copy in memory, computed once. The same key as for `divide`."""
-        return corrupted(images, self.kinds(partition, key), self.severity, key, progress)
+        """Copy all images into memory, each under its corruption. Takes the same key as `divide`."""
+        return corrupt_each(images, self.assign_corruptions(partition, key), self.severity, key, progress)
 
 
-def corrupted(
+def corrupt_each(
     images: Samples, kinds: Integers, severity: int, key: int, progress: Progress | None = None
 ) -> NDArray[np.uint8]:
-    """Image i under corruption ``kinds[i]`` (-1: as it is), by a key of its own."""
+    """Put image i under corruption ``kinds[i]`` (-1: none), by a key of its own."""
     if images.dtype != np.uint8 or len(images.shape) < 3:
-        raise DataError(f"corruptions are for images of bytes, not {images.dtype} of shape {images.shape}")
+        raise DataError(
+            f"corruptions are for images of bytes, not {images.dtype} of shape {images.shape}",
+            hint="choose a data set of images, or another partition",
+        )
     result = np.array(images[:])
     keys = randomness.bits(randomness.key(key, "corruption"), len(result))
     done = int((kinds < 0).sum())
@@ -110,12 +114,12 @@ def corrupted(
     return result
 
 
-def shifted_test(
+def corrupt_test_set(
     images: Samples, labels: Integers, severity: int, key: int, progress: Progress | None = None
 ) -> tuple[NDArray[np.uint8], Integers, Integers]:
-    """Test images under each of the twelve computed corruptions: images, labels, and the corruption of each image."""
+    """Put test images under each of the twelve computed corruptions: (images, labels, corruption of each image)."""
     parts = [
-        corrupted(images, np.full(len(images), kind), severity, randomness.key(key, "test", kind), progress)
+        corrupt_each(images, np.full(len(images), kind), severity, randomness.key(key, "test", kind), progress)
         for kind in range(len(KINDS))
     ]
     return np.concatenate(parts), np.tile(labels, len(KINDS)), np.arange(len(KINDS)).repeat(len(labels))

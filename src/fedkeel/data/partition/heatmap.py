@@ -16,8 +16,8 @@ SUFFIXES = (".png", ".svg", ".pdf")
 COLUMNS = 400  # of an image file; more would be narrower than its pixels
 
 
-def text_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> str:
-    """Classes as rows, clients as columns, the class's share of the client's samples as a shade.
+def write_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> str:
+    """Write classes as rows, clients as columns, the class's share of the client's samples as a shade.
 
     Clients (and classes) that do not fit into `width` (and `height`) are added up in neighbouring groups. A blank is a
     class the client does not hold; ▒ is about an equal share, whatever the partition. The last row shows the sizes.
@@ -27,7 +27,7 @@ def text_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> str
     names = [_span(first, to_a_row, classes) for first in range(0, classes, to_a_row)]
     margin = max(map(len, names)) + 1
     to_a_column = _group(clients, max(1, width - margin))
-    cells = _binned(_binned(histogram, to_a_column, axis=0), to_a_row, axis=1)
+    cells = _add_up_groups(_add_up_groups(histogram, to_a_column, axis=0), to_a_row, axis=1)
     equal = 1 / cells.shape[1]
     bounds = (0.0, equal / 2, equal**0.5, equal**0.25)
     shades = np.searchsorted(bounds, _shares(cells), side="right") * (cells > 0)
@@ -43,7 +43,7 @@ def text_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> str
 
 
 def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
-    """The same picture as .png, .svg or .pdf, with the clients' sizes above it. Needs the extra `fedkeel[figures]`."""
+    """Draw the same picture as .png, .svg or .pdf, with the clients' sizes on top. Needs `fedkeel[figures]`."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise RequestError(f"unknown type of image file: {path.name}", hint=f"use {', '.join(SUFFIXES)}")
@@ -56,7 +56,7 @@ def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
 
     clients, classes = histogram.shape
     group = _group(clients, COLUMNS)
-    cells = _binned(histogram, group, axis=0)
+    cells = _add_up_groups(histogram, group, axis=0)
     edges = np.minimum(np.arange(len(cells) + 1) * group, clients) - 0.5
     figure = Figure(figsize=(9, float(np.clip(1.8 + 0.22 * classes, 3.2, 6.5))), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 5))
@@ -86,7 +86,7 @@ def _group(count: int, most: int) -> int:
     return max(1, -(-count // most))
 
 
-def _binned(cells: Integers, group: int, axis: int) -> Integers:
+def _add_up_groups(cells: Integers, group: int, axis: int) -> Integers:
     return np.asarray(np.add.reduceat(cells, np.arange(0, cells.shape[axis], group), axis=axis))
 
 

@@ -26,8 +26,8 @@ class Summary:
     notes: tuple[str, ...]
 
 
-def summary(partition: Partition, labels: Integers, classes: int) -> Summary:
-    """`classes_per_client` is the mean over the clients that hold anything."""
+def summarise(partition: Partition, labels: Integers, classes: int) -> Summary:
+    """Describe a partition in a few numbers; `classes_per_client` is the mean over the clients that hold anything."""
     histogram, sizes = partition.histogram(labels, classes), partition.sizes
     held = np.count_nonzero(histogram, axis=1)[sizes > 0]
     return Summary(
@@ -45,7 +45,7 @@ def summary(partition: Partition, labels: Integers, classes: int) -> Summary:
 
 
 def score(histogram: Integers) -> float:
-    """0 is what iid clients of these sizes are expected to show, 1 is one class per client.
+    """Measure label skew: 0 is what iid clients of these sizes are expected to show, 1 is one class per client.
 
     d = Σ_i (n_i / n) · TV(p_i, p), the size-weighted mean total-variation distance of the clients' label distributions
     p_i to the distribution p of all clients together; score = (d - d_iid) / (d_max - d_iid), held to [0, 1].

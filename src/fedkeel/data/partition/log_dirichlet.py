@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
+from fedkeel.ranges import Range
 
 Floats = NDArray[np.float64]
+Concentration = Annotated[float, Range(1e-300)]  # the logarithms of smaller ones are not finite
 
 
 def log_dirichlet(key: int, alpha: float, rows: int, columns: int) -> Floats:
@@ -20,7 +24,7 @@ def log_dirichlet(key: int, alpha: float, rows: int, columns: int) -> Floats:
     return np.asarray(logs + np.log1p(-generator.random((rows, columns))) / alpha)
 
 
-def normalised(logs: Floats) -> Floats:
-    """The shares of each row. Parts at -∞ have none; to restrict a Dirichlet draw, set the others to -∞."""
+def normalise(logs: Floats) -> Floats:
+    """Turn logarithms into the shares of each row. A part at -∞ has none: that restricts a draw to the other parts."""
     weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

@@ -1,8 +1,7 @@
-"""Which client holds which samples: the result of every way to divide a data set, and what those ways share."""
+"""Which client holds which samples: the result of every partitioner, and what partitioners share."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedkeel import randomness
 from fedkeel.errors import DataError, ExperimentError
-from fedkeel.typed_values import hold_fields, shown
+from fedkeel.typed_values import check_fields, show_value
 
 Integers = NDArray[np.int64]
 
@@ -81,7 +80,7 @@ class Partition:
         aside. What a client draws depends on the key, its number and its own samples only. share = 0 keeps all.
         """
         if not 0 <= share < 1:
-            raise ExperimentError(f"the share to set aside must be in [0, 1): {share}")
+            raise ExperimentError(f"the share to set aside must be in [0, 1): {share}", "for example 0.1")
         samples, first = np.unique(self.indices, return_index=True)  # holders ascend: the first is the owner
         clients = self.holders[first]
         lots = randomness.bits(randomness.bits(key, self.clients)[clients] + samples.astype(np.uint64), 1)[:, 0]
@@ -121,8 +120,8 @@ def collect(holders: Integers, indices: Integers, clients: int, samples: int, no
     return Partition(indices[order], offsets, samples, notes)
 
 
-def everything(samples: int) -> Partition:
-    """One client that holds all samples."""
+def assign_all(samples: int) -> Partition:
+    """Give all samples to one client."""
     return Partition(np.arange(samples), np.array([0, samples]), samples)
 
 
@@ -134,22 +133,13 @@ def equal_sizes(samples: int, clients: int) -> Integers:
     return sizes
 
 
-def check_fields(partitioner: Any) -> None:
-    """Hold a partitioner's fields against their annotations."""
+def check_partitioner(partitioner: Any) -> None:
+    """Refuse a partitioner one of whose fields is not of its type or in its range."""
     kind = type(partitioner)
-    if not hasattr(getattr(partitioner, "base", kind), "divide"):
-        raise ExperimentError(f"base of {kind.__name__} must be a partition: {shown(partitioner.base)}", "fk.Iid(100)")
-    hold_fields(partitioner, ExperimentError, kind.__name__)
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ExperimentError(f"{name} must be a whole number of at least {least}: {value!r}")
-
-
-def check_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-300 <= value < math.inf:
-        raise ExperimentError(f"{name} must be a positive number: {value!r}")
+    base = getattr(partitioner, "base", partitioner)
+    if not hasattr(base, "divide"):
+        raise ExperimentError(f"base of {kind.__name__} must be a partition: {show_value(base)}", "fk.Iid(100)")
+    check_fields(partitioner, ExperimentError, kind.__name__)
 
 
 def check_enough(samples: int, clients: int, each: int) -> None:
@@ -162,6 +152,9 @@ def check_enough(samples: int, clients: int, each: int) -> None:
 
 def check_labels(labels: Integers) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise DataError(f"labels to divide by must be a row of integers, not {labels.dtype} of shape {labels.shape}")
+        raise DataError(
+            f"labels to divide by must be a row of integers, not {labels.dtype} of shape {labels.shape}",
+            hint="give one class number for each sample",
+        )
     if len(labels) == 0:
         raise DataError("a data set without samples cannot be divided", hint="check the data set's files")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedkeel import randomness
 from fedkeel.data.partition.class_pools import Pools, even_parts
-from fedkeel.data.partition.partition import Integers, Partition, check_enough, check_fields
+from fedkeel.data.partition.partition import Integers, Partition, check_enough, check_partitioner
 from fedkeel.data.partition.sequential_assignment import divide_refilling
-from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.errors import DataError
 from fedkeel.ranges import Count
+
+Form = Literal["shards", "shuffled", "cyclic"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,10 @@ class Pathological:
 
     classes: Count
     clients: Count
-    form: str = "shards"
+    form: Form = "shards"
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.form not in FORMS:
-            raise ExperimentError(
-                f"unknown form of a pathological partition: {self.form!r}", hint=nearest(str(self.form), FORMS, "forms")
-            )
+        check_partitioner(self)
 
     @property
     def repeats(self) -> bool:
@@ -122,7 +121,7 @@ def _class_orders(clients: int, classes: int, key: int) -> Integers:
     return np.argsort(lots, axis=1, kind="stable")
 
 
-FORMS: dict[str, Callable[[Pathological, Pools, int], Partition]] = {
+FORMS: dict[Form, Callable[[Pathological, Pools, int], Partition]] = {
     "shards": _shards,
     "shuffled": _shuffled,
     "cyclic": _cyclic,

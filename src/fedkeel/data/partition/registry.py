@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import FeatureShift
+from fedkeel.data.partition.iid import Iid, QuantitySkew
+from fedkeel.data.partition.long_tail import LongTail
+from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.data.partition.plain import Iid, LongTail, Natural, QuantitySkew
 from fedkeel.errors import ExperimentError, nearest
-from fedkeel.typed_values import read_toml
+from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -29,14 +31,14 @@ PARTITIONS: dict[str, type[Any]] = {
 }
 
 
-WERE = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
-"""Forms that were the defaults up to version 0.1.0; both repeat some samples and leave others out."""
+OLD_FORMS = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
+"""The default forms up to version 0.1.0; both repeat some samples and leave others out."""
 
 
 def load_partition(given: Any) -> Partitioner:
-    """A partition from itself, from plain data, or from `kind:field=value,field=value`."""
+    """Make a partition from plain data or from `kind:field=value,field=value`; one that is made already stays."""
     if isinstance(given, str):
-        given = parse(given)
+        given = parse_partition(given)
     if not isinstance(given, Mapping):
         if type(given) in PARTITIONS.values() or hasattr(given, "divide"):
             return given
@@ -45,72 +47,63 @@ def load_partition(given: Any) -> Partitioner:
     kind = str(settings.pop("kind", "dirichlet"))
     if kind not in PARTITIONS:
         raise ExperimentError(f"unknown partition: {kind}", nearest(kind, PARTITIONS, "partitions"))
-    known = {field.name: field for field in fields(PARTITIONS[kind])}
-    for word in settings:
-        if word not in known:
-            raise ExperimentError(f"partition {kind} has no field: {word}", nearest(word, known, "fields"))
-    missing = [name for name, field in known.items() if name not in settings and field.default is MISSING]
-    if missing:
-        example = f"; for example {kind}:…,base=iid:clients=100" if "base" in missing else ""
-        raise ExperimentError(
-            f"partition {kind} lacks: {', '.join(missing)}", f"its fields: {', '.join(known)}{example}"
-        )
+    check_table(PARTITIONS[kind], settings, ExperimentError, f"partition {kind}")
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])
     return PARTITIONS[kind](**settings)
 
 
-def repeats(partition: Partitioner) -> bool:
-    """Whether a sample may be held twice; one of the user's own may do so unless it says otherwise."""
+def may_repeat(partition: Partitioner) -> bool:
+    """Whether a sample may be held twice; a user's own partition may repeat unless it says otherwise."""
     if type(partition) not in PARTITIONS.values():
         return bool(getattr(partition, "repeats", True))
     base = getattr(partition, "base", None)
-    return bool(getattr(partition, "repeats", False)) if base is None else repeats(base)
+    return bool(getattr(partition, "repeats", False)) if base is None else may_repeat(base)
 
 
-def other_default(given: Any) -> str | None:
-    """What has changed for a partition that names no form; None where nothing has."""
-    settings = parse(given) if isinstance(given, str) else given
+def explain_new_default(given: Any) -> str | None:
+    """Say how the default has changed for a partition that names no form; None where it has not."""
+    settings = parse_partition(given) if isinstance(given, str) else given
     if not isinstance(settings, Mapping):
         return None
     if "base" in settings:
-        return other_default(settings["base"])
+        return explain_new_default(settings["base"])
     kind = str(settings.get("kind", "dirichlet"))
-    if kind not in WERE or "form" in settings:
+    if kind not in OLD_FORMS or "form" in settings:
         return None
     now = next(field.default for field in fields(PARTITIONS[kind]) if field.name == "form")
     return (
         f'no form is given for the {kind} partition: it is "{now}", each sample once; up to version 0.1.0 it was '
-        f'"{WERE[kind]}", which repeats samples and leaves others out (form = "{WERE[kind]}" brings it back)'
+        f'"{OLD_FORMS[kind]}", which repeats samples and leaves others out (form = "{OLD_FORMS[kind]}" brings it back)'
     )
 
 
-def parse(text: str) -> dict[str, Any]:
-    """`dirichlet:alpha=0.1,clients=100` as plain data."""
+def parse_partition(text: str) -> dict[str, Any]:
+    """Read `dirichlet:alpha=0.1,clients=100` as plain data."""
     kind, _, rest = text.partition(":")
     settings: dict[str, Any] = {"kind": kind.strip()}
     rest, _, base = f",{rest}".partition(",base=")  # all that follows is the base's
     if base:
-        settings["base"] = parse(base)
+        settings["base"] = parse_partition(base)
     for piece in filter(None, (piece.strip() for piece in rest.split(","))):
         name, equals, value = piece.partition("=")
         if not equals:
             raise ExperimentError(
                 f"a partition's field needs a value: {piece}", 'write "dirichlet:alpha=0.1,clients=100"'
             )
-        settings[name.strip()] = plain_value(value.strip())
+        settings[name.strip()] = parse_value(value.strip())
     return settings
 
 
-def as_text(settings: Mapping[str, Any]) -> str:
-    """What `parse` reads."""
+def write_partition(settings: Mapping[str, Any]) -> str:
+    """Write plain data as the text that `parse_partition` reads."""
     fields = [f"{name}={value}" for name, value in settings.items() if name not in ("kind", "base")]
-    fields += [f"base={as_text(settings['base'])}"] if "base" in settings else []
+    fields += [f"base={write_partition(settings['base'])}"] if "base" in settings else []
     return f"{settings['kind']}:{','.join(fields)}" if fields else str(settings["kind"])
 
 
-def plain_value(text: str) -> Any:
-    """A TOML value, or the text itself."""
+def parse_value(text: str) -> Any:
+    """Read a TOML value, or take the text itself."""
     try:
         return read_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -118,8 +111,8 @@ def plain_value(text: str) -> Any:
 
 
 def save_partition(partition: Partitioner) -> dict[str, Any]:
-    """Plain data; a partition of the user's own by its representation, which says what it was."""
-    kind = next((name for name, made in PARTITIONS.items() if made is type(partition)), None)
+    """Turn a partition into plain data; a user's own is named by its representation."""
+    kind = next((name for name, known in PARTITIONS.items() if known is type(partition)), None)
     if kind is None:
         return {"kind": f"python:{partition!r}"}
     settings = {field.name: getattr(partition, field.name) for field in fields(PARTITIONS[kind])}

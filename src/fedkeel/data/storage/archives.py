@@ -1,7 +1,7 @@
 """Files the user already has: a folder, a tar or zip archive, or one file, read member by member in memory.
 
-Nothing is unpacked to disk, so no name inside an archive can reach outside a folder. What a header states is held
-against what the data set may have before a byte of it is unpacked.
+Nothing is unpacked to disk, so no name inside an archive can reach outside a folder. What a header states is checked
+against the size of the data set before a byte is unpacked.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def too_large(what: str, size: int) -> DataError:
     )
 
 
-def entries(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, bytes]]:
-    """Name (relative, with forward slashes) and content of each wanted file, in the archive's own order."""
-    for name, file in streams(path, wanted, room):
+def read_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, bytes]]:
+    """Yield name (relative, with forward slashes) and content of each wanted file, in the archive's own order."""
+    for name, file in open_files(path, wanted, room):
         with reading(path):
             yield name, file.read()
 
 
-def streams(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, IO[bytes]]]:
-    """The same, as files open for reading until the next one is asked for."""
+def open_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield each wanted file by name, open for reading until the next one is asked for."""
     with reading(path):
         if path.is_dir():
             for place in sorted(path.rglob("*")):
@@ -110,13 +110,13 @@ def is_tar(path: Path) -> bool:
     if path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
         return True
     try:  # not tarfile.is_tarfile, which reads the first header whole, however long it says it is
-        with unpacked(path) as file:
+        with open_unpacked(path) as file:
             return file.read(512)[257:262] == b"ustar"
     except (*DAMAGED, OSError):
         return False
 
 
-def unpacked(path: Path) -> IO[bytes]:
+def open_unpacked(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         start = file.read(6)
     return next((opener(path) for magic, opener in OPENERS.items() if start.startswith(magic)), None) or path.open("rb")
@@ -126,7 +126,7 @@ class Bounded(io.RawIOBase):
     """A tar archive, unpacked as it is read, up to what it may hold; a header that is longer is not read at all."""
 
     def __init__(self, path: Path, room: Room):
-        self.path, self.file = path, unpacked(path)
+        self.path, self.file = path, open_unpacked(path)
         self.most = min(4 * room.left + FREE, max(FREE, RATIO * path.stat().st_size))
 
     def reach(self, end: int) -> None:
@@ -156,8 +156,8 @@ class Bounded(io.RawIOBase):
         super().close()
 
 
-def unzipped(name: str, content: bytes, most: int) -> bytes:
-    """The content of a gzip file, if it is not more than `most` bytes."""
+def unzip(name: str, content: bytes, most: int) -> bytes:
+    """Unpack a gzip file of at most `most` bytes."""
     with reading(name), gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         raw = file.read(most + 1)
     if len(raw) > most:
@@ -165,8 +165,8 @@ def unzipped(name: str, content: bytes, most: int) -> bytes:
     return raw
 
 
-def array_in(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
-    """An array in numpy's format, once its header has told its type and size; never one of objects."""
+def read_array(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
+    """Read an array in numpy's format after checking its type and size in the header; never one of objects."""
     try:
         major = np.lib.format.read_magic(file)[0]
         header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
@@ -200,16 +200,15 @@ def check_file(path: Path, checksums: Mapping[str, str]) -> None:
     """Compare a file whose name has a published checksum with it; other files are judged by their content."""
     if (published := checksums.get(path.name)) is not None and path.is_file():
         algorithm, expected = published.split(":")
-        compare(str(path), digest(path, algorithm), expected, algorithm)
+        check_digest(str(path), digest(path, algorithm), expected, algorithm)
 
 
 def check_bytes(name: str, content: bytes, checksums: Mapping[str, str]) -> None:
     if (published := checksums.get(basename(name))) is not None:
         algorithm, expected = published.split(":")
-        found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-        compare(name, found, expected, algorithm)
+        check_digest(name, hashlib.new(algorithm, content, usedforsecurity=False).hexdigest(), expected, algorithm)
 
 
-def compare(name: str, found: str, expected: str, algorithm: str) -> None:
-    if found != expected:
-        raise DataError(f"{name} has {algorithm} {found}, not the published {expected}", hint=AGAIN)
+def check_digest(name: str, actual: str, expected: str, algorithm: str) -> None:
+    if actual != expected:
+        raise DataError(f"{name} has {algorithm} {actual}, not the published {expected}", hint=AGAIN)

@@ -20,11 +20,11 @@ BATCH = 1000
 TIMEOUT = 20.0  # seconds
 
 
-def from_hub(draft: Draft) -> None:
+def fetch_from_hub(draft: Draft) -> None:
     """Decode the images of both splits into the draft."""
     hub = hub_of(draft)
     for split, name in zip(("train", "test"), hub.splits, strict=True):
-        images_of_split(draft, split, open_split(draft, name))
+        write_images(draft, split, open_split(draft, name))
 
 
 def hub_of(draft: Draft) -> Hub:
@@ -33,7 +33,7 @@ def hub_of(draft: Draft) -> Hub:
 
 
 def open_split(draft: Draft, name: str) -> Any:
-    """One split of the set's repository, or of a copy of it under the folder that $FEDKEEL_HUB names."""
+    """Open one split of the set's repository, or of a copy of it under the folder that $FEDKEEL_HUB names."""
     hub = hub_of(draft)
     try:
         import datasets
@@ -48,8 +48,10 @@ def open_split(draft: Draft, name: str) -> Any:
     copies = os.environ.get("FEDKEEL_HUB")
     repository = str(Path(copies) / hub.repository) if copies else hub.repository
     if copies and not Path(repository).is_dir():
-        raise DataError(f"there is no copy of {hub.repository} in FEDKEEL_HUB: {copies}")
-    with explained(draft, name):
+        raise DataError(
+            f"there is no copy of {hub.repository} in FEDKEEL_HUB: {copies}", hint="put it there, or unset FEDKEEL_HUB"
+        )
+    with explain_errors(draft, name):
         if not copies:
             # one request that fails at once without a network; load_dataset would try for half a minute
             huggingface_hub.HfApi().dataset_info(repository, timeout=TIMEOUT)
@@ -66,14 +68,14 @@ def open_split(draft: Draft, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def explained(draft: Draft, split: str) -> Iterator[None]:
-    """Whatever goes wrong between here and the hub, in one line. A full disk is told apart by the draft."""
+def explain_errors(draft: Draft, split: str) -> Iterator[None]:
+    """Turn whatever goes wrong between here and the hub into one line; the draft recognises a full disk."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in walk_causes(error):
             if isinstance(cause, OSError) and cause.errno in NO_SPACE:
                 raise cause from None
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -83,21 +85,21 @@ def explained(draft: Draft, split: str) -> Iterator[None]:
         ) from error
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def images_of_split(draft: Draft, split: str, rows: Any) -> None:
+def write_images(draft: Draft, split: str, rows: Any) -> None:
     hub = hub_of(draft)
     check_count(draft, split, len(rows))
-    with explained(draft, split), draft.split(split) as writer:
+    with explain_errors(draft, split), draft.split(split) as writer:
         for batch in rows.iter(batch_size=BATCH):
-            writer.write(stacked(draft, batch[hub.image]), batch[hub.label])
+            writer.write(stack_images(draft, batch[hub.image]), batch[hub.label])
 
 
-def stacked(draft: Draft, images: Sequence[Any]) -> NDArray[np.uint8]:
+def stack_images(draft: Draft, images: Sequence[Any]) -> NDArray[np.uint8]:
     mode = "L" if draft.card.shape[0] == 1 else "RGB"
     return np.stack([np.asarray(image.convert(mode)) for image in images])
 

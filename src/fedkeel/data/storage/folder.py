@@ -57,14 +57,14 @@ def open_folder(card: DatasetCard, folder: Path, root: Path) -> Dataset:
             open_labels(folder / f"{split}_groups.npy", len(images), None)
             for split, images in (("train", train), ("test", test))
         ]
-    remarks = untested(card, groups[0], groups[1])
+    remarks = remark_untested(card, groups[0], groups[1])
     return Dataset(card, train, labels[0], test, labels[1], groups[0], groups[1], root, remarks)
 
 
-def untested(
+def remark_untested(
     card: DatasetCard, groups: NDArray[np.int64] | None, test_groups: NDArray[np.int64] | None
 ) -> tuple[str, ...]:
-    """Natural clients that have training samples only are kept, and counted."""
+    """Count the natural clients that have training samples only; they stay clients."""
     if groups is None or test_groups is None:
         return ()
     owners = np.unique(groups)
@@ -197,7 +197,10 @@ class SplitWriter:
 
 @contextmanager
 def drafting(source: Source, root: Path, progress: Progress | None = None) -> Iterator[Draft]:
-    """A draft that becomes the data set's folder if the block ends well and it opens without fault, else vanishes."""
+    """Make a draft that becomes the data set's folder if the block ends well and it opens without fault.
+
+    Every error within says what may be imported.
+    """
     card, folder = source.card, None
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -209,6 +212,9 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
         yield Draft(source, inner, progress)
         source.open(card, inner, root)
         settle(inner, root / card.name)
+    except DataError as error:
+        error.hint = error.hint or source.import_hint
+        raise
     except OSError as error:
         if error.errno in NO_SPACE:
             raise no_space(source, root) from error
@@ -222,7 +228,7 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
 
 
 def remove_stale(card: DatasetCard, root: Path) -> None:
-    """Drafts of a process that was killed: nothing in them has been written for a day."""
+    """Remove the drafts of a process that was killed: nothing in them has been written for a day."""
     for draft in root.glob(f".{card.name}-*"):
         if time.time() - max(path.stat().st_mtime for path in (draft, *draft.rglob("*"))) > DAY:
             shutil.rmtree(draft, ignore_errors=True)

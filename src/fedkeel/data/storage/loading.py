@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from pathlib import Path
 
 from fedkeel.data.dataset import Dataset, DatasetCard
@@ -64,3 +65,7 @@ def import_into(source: Source, path: Path, root: Path, check: bool, progress: P
 def reopen(card: DatasetCard, root: Path) -> Dataset:
     """What a pickled data set is: the place it was opened from."""
     return SOURCES[card.name].open(card, root / card.name, root)
+
+
+# a pickled memory map would carry the whole array to every worker process; the folder's path is enough
+copyreg.pickle(Dataset, lambda data: (reopen, (data.card, data.root)))

@@ -1,7 +1,7 @@
 """The pickles in which CIFAR is published: arrays, texts, numbers and plain containers, and nothing else.
 
 No name in a pickle is imported, and numpy builds nothing from it: arrays and their types are read by the two classes
-below. A pickle is gone through before it is loaded: one small file could otherwise ask for any amount of memory.
+below. A pickle is checked before it is loaded: one small file could otherwise ask for any amount of memory.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PlainUnpickler(pickle.Unpickler):
         return KNOWN[module, name]
 
 
-def check(name: str, content: bytes) -> None:
+def check_pickle(name: str, content: bytes) -> None:
     """Refuse a pickle of too many parts, or one that numbers what it remembers beyond what it has made: the table of
     these is as long as the highest number."""
     for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
@@ -95,10 +95,10 @@ def check(name: str, content: bytes) -> None:
             raise DataError(f"{name} is a pickle that numbers its parts from {argument} on", hint=ONLY)
 
 
-def plain_pickle(name: str, content: bytes) -> Any:
-    """What a pickle holds; its arrays are `PlainArray`."""
+def read_pickle(name: str, content: bytes) -> Any:
+    """Read what a pickle holds; its arrays are `PlainArray`."""
     try:
-        check(name, content)
+        check_pickle(name, content)
         return PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except (
         pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError, MemoryError,

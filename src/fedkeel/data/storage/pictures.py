@@ -13,8 +13,8 @@ PIXELS = 50_000_000
 """The most that an image may have: more than any photograph of our data sets."""
 
 
-def decode(name: str, content: bytes, shape: tuple[int, ...], resize: bool = False) -> NDArray[np.uint8]:
-    """The pixels of an image file in the channels of `shape`; `resize` brings the image to its size (bicubic)."""
+def decode_image(name: str, content: bytes, shape: tuple[int, ...], resize: bool = False) -> NDArray[np.uint8]:
+    """Decode an image file to the channels of `shape`; `resize` brings the image to its size (bicubic)."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

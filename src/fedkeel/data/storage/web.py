@@ -15,28 +15,28 @@ from fedkeel.errors import DataError
 TIMEOUT = 60.0  # seconds without a byte
 
 
-def from_url(draft: Draft) -> None:
+def fetch_from_url(draft: Draft) -> None:
     """Fetch the set's file and convert it. The file lies beside the draft and goes with it."""
     home = draft.card.home
     assert isinstance(home, Url), f"{draft.card.name} has no address"
     assert draft.source.convert is not None
     file = draft.folder.parent / home.file
     try:
-        fetch(home.address, file, draft.progress)
+        download(home.address, file, draft.progress)
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it is the answer, too, and holds the connection
         raise DataError(
-            f"{home.address} could not be fetched: {reason(error)}",
+            f"{home.address} could not be fetched: {explain(error)}",
             hint=f"without a network: {draft.source.import_hint}",
         ) from error
     check_file(file, draft.card.checksums)
     draft.source.convert(file, draft, True)
 
 
-def fetch(address: str, file: Path, progress: Progress | None = None) -> None:
+def download(address: str, file: Path, progress: Progress | None = None) -> None:
     with urllib.request.urlopen(address, timeout=TIMEOUT) as answer, file.open("xb") as target:
         total, done = int(answer.headers.get("Content-Length") or 0), 0
         while block := answer.read(BLOCK):
@@ -48,7 +48,7 @@ def fetch(address: str, file: Path, progress: Progress | None = None) -> None:
         raise DataError(f"{address} ended after {done} of {total} bytes", hint="try again")
 
 
-def reason(error: Exception) -> str:
-    """What went wrong, without the wrapping that urllib adds."""
+def explain(error: Exception) -> str:
+    """Say what went wrong, without the wrapping that urllib adds."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(getattr(cause, "strerror", None) or cause) or type(error).__name__

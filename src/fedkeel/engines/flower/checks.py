@@ -1,4 +1,4 @@
-"""Which replies count: each that is refused has a reason that a log line names, and changes nothing."""
+"""Which replies count. A refused reply changes nothing, and a log line gives the reason."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class Terms:
             raise ExperimentError(f"norm_factor must be above 1: {self.norm_factor}", "1000 is the default")
 
 
-def reason_of(reply: Message) -> str:
-    """What an error says, in one line that cannot flood the log: of a long one, its ends."""
-    said = " ".join(str(reply.error.reason).split()) or "no reason given"
-    return said if len(said) <= 300 else f"{said[:100]} … {said[-200:]}"
+def error_line(reply: Message) -> str:
+    """Write an error as one line; of a long one only its ends, so that it cannot flood the log."""
+    line = " ".join(str(reply.error.reason).split()) or "no reason given"
+    return line if len(line) <= 300 else f"{line[:100]} … {line[-200:]}"
 
 
-def said_by(reply: Message, **wanted: int | str) -> dict[str, object]:
-    """The facts of a reply, which must be those that were asked for."""
+def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
+    """Read the facts of a reply; refuse one that answers another question."""
     if reply.has_error():
-        raise Refused(f"it failed: {reason_of(reply)}")
-    said = dict(reply.content.config_records.get("config", {}))
+        raise Refused(f"it failed: {error_line(reply)}")
+    facts = dict(reply.content.config_records.get("config", {}))
     for name, value in wanted.items():
-        if said.get(name) != value:
-            raise Refused(f"it answers for {name} {str(said.get(name))[:40]!r}, not {value!r}")
-    return said
+        if facts.get(name) != value:
+            raise Refused(f"it answers for {name} {str(facts.get(name))[:40]!r}, not {value!r}")
+    return facts
 
 
-def too_long(norms: Mapping[int, float], recent: Sequence[float], factor: float) -> dict[int, str]:
-    """Clients whose update is out of all proportion, and why. A bound needs two norms to compare."""
+def find_overlong(norms: Mapping[int, float], recent: Sequence[float], factor: float) -> dict[int, str]:
+    """Find clients whose update is far too long, and say why. A bound needs two norms to compare."""
     pool = [*norms.values(), *recent]
     usual = statistics.median_low(pool) if len(pool) > 1 else 0.0
     if usual <= 0.0:

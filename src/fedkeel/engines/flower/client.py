@@ -1,4 +1,4 @@
-"""A node's half of a round: the serial engine's training of one client, between two messages."""
+"""A node's half of a round: between two messages, the serial engine trains one client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import tensors
 from fedkeel.engines.cost import whole
-from fedkeel.engines.flower.memory import Memory
-from fedkeel.engines.flower.message_schema import expected
+from fedkeel.engines.flower.memory import NodeMemory
+from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
@@ -32,16 +32,16 @@ class Node(NamedTuple):
     identity: str = ""
 
 
-def app_of(node_of: Callable[[Context], Node]) -> ClientApp:
-    """The app of all nodes; `node_of` tells them apart."""
+def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
+    """Make the app of all nodes; `node_of` tells them apart."""
     app = ClientApp()
     app.query()(Introduce(node_of))
     app.train()(Train(node_of))
     return app
 
 
-def partition_of(context: Context) -> int:
-    """The client's number. The node's own id is random and means nothing."""
+def client_number(context: Context) -> int:
+    """Return the client's number. The node's own id is random and means nothing."""
     return int(context.node_config["partition-id"])
 
 
@@ -67,34 +67,34 @@ class Train:
 
     def __call__(self, message: Message, context: Context) -> Message:
         with steady():
-            return answer(self.node_of(context), message, context)
+            return train_client(self.node_of(context), message, context)
 
 
-def answer(node: Node, message: Message, context: Context) -> Message:
-    """One round of one client."""
+def train_client(node: Node, message: Message, context: Context) -> Message:
+    """Train one round of the node's client and reply."""
     asked: Mapping[str, Any] = message.content.config_records["config"]
     round, lr, wanted, engine = int(asked["round"]), float(asked["lr"]), int(asked["state"]), node.engine
-    shapes, final = expected(engine.method, engine.task), bool(asked["final"])
-    memory = Memory(context, shapes.state, node.client, node.folder, node.identity)
-    said: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
-    begun: State | None
+    shapes, final = expected_messages(engine.method, engine.task), bool(asked["final"])
+    memory = NodeMemory(context, shapes.state, node.client, node.folder, node.identity)
+    facts: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
+    start: State | None
     if any(name.startswith("state/") for name in message.content.array_records):
-        begun = unpack(message.content.array_records, "state/", shapes.state)
+        start = unpack(message.content.array_records, "state/", shapes.state)
     elif wanted == NEVER or not shapes.state or asked["restart"]:
-        begun = init_client(engine.method, engine.task.initial, engine.task.buffers)
+        start = init_client(engine.method, engine.task.initial, engine.task.buffers)
     else:
-        begun = memory.recall(wanted)
-    if begun is None:
-        return Message(RecordDict({"config": ConfigRecord(said | {"status": LOST})}), reply_to=message)
+        start = memory.recall(wanted)
+    if start is None:
+        return Message(RecordDict({"config": ConfigRecord(facts | {"status": LOST})}), reply_to=message)
     received = whole(unpack(message.content.array_records, "message/", shapes.message), engine.task.initial)
     trainer = SerialEngine(engine.task, engine.method.tuning, engine.training) if final else engine
-    outcome = trainer.train_one(received, round, lr, node.client, begun)
+    outcome = trainer.train_one(received, round, lr, node.client, start)
     records = pack(outcome.report, "report/")
     if outcome.state:
         if not final:  # what follows the last round is scored, not remembered
-            memory.keep(begun, outcome.state)
+            memory.keep(start, outcome.state)
         if asked["copy"]:
             records |= pack(outcome.state, "state/")
     sound = all(bool(torch.isfinite(t).all()) for t in tensors(outcome.state) if t.is_floating_point())
-    said |= {"status": TRAINED, "state": digest(outcome.state), "sound": sound}
-    return Message(RecordDict({**records, "config": ConfigRecord(said)}), reply_to=message)
+    facts |= {"status": TRAINED, "state": digest(outcome.state), "sound": sound}
+    return Message(RecordDict({**records, "config": ConfigRecord(facts)}), reply_to=message)

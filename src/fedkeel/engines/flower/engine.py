@@ -1,4 +1,4 @@
-"""The server's half: ask the nodes of a round, judge what they answer, hand on what counts, in client order."""
+"""The server's half: ask the nodes of a round, check their answers, return what counts, in client order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.engines.cost import all_finite, sent
-from fedkeel.engines.engine import Outcome
-from fedkeel.engines.flower.checks import Terms, said_by, too_long
+from fedkeel.engines.engine import ClientOutcome
+from fedkeel.engines.flower.checks import Terms, find_overlong, read_facts
 from fedkeel.engines.flower.client import LOST, TRAINED
-from fedkeel.engines.flower.message_schema import expected
-from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
-from fedkeel.engines.flower.reply_transport import exchanged
+from fedkeel.engines.flower.reply_transport import exchange_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
@@ -45,18 +45,18 @@ class FlowerEngine:
         task: Task,
         method: Method,
         grid: Grid,
-        roster: Roster,
+        registry: NodeRegistry,
         terms: Terms,
         *,
         final: bool = False,
-        closing: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ):
-        self.task, self.method, self.grid, self.roster, self.terms = task, method, grid, roster, terms
-        self.final, self.closing = final, closing
+        self.task, self.method, self.grid, self.registry, self.terms = task, method, grid, registry, terms
+        self.final, self.on_close = final, on_close
         self.workspace = Workspace(task)
-        self.expected = expected(method, task)
+        self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
-            self.expected = expected(method.tuning, task)._replace(state=self.expected.state)
+            self.expected = expected_messages(method.tuning, task)._replace(state=self.expected.state)
         self.recent: deque[float] = deque(maxlen=RECENT)
         # what an answer weighs, and some room for names
         self.limit = 2 * sum(t.nbytes for t in tensors((self.expected.report, self.expected.state))) + (1 << 20)
@@ -64,17 +64,17 @@ class FlowerEngine:
     # ---- a round -------------------------------------------------------------------------------------------------
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[Outcome]:
-        """Those who answered in time and soundly; fewer than the minimum end the run, with everything kept."""
+    ) -> list[ClientOutcome]:
+        """Return the clients that answered in time and soundly; fewer than the minimum end the run."""
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
-        sound: dict[int, Outcome] = {}
+        sound: dict[int, ClientOutcome] = {}
         for attempt in range(1, self.terms.attempts + 1):
-            missing = [client for client in clients if not self.counts(sound.get(client))]
-            sound |= self.asked(records, round, lr, {client: known[client] for client in missing})
-            sound = self.proportionate(sound, round)
-            answered = sum(map(self.counts, sound.values()))
+            missing = [client for client in clients if not self.has_answered(sound.get(client))]
+            sound |= self.ask_clients(records, round, lr, {client: known[client] for client in missing})
+            sound = self.drop_overlong(sound, round)
+            answered = sum(map(self.has_answered, sound.values()))
             if answered >= needed:
                 break
             log.warning(
@@ -86,34 +86,35 @@ class FlowerEngine:
                 f"only {answered} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
                 "start again when more nodes are there, or lower the minimum; the rounds before this one are kept",
             )
-        self.recent.extend(norm for norm in map(norm_of, sound.values()) if math.isfinite(norm))
+        self.recent.extend(norm for norm in map(update_norm, sound.values()) if math.isfinite(norm))
         return [sound[client] for client in clients if client in sound]
 
-    def counts(self, outcome: Outcome | None) -> bool:
+    def has_answered(self, outcome: ClientOutcome | None) -> bool:
         """Whether a client has answered."""
         return outcome is not None and (self.terms.diverged or all_finite(outcome))
 
-    def asked(
+    def ask_clients(
         self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
-    ) -> dict[int, Outcome]:
-        """Ask each client once; those who have lost their state once more, with what the server can give them."""
-        begun, sound, lost = time.monotonic(), dict[int, Outcome](), dict[int, RecordDict]()
+    ) -> dict[int, ClientOutcome]:
+        """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
+        begun, sound, lost = time.monotonic(), dict[int, ClientOutcome](), dict[int, RecordDict]()
         contents = {
-            client: self.content(records, round, lr, self.held(client, state)) for client, state in states.items()
+            client: self.compose(records, round, lr, self.state_digest(client, state))
+            for client, state in states.items()
         }
         for client, reply in self.exchange(contents, round, self.terms.deadline):
             try:
-                if (outcome := self.judged(reply, client, round)) is not None:
+                if (outcome := self.read_reply(reply, client, round)) is not None:
                     sound[client] = outcome
                 else:
-                    lost[client] = self.restored(records, round, lr, client, states[client])
+                    lost[client] = self.compose_restoring(records, round, lr, client, states[client])
             except Refused as refused:
                 self.refuse(client, round, refused)
         left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - begun)
         if lost and (left is None or left > 0):
             for client, reply in self.exchange(lost, round, left):
                 try:
-                    if (outcome := self.judged(reply, client, round)) is None:
+                    if (outcome := self.read_reply(reply, client, round)) is None:
                         raise Refused("it lost its state again")
                     sound[client] = outcome
                 except Refused as refused:
@@ -123,29 +124,29 @@ class FlowerEngine:
     def exchange(
         self, contents: Mapping[int, RecordDict], round: int, timeout: float | None
     ) -> Iterable[tuple[int, Message]]:
-        """Replies with the client that was asked; those who are not there, or not in time, are named in the log."""
-        self.roster.call(contents)
-        nodes = {self.roster.nodes[client]: client for client in contents if client in self.roster.nodes}
+        """Return replies with the clients that were asked; the log names those that are absent or late."""
+        self.registry.update(contents)
+        nodes = {self.registry.nodes[client]: client for client in contents if client in self.registry.nodes}
         messages = [
             # a node that comes back later need not work on what nobody waits for
             Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
             for node, client in nodes.items()
         ]
-        answers = exchanged(self.grid, messages, timeout, self.limit)
+        answers = exchange_messages(self.grid, messages, timeout, self.limit)
         for client in contents:
-            if client not in self.roster.nodes:
+            if client not in self.registry.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
-            elif not isinstance(said := answers.get(node := self.roster.nodes[client]), Message):
+            elif not isinstance(said := answers.get(node := self.registry.nodes[client]), Message):
                 why = "" if said is None else f": {said}"
                 log.warning("round %d: node %d (client %d) did not answer in time%s", round + 1, node, client, why)
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
-    def held(self, client: int, state: State | None) -> int:
-        """Which state of a client the server has counted with."""
+    def state_digest(self, client: int, state: State | None) -> int:
+        """Return the digest of the client's state that the server has counted with."""
         return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
 
-    def content(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
+    def compose(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
         facts: dict[str, Any] = {
             "round": round,
             "lr": lr,
@@ -156,43 +157,43 @@ class FlowerEngine:
         } | more
         return RecordDict({**records, "config": ConfigRecord(facts)})
 
-    def restored(
+    def compose_restoring(
         self, records: Mapping[str, Any], round: int, lr: float, client: int, state: State | None
     ) -> RecordDict:
-        """For a node that has lost its state: the server's copy of it, or leave to begin from zero."""
-        node = self.roster.nodes[client]
+        """Compose a message to a node that has lost its state: the server's copy of it, or leave to begin from zero."""
+        node = self.registry.nodes[client]
         if self.terms.copy and state is not None and TICKET not in state:
             log.warning("round %d: node %d (client %d) lost its state: restored", round + 1, node, client)
-            return self.content({**records, **pack(state, "state/")}, round, lr, digest(state))
+            return self.compose({**records, **pack(state, "state/")}, round, lr, digest(state))
         log.warning("round %d: node %d (client %d) lost its state: it restarts from zero", round + 1, node, client)
-        return self.content(records, round, lr, self.held(client, state), restart=True)
+        return self.compose(records, round, lr, self.state_digest(client, state), restart=True)
 
     # ---- replies -------------------------------------------------------------------------------------------------
-    def judged(self, reply: Message, client: int, round: int) -> Outcome | None:
-        """What a reply brings; None when its client has lost its state. Raises Refused for everything else."""
-        said = said_by(reply, client=client, round=round, identity=self.roster.identity)
-        if said.get("status") == LOST:
+    def read_reply(self, reply: Message, client: int, round: int) -> ClientOutcome | None:
+        """Read a reply; None when its client has lost its state. Raise Refused for everything else."""
+        facts = read_facts(reply, client=client, round=round, identity=self.registry.identity)
+        if facts.get("status") == LOST:
             return None
-        if said.get("status") != TRAINED:
+        if facts.get("status") != TRAINED:
             raise Refused("it says neither that it trained nor that it could not")
         records = reply.content.array_records
-        strange = [name for name in records if not name.startswith(("report/", "state/"))]
-        if strange:
-            raise Refused(f"unknown record {strange[0][:40]!r}")
+        unknown = [name for name in records if not name.startswith(("report/", "state/"))]
+        if unknown:
+            raise Refused(f"unknown record {unknown[0][:40]!r}")
         report = unpack(records, "report/", self.expected.report)
         state = unpack(records, "state/", self.expected.state if self.terms.copy else {})
         if self.expected.state and not self.terms.copy:
-            number, sound = said.get("state"), said.get("sound")
+            number, sound = facts.get("state"), facts.get("sound")
             if not isinstance(number, int) or not 0 < number < 1 << 63:
                 raise Refused("it does not say which state it reached")
             state = {TICKET: torch.tensor(number if sound else math.nan)}
         if not all(bool(torch.isfinite(t).all()) for t in tensors((report, state)) if t.is_floating_point()):
             self.refuse(client, round, "not every number is finite")  # the loop leaves it out and records that
-        return Outcome(client, report, state)
+        return ClientOutcome(client, report, state)
 
-    def proportionate(self, sound: dict[int, Outcome], round: int) -> dict[int, Outcome]:
-        norms = {client: norm_of(outcome) for client, outcome in sound.items()}
-        wrong = too_long(
+    def drop_overlong(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
+        norms = {client: update_norm(outcome) for client, outcome in sound.items()}
+        wrong = find_overlong(
             {c: n for c, n in norms.items() if math.isfinite(n)}, list(self.recent), self.terms.norm_factor
         )
         for client, reason in wrong.items():
@@ -200,7 +201,7 @@ class FlowerEngine:
         return {client: outcome for client, outcome in sound.items() if client not in wrong}
 
     def refuse(self, client: int, round: int, reason: object) -> None:
-        node = self.roster.nodes.get(client, 0)
+        node = self.registry.nodes.get(client, 0)
         log.warning("round %d: refused the reply of node %d (client %d): %s", round + 1, node, client, reason)
 
     # ---- the rest ------------------------------------------------------------------------------------------------
@@ -208,8 +209,8 @@ class FlowerEngine:
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
 
     def close(self) -> None:
-        self.closing()
+        self.on_close()
 
 
-def norm_of(outcome: Outcome) -> float:
+def update_norm(outcome: ClientOutcome) -> float:
     return float(outcome.report["delta"].norm())

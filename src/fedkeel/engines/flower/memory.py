@@ -1,7 +1,7 @@
-"""What a node remembers: the state it last set out from and the state it reached, each known by its digest.
+"""What a node remembers: the state it last started from and the state it reached, each with its digest.
 
 The server names the state it has counted with. A report that was lost, late or refused therefore advances nothing:
-the node sets out from the older of the two again.
+the node starts from the older of the two again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, join, read, split, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, to_arrays, write
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 
 log = logging.getLogger("fedkeel")
@@ -20,7 +20,7 @@ log = logging.getLogger("fedkeel")
 PLACES = ("before", "after")
 
 
-class Memory:
+class NodeMemory:
     """Two states in the node's context and, where there is a folder beside the node, in a file of it.
 
     Flower keeps a context in memory, and only for one run: the file is what survives a restart of the node or the
@@ -32,7 +32,7 @@ class Memory:
         self.file = None if folder is None else folder / f"client-{client:06d}-{identity}.safetensors"
 
     def recall(self, wanted: int) -> State | None:
-        """The state with that digest, if it is still there."""
+        """Return the state with that digest, or None where it is gone."""
         for states in (self._from_context, self._from_file):
             for state in states():
                 if digest(state) == wanted:
@@ -57,10 +57,10 @@ class Memory:
             return []
         if facts.get("identity") != self.identity:
             return []
-        return [join(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
+        return [from_arrays(arrays, facts["layouts"], f"{place}/") for place in facts["places"]]
 
     def keep(self, before: State, after: State) -> None:
-        """Remember both; the file is whole before anything is sent."""
+        """Remember both; the file is complete before anything is sent."""
         states = dict(zip(PLACES, (before, after), strict=True))
         for place, state in states.items():
             for name, record in pack(state, f"{place}/").items():
@@ -69,6 +69,6 @@ class Memory:
             arrays: Arrays = {}
             layouts: dict[str, str] = {}
             for place, state in states.items():
-                more, layouts = split(state, f"{place}/")
+                more, layouts = to_arrays(state, f"{place}/")
                 arrays |= more
             write(self.file, arrays, {"identity": self.identity, "layouts": layouts, "places": list(PLACES)})

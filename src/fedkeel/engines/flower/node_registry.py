@@ -9,9 +9,9 @@ from collections.abc import Collection
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.engines.flower.checks import said_by
+from fedkeel.engines.flower.checks import read_facts
 from fedkeel.engines.flower.records import Refused
-from fedkeel.engines.flower.reply_transport import exchanged
+from fedkeel.engines.flower.reply_transport import exchange_messages
 from fedkeel.errors import RunError
 
 log = logging.getLogger("fedkeel")
@@ -21,11 +21,11 @@ PAUSE = 1.0
 INTRODUCTION = 1 << 20  # bytes
 
 
-class Taken(Exception):
-    """A client that another node has."""
+class ClientTaken(Exception):
+    """A client that another node already has."""
 
 
-class Roster:
+class NodeRegistry:
     """Nodes by client. A node is asked once who it is; one that claims a client that another, present node has is not
     listened to."""
 
@@ -35,7 +35,7 @@ class Roster:
         self.sizes: dict[int, int] = {}
         self.strangers: set[int] = set()
 
-    def call(self, wanted: Collection[int] | None = None) -> None:
+    def update(self, wanted: Collection[int] | None = None) -> None:
         """Forget nodes that have gone; where a wanted client has no node (None: always), ask new ones who they are."""
         present = set(self.grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
@@ -45,33 +45,33 @@ class Roster:
             return
         content = RecordDict({"config": ConfigRecord()})
         asked = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in sorted(new)]
-        for node, reply in exchanged(self.grid, asked, self.patience, INTRODUCTION).items():
+        for node, reply in exchange_messages(self.grid, asked, self.patience, INTRODUCTION).items():
             if isinstance(reply, str):
                 log.warning("node %d does not say who it is: %s", node, reply)
                 continue
             try:
-                self._enter(node, said_by(reply, identity=self.identity))
+                self._register(node, read_facts(reply, identity=self.identity))
             except Refused as refused:
                 log.warning("refused node %d: %s", node, refused)
                 self.strangers.add(node)
-            except Taken as taken:  # asked again when the other one has gone: it may be the same node, restarted
+            except ClientTaken as taken:  # asked again when the other one has gone: it may be the same node, restarted
                 log.warning("node %d has to wait: %s", node, taken)
 
-    def _enter(self, node: int, said: dict[str, object]) -> None:
-        client, size = said.get("client"), said.get("size")
+    def _register(self, node: int, facts: dict[str, object]) -> None:
+        client, size = facts.get("client"), facts.get("size")
         if not isinstance(client, int) or not isinstance(size, int) or not 0 <= client < self.clients or size < 0:
             raise Refused(f"it claims to be client {str(client)[:20]} of {self.clients}, with {str(size)[:20]} samples")
         if client in self.nodes:
-            raise Taken(f"it claims to be client {client}, which node {self.nodes[client]} is")
+            raise ClientTaken(f"it claims to be client {client}, which node {self.nodes[client]} is")
         if self.sizes.setdefault(client, size) != size:
             raise Refused(f"client {client} had {self.sizes[client]} samples and now has {size}")
         self.nodes[client] = node
 
     def wait(self, count: int, seconds: float, enough: int) -> None:
-        """Until so many clients have a node, or time is up and `enough` have."""
+        """Wait until so many clients have a node, or time is up and `enough` have."""
         until = time.monotonic() + seconds
         while True:
-            self.call()
+            self.update()
             if len(self.nodes) >= count:
                 return
             if time.monotonic() > until:

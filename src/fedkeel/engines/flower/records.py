@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 def pack(state: State, prefix: str) -> dict[str, ArrayRecord]:
-    """The slots of a state as records under a prefix."""
+    """Turn the slots of a state into records under a prefix."""
     packed = {}
     for name, slot in state.items():
         key, tensor = (slot.layout.dumps(), slot.buffer) if isinstance(slot, Tree) else ("", slot)
@@ -38,13 +38,13 @@ def pack(state: State, prefix: str) -> dict[str, ArrayRecord]:
 
 
 def unpack(records: Mapping[str, Any], prefix: str, like: State) -> State:
-    """The slots under a prefix; they must be named, laid out and typed like those of `like`."""
-    found = {name.removeprefix(prefix): record for name, record in records.items() if name.startswith(prefix)}
-    if missing := sorted(like.keys() - found.keys()):
+    """Read the slots under a prefix; refuse names, layouts or types that differ from those of `like`."""
+    received = {name.removeprefix(prefix): record for name, record in records.items() if name.startswith(prefix)}
+    if missing := sorted(like.keys() - received.keys()):
         raise Refused(f"slot {missing[0]!r} is missing")
-    if unknown := sorted(found.keys() - like.keys()):
+    if unknown := sorted(received.keys() - like.keys()):
         raise Refused(f"unknown slot {unknown[0][:40]!r}")
-    return {name: _slot(name, found[name], slot) for name, slot in like.items()}
+    return {name: _slot(name, received[name], slot) for name, slot in like.items()}
 
 
 def _slot(name: str, record: Any, like: Tree | Tensor) -> Tree | Tensor:
@@ -57,7 +57,7 @@ def _slot(name: str, record: Any, like: Tree | Tensor) -> Tree | Tensor:
 
 
 def _numbers(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-    """The numbers of an array in numpy's own file format, whose header is read before anything else."""
+    """Read the numbers of an array in numpy's file format; its header is checked before anything else."""
     if array.stype != "numpy.ndarray":
         raise Refused(f"slot {name!r} is serialised as {str(array.stype)[:40]!r}")
     if tuple(array.shape) != shape or array.dtype != str(dtype):
@@ -79,7 +79,7 @@ def _numbers(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype[An
 
 
 def digest(state: State | None) -> int:
-    """Which state this is: 63 bits of a hash over every name, layout and bit."""
+    """Compute which state this is: 63 bits of a hash over every name, layout and bit."""
     if state is None:
         return NEVER
     seen = hashlib.sha256()

@@ -32,32 +32,32 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedkeel.engines.flower.client import Node, app_of, partition_of
+from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import FlowerEngine
-from fedkeel.engines.flower.node_registry import Roster
+from fedkeel.engines.flower.node_registry import NodeRegistry
 
 THREAD = "flower simulation"
 START = 180.0  # seconds the simulation may take to come up
 
 
 @functools.lru_cache(maxsize=1)
-def engine_in(file: str) -> SerialEngine:
-    """The engine of this actor: read once from a file that the process which started it has written."""
+def load_engine(file: str) -> SerialEngine:
+    """Load the engine of this actor, once, from a file that the process which started it has written."""
     engine: SerialEngine = pickle.loads(Path(file).read_bytes())()
     return engine
 
 
-class FromFile:
+class NodeFromFile:
     """A simulated node: its client's number is its partition, its data are in a file on this machine."""
 
     def __init__(self, file: Path):
         self.file = str(file)
 
     def __call__(self, context: Context) -> Node:
-        return Node(partition_of(context), engine_in(self.file))
+        return Node(client_number(context), load_engine(self.file))
 
 
-def simulated(
+def start_simulation(
     task: Task,
     method: Method,
     training: Training,
@@ -88,12 +88,12 @@ def simulated(
     simulation = Simulation(file, clients, workers or cores(), task.device.type == "cuda")
     try:
         grid = simulation.start()
-        roster = Roster(grid, clients, patience=START)
-        roster.wait(clients, START, clients)
+        registry = NodeRegistry(grid, clients, patience=START)
+        registry.wait(clients, START, clients)
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, grid, roster, terms or Terms(diverged=True), closing=simulation.stop)
+    return FlowerEngine(task, method, grid, registry, terms or Terms(diverged=True), on_close=simulation.stop)
 
 
 class Simulation:
@@ -110,12 +110,12 @@ class Simulation:
             logging.getLogger(noisy).setLevel(logging.ERROR)  # their lines would fall between those of the run
         self.thread.start()
         try:
-            found = self.grids.get(timeout=START)
+            grid = self.grids.get(timeout=START)
         except queue.Empty:
             raise RunError(f"Flower's simulation did not start within {START:g} seconds.") from None
-        if isinstance(found, BaseException):
-            raise RunError(f"Flower's simulation did not start: {found}", "use --engine serial") from found
-        return found
+        if isinstance(grid, BaseException):
+            raise RunError(f"Flower's simulation did not start: {grid}", "use --engine serial") from grid
+        return grid
 
     def run(self) -> None:
         server = ServerApp()
@@ -125,7 +125,7 @@ class Simulation:
             "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / self.workers if self.gpu else 0.0},
         }
         try:
-            run_simulation(server, app_of(FromFile(self.file)), self.clients, backend_config=config)
+            run_simulation(server, make_client_app(NodeFromFile(self.file)), self.clients, backend_config=config)
         except BaseException as error:  # handed to whoever waits for the grid
             self.grids.put(error)
 

@@ -21,8 +21,8 @@ from fedkeel.errors import MethodError
 log = logging.getLogger("fedkeel")
 
 
-def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """The reference: right for every rule."""
+def lift_by_vmap(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Lift by vmap, which is right for every rule: the reference."""
     each: Callable[..., Any] = vmap(f, in_dims=dims)
 
     def lifted(*args: Any) -> Any:
@@ -31,14 +31,14 @@ def vmapped(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
         except RuntimeError as error:
             if "vmap" not in str(error):
                 raise
-            told = str(error).splitlines()[0]
-            raise MethodError(f"a rule of this method cannot be stacked: {told}", "use --engine serial") from error
+            reason = str(error).splitlines()[0]
+            raise MethodError(f"a rule of this method cannot be stacked: {reason}", "use --engine serial") from error
 
     return lifted
 
 
-def broadcasting(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """The same function on `[clients, D]`: what is shared gets a client axis that takes no memory.
+def lift_by_broadcast(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Call the same function on `[clients, D]`: shared states get a client axis that takes no memory.
 
     For rules whose every operation works along the last axis. One that writes `tree["fc"].mean()` is right under vmap
     and silently wrong here.
@@ -47,40 +47,43 @@ def broadcasting(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., 
     def lifted(*args: Any) -> Any:
         clients = next(len(tensors(a)[0]) for a, d in zip(args, dims, strict=True) if d == 0 and tensors(a))
         return f(
-            *(spread(a, clients) if d is None and isinstance(a, dict) else a for a, d in zip(args, dims, strict=True))
+            *(
+                add_client_axis(a, clients) if d is None and isinstance(a, dict) else a
+                for a, d in zip(args, dims, strict=True)
+            )
         )
 
     return lifted
 
 
-def spread(state: Any, clients: int) -> Any:
-    """Every slot with a client axis: as a view, where it has none."""
+def add_client_axis(state: Any, clients: int) -> Any:
+    """Give every slot a client axis: a view, where it has none."""
 
-    def one(slot: Any) -> Any:
+    def expand(slot: Any) -> Any:
         if isinstance(slot, Tree):
             return slot.expand(clients) if slot.buffer.dim() == 1 else slot
         return slot.expand(clients) if isinstance(slot, Tensor) and slot.dim() == 0 else slot
 
-    return _pytree.tree_map(one, state, is_leaf=lambda slot: isinstance(slot, Tree))
+    return _pytree.tree_map(expand, state, is_leaf=lambda slot: isinstance(slot, Tree))
 
 
-def lift_for(method: Method, device: torch.device) -> Lift:
-    """Broadcasting where every rule that works on clients says that it may; else vmap, which is right for all."""
+def choose_lift(method: Method, device: torch.device) -> Lift:
+    """Choose broadcasting where every rule that works on clients declares it safe, else vmap."""
     if not all(is_stackable(rule) for rule in method.local_rules if rule.stages & LOCAL_STAGES):
-        return vmapped
-    return fused if device.type == "cuda" else broadcasting
+        return lift_by_vmap
+    return lift_compiled if device.type == "cuda" else lift_by_broadcast
 
 
-HOT = ("climb", "move")  # the two functions of a step; the others run once in a round
+STEP_FUNCTIONS = ("climb", "move")  # the two functions of a step; the others run once in a round
 
 
-def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """Broadcasting, with the chains of a step compiled: a few passes over the buffer instead of one for each operation.
+def lift_compiled(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Lift by broadcasting and compile the chains of a step: a few passes over the buffer, not one per operation.
 
     What cannot be compiled runs as it is.
     """
-    plain = broadcasting(f, dims)
-    if getattr(f, "__name__", "") not in HOT:
+    plain = lift_by_broadcast(f, dims)
+    if getattr(f, "__name__", "") not in STEP_FUNCTIONS:
         return plain
     compiled: Callable[..., Any] | None = None
     refused = False
@@ -103,9 +106,9 @@ def fused(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def compile_rules(f: Callable[..., Any]) -> Callable[..., Any]:
-    from fedkeel.kernels.fuse_filter_pass import Absorb  # importing the compiler takes a second
+    from fedkeel.kernels.fuse_filter_pass import FuseFilter  # importing the compiler takes a second
 
     torch._dynamo.config.recompile_limit = 64  # a few sizes of stack for each chain of each phase
     for harmless in ("Dynamo detected a call to a `functools.lru_cache`", "Torchinductor does not support code gen"):
         warnings.filterwarnings("ignore", harmless)  # what remembers is pure; the rest is left to PyTorch's kernels
-    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": Absorb()})
+    return torch.compile(f, dynamic=False, options={"post_grad_custom_pre_pass": FuseFilter()})

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import Lift, Stretch, local_round, one_by_one
+from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack, unstack
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import Model, Outcome, Training, facts_of, state_of, uploaded_steps
+from fedkeel.engines.engine import ClientOutcome, ScoreRequest, Training, client_facts, client_state, sent_steps
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.engines.scoring import Scorer
-from fedkeel.engines.stacked.client_mapping import lift_for, spread
-from fedkeel.engines.stacked.early_finishers import Dropping
-from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, workspace_for
+from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift
+from fedkeel.engines.stacked.early_finishers import DropFinished
+from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
-from fedkeel.engines.stacked.stacked_batches import Steps, Store, steps_of
+from fedkeel.engines.stacked.stacked_batches import RowStore, plan_stack
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
 
@@ -31,12 +31,12 @@ log = logging.getLogger("fedkeel")
 
 
 Sender = Callable[[Sequence[int], Task], tuple[State, Tensor, int | None]]
-"""What the clients of a stack are sent, the learning rate, and the client axis of both (see `local_round`)."""
+"""Gives the message to the clients of a stack, the learning rate, and the client axis of both (`local_round`)."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """One message for all."""
+class SameMessage:
+    """The same message for all clients."""
 
     message: State
     lr: float
@@ -65,14 +65,14 @@ class StackedEngine:
         general: bool = False,
     ):
         self.task, self.method, self.training = task, method, training
-        self.gradient = StackedWorkspace(task) if general else workspace_for(task)
+        self.gradient = StackedWorkspace(task) if general else choose_workspace(task)
         self.workspace = Workspace(task)
         kernels = self.gradient.by_kernels
         self.scorer = Scorer(self.workspace, lowered=kernels and task.compute != task.dtype, stacked=kernels)
-        self.store = Store(task, data_budget(task.device))
-        self.lift = lift or lift_for(method, task.device)
+        self.store = RowStore(task, data_budget(task.device))
+        self.lift = lift or choose_lift(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
-        self.scan = Dropping(self.graphs if task.device.type == "cuda" else one_by_one)
+        self.scan = DropFinished(self.graphs if task.device.type == "cuda" else scan_steps)
         self.together = together
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
@@ -80,47 +80,49 @@ class StackedEngine:
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[Outcome]:
-        given = [state_of(self.method, self.task, state) for state in states]
-        return self.train_from(Shared(message, lr), round, clients, given)
+    ) -> list[ClientOutcome]:
+        given = [client_state(self.method, self.task, state) for state in states]
+        return self.train_from(SameMessage(message, lr), round, clients, given)
 
-    def train_from(self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]) -> list[Outcome]:
+    def train_from(
+        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
+    ) -> list[ClientOutcome]:
         known = dict(zip(clients, states, strict=True))
         # neighbours in a stack take about as many steps, so that few of them wait
-        order = sorted(clients, key=lambda client: -self.steps(round, client))
-        outcomes: dict[int, Outcome] = {}
+        order = sorted(clients, key=lambda client: -self.estimate_steps(round, client))
+        outcomes: dict[int, ClientOutcome] = {}
         while left := [client for client in order if client not in outcomes]:
-            some = left[: self.fitting(len(left))]
-            wide = self.widened(some) if self.captures else some
+            chosen = left[: self.stack_size(len(left))]
+            padded = self.pad_to_captured(chosen) if self.captures else chosen
             try:
-                found = self.train_stack(sender, round, wide, [known[client] for client in wide])[: len(some)]
+                trained = self.train_stack(sender, round, padded, [known[client] for client in padded])[: len(chosen)]
             except torch.OutOfMemoryError:
-                self.shrink(len(some))
+                self.shrink(len(chosen))
                 continue
-            outcomes |= {outcome.client: outcome for outcome in found}
+            outcomes |= {outcome.client: outcome for outcome in trained}
         return [outcomes[client] for client in clients]
 
-    def steps(self, round: int, client: int) -> int:
-        """About how many steps a client takes."""
+    def estimate_steps(self, round: int, client: int) -> int:
+        """Estimate how many steps a client takes."""
         batches = -(-int(self.task.clients.sizes[client]) // self.training.batch_size)
         return batches * self.training.epochs_of(round, client)
 
-    def fitting(self, wanted: int) -> int:
-        """How many clients to stack."""
+    def stack_size(self, wanted: int) -> int:
+        """Decide how many clients to stack."""
         if self.together is None:
             self.together = clients_that_fit(self.task, self.method, self.training)
             log.info("stacking up to %d clients", self.together)
         return min(wanted, self.together)
 
-    def widened(self, clients: list[int]) -> list[int]:
-        """Clients filled up with the last of them to a number that has been captured before, where one is near."""
+    def pad_to_captured(self, clients: list[int]) -> list[int]:
+        """Repeat the last client up to a number of clients that has been captured before, where one is near."""
         most = min(max(len(clients) + 3, len(clients) * 3 // 2), self.together or len(clients))
         size = min((n for n in self.captured if len(clients) <= n <= most), default=len(clients))
         self.captured.add(size)
         return [*clients, *clients[-1:] * (size - len(clients))]
 
     def shrink(self, tried: int) -> None:
-        """Half as many: nothing is lost, for a stack changes nothing before it is done."""
+        """Halve the stack; nothing is lost, because a stack changes nothing before it is done."""
         if tried == 1:
             raise
         self.together = tried // 2
@@ -128,29 +130,30 @@ class StackedEngine:
         self.graphs.clear()
         torch.cuda.empty_cache()
 
-    def train_stack(self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]) -> list[Outcome]:
+    def train_stack(
+        self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
+    ) -> list[ClientOutcome]:
         began = time.perf_counter()
-        message, rate, sent = sender(clients, self.task)
+        message, rate, axis = sender(clients, self.task)
         if self.store.hold(clients):
             self.graphs.clear()  # what was captured reads from where rows no longer lie
         phases = [
-            steps_of(self.store, self.training, round, clients, number, phase)
+            plan_stack(self.store, self.training, round, clients, number, phase)
             for number, phase in enumerate(self.method.phases)
         ]
-        taken = [
-            uploaded_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))
-        ]
+        taken = [sent_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))]
         rates = rate.expand(len(clients))
-        facts = stack([facts_of(self.task, *given) for given in zip(clients, taken, rates, strict=True)])
+        facts = stack([client_facts(self.task, *given) for given in zip(clients, taken, rates, strict=True)])
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
-        work = [stretch(steps) for steps in phases]
+        work = [PhaseWork(steps, steps.shares, steps.padded) for steps in phases]
         report, state = local_round(
-            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan, sent=sent
-        )
-        report, state = spread(report, len(clients)), spread(state, len(clients))
-        outcomes = [Outcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]
+            self.method, self.gradient, message, state, work, rate, facts, lift=self.lift, scan=self.scan,
+            message_axis=axis
+        )  # fmt: skip
+        report, state = add_client_axis(report, len(clients)), add_client_axis(state, len(clients))
+        outcomes = [ClientOutcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]
         self.seconds.add("training", time.perf_counter() - began)
         return outcomes
 
@@ -159,12 +162,8 @@ class StackedEngine:
             return self.scorer(params, buffers, split)
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
 
-    def evaluate_many(self, models: Iterable[Model]) -> list[list[Scores]]:
+    def evaluate_many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
         return self.scorer.many(models) if self.task.device.type == "cuda" else list(starmap(self.evaluate, models))
 
     def close(self) -> None:
         pass
-
-
-def stretch(steps: Steps) -> Stretch:
-    return Stretch(steps, steps.shares, steps.padded)

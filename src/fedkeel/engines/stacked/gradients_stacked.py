@@ -24,16 +24,16 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
-from fedkeel.kernels.layers import Frame, Running
-from fedkeel.kernels.network import forward, known
+from fedkeel.kernels.layers import Frame, RunningBuffers
+from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.task import Task
 
-Model = nn.Module | Mapping[str, Tensor]
+ModelOrParams = nn.Module | Mapping[str, Tensor]
 
 
-class Inside(nn.Module):
-    """Calls a function with a module whose parameters have been exchanged."""
+class ModuleCaller(nn.Module):
+    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -44,20 +44,20 @@ class Inside(nn.Module):
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What the gradient is of: an objective, and what the server sent."""
+class Target:
+    """What is differentiated: an objective, and the message that the server sent."""
 
     objective: Objective
     message: State
 
     @property
-    def sent(self) -> int | None:
+    def message_axis(self) -> int | None:
         """The client axis of the message: None where all clients got the same."""
         return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
 
     @property
-    def needed(self) -> State:
-        """The message, for the few objectives that read it; vmap would take the others' apart for nothing."""
+    def message_read(self) -> State:
+        """The message, for the few objectives that read it; for others vmap would split it for nothing."""
         return {} if self.objective.of_problem else self.message
 
 
@@ -72,30 +72,30 @@ class StackedWorkspace:
                 "the stacked engine does not draw a module's own random numbers (dropout).", "use --engine serial"
             )
         self.task = task
-        self.inside = None if task.module is None else Inside(task.module)
+        self.inside = None if task.module is None else ModuleCaller(task.module)
         # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
         self.separable = task.separable and task.buffers is None
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
     ) -> Gradient:
-        aim = Aim(objective, message)
+        aim = Target(objective, message)
         if batch.mask is None or self.separable:
-            return self.together(params, batch, aim, buffers)
-        return self.by_size(params, batch, aim, buffers)
+            return self.gradient(params, batch, aim, buffers)
+        return self.gradient_by_size(params, batch, aim, buffers)
 
-    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
-        """Of clients with equal, or filled-up, batches."""
+    def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
+        """Take the gradients of clients with equal, or filled-up, batches."""
         reference = self.reference(batch, aim, buffers)
-        self.task.recount()
+        self.task.reset_counters()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given = (batch.mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, 0, aim.sent, *(None if part is None else 0 for part in given))
-        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
+        dims = (0, 0, 0, aim.message_axis, *(None if part is None else 0 for part in given))
+        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.one, aim), in_dims=dims)
-            losses, after = one(lowered, seen, self.lowered(batch), aim.needed, *given)
+            one = vmap(partial(self.client_loss, aim), in_dims=dims)
+            losses, after = one(lowered, seen, self.lower_inputs(batch), aim.message_read, *given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
@@ -105,13 +105,13 @@ class StackedWorkspace:
         grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
         return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
 
-    def lowered(self, batch: StackedBatch) -> Sample:
-        """Inputs in the precision of the arithmetic."""
+    def lower_inputs(self, batch: StackedBatch) -> Sample:
+        """Convert inputs to the precision of the arithmetic."""
         return tuple(t.to(self.task.compute) if t.is_floating_point() else t for t in batch.tensors)
 
-    def one(
+    def client_loss(
         self,
-        aim: Aim,
+        aim: Target,
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
@@ -121,22 +121,22 @@ class StackedWorkspace:
         histogram: Tensor | None,
         noise: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one client, and its buffers afterwards."""
+        """Compute the loss of one client and its buffers afterwards."""
 
-        def loss(model: Model) -> Tensor:
+        def loss(model: ModelOrParams) -> Tensor:
             output = self.task.output(model, tensors, aim.objective, noise)
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
-            return self.judged(aim, model, tensors, output, message, mask, reference, histogram, noise)
+            return self.reduce_losses(aim, model, tensors, output, message, mask, reference, histogram, noise)
 
         if self.inside is None:
             return loss(leaves), {}
         named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
         return functional_call(self.inside, named, (loss,)), buffers
 
-    def judged(
+    def reduce_losses(
         self,
-        aim: Aim,
-        model: Model,
+        aim: Target,
+        model: ModelOrParams,
         tensors: Sample,
         output: Any,
         message: State,
@@ -145,34 +145,34 @@ class StackedWorkspace:
         histogram: Tensor | None,
         noise: Tensor | None,
     ) -> Tensor:
-        """The mean, or the total, of the objective over the real samples of one client."""
+        """Compute the mean, or the total, of the objective over the real samples of one client."""
         if not aim.objective.of_problem:
             given = Given(reference, histogram, message, noise)
             losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
-            losses = self.task.judged(self.task.mean_loss, model, tensors, output)
+            losses = self.task.compute_loss(self.task.mean_loss, model, tensors, output)
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
             return losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
         if losses.dim() == 0:
-            losses = self.each(model, tensors, output)
+            losses = self.losses_by_sample(model, tensors, output)
         total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
         return total if aim.objective.total else total / mask.sum()
 
-    def each(self, model: Model, tensors: Sample, output: Tensor | None) -> Tensor:
-        """Sample by sample, for a loss that returns the mean."""
+    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
+        """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
         def one(tensors: Sample, output: Tensor | None) -> Tensor:
             single = tuple(t.unsqueeze(0) for t in tensors)
             return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
 
-        found: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
-        return found
+        losses: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
+        return losses
 
     @torch.no_grad()
-    def reference(self, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Tensor | None:
-        """What the model that the server sent says to the same samples."""
+    def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
+        """Compute the output of the model that the server sent, on the same samples."""
         if not aim.objective.reference:
             return None
         assert self.inside is not None
@@ -185,18 +185,18 @@ class StackedWorkspace:
 
         self.inside.eval()
         try:
-            with stackable():
-                output: Tensor = vmap(one, in_dims=(aim.sent, None if shared or state is None else 0, 0))(
+            with explain_unstackable():
+                output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
                     dict(aim.message["params"].items()),
                     {} if state is None else dict(state.items()),
-                    self.lowered(batch),
+                    self.lower_inputs(batch),
                 )
         finally:
             self.inside.train()
         return output.to(self.task.dtype)
 
-    def by_size(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
-        """Clients with batches of one size at a time, none of them filled up."""
+    def gradient_by_size(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
+        """Take the gradients of clients with batches of one size at a time, none of them filled up."""
         tree, loss = torch.empty_like(params.buffer), params.buffer.new_empty(len(batch.sizes))
         after = None if buffers is None else torch.empty_like(buffers.buffer)
         for size in sorted(set(batch.sizes)):
@@ -207,18 +207,19 @@ class StackedWorkspace:
             part = StackedBatch(
                 tuple(t[members, :size] for t in batch.tensors), None, (size,) * len(members), histogram, noise
             )
-            sent = aim.message if aim.sent is None else _pytree.tree_map(lambda slot: slot[members], aim.message)  # noqa: B023
-            found = self.together(Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs)
-            tree[members], loss[members] = found.tree.buffer, found.loss
-            if after is not None and found.buffers is not None:
-                after[members] = found.buffers.buffer
+            shared = aim.message_axis is None
+            sent = aim.message if shared else _pytree.tree_map(lambda slot: slot[members], aim.message)  # noqa: B023
+            some = self.gradient(Tree(params.buffer[members], params.layout), part, replace(aim, message=sent), theirs)
+            tree[members], loss[members] = some.tree.buffer, some.loss
+            if after is not None and some.buffers is not None:
+                after[members] = some.buffers.buffer
         kept = None if after is None or buffers is None else Tree(after, buffers.layout)
         return Gradient(Tree(tree, params.layout), loss, kept)
 
 
 @contextmanager
-def stackable() -> Iterator[None]:
-    """Say what to do about a module that vmap refuses."""
+def explain_unstackable() -> Iterator[None]:
+    """Turn vmap's refusal of a module into an error that says what to do."""
     try:
         yield
     except RuntimeError as error:
@@ -238,15 +239,15 @@ class KernelWorkspace(StackedWorkspace):
         super().__init__(task)
         self.separable = task.separable  # batch norms leave out what only fills a batch up
 
-    def together(self, params: Tree, batch: StackedBatch, aim: Aim, buffers: Tree | None) -> Gradient:
+    def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
         module = self.task.module
         assert module is not None
         reference = self.reference(batch, aim, buffers)
         into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
-        running = None if buffers is None else Running(buffers, after, batch.mask)
+        running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
-        with torch.set_grad_enabled(aim.objective.differentiable), stackable():
+        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
             losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
         if not aim.objective.differentiable:
@@ -257,9 +258,9 @@ class KernelWorkspace(StackedWorkspace):
         return Gradient(into, losses.detach(), after)
 
     def losses(
-        self, module: nn.Module, batch: StackedBatch, aim: Aim, output: Tensor, reference: Tensor | None
+        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Tensor, reference: Tensor | None
     ) -> Tensor:
-        """One for each client. A loss that is known to judge samples one by one takes those of all clients at once."""
+        """Compute one loss for each client, those of all clients at once where the loss treats samples one by one."""
         mask = batch.mask
         if aim.objective.of_problem and hasattr(self.task.problem.loss, "batch_mean"):
             tensors = tuple(part.flatten(0, 1) for part in batch.tensors)
@@ -268,15 +269,15 @@ class KernelWorkspace(StackedWorkspace):
             total = (each if mask is None else each * mask).sum(1)
             return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
         given = (mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, aim.sent, *(None if part is None else 0 for part in given))
-        judge = vmap(partial(self.judged, aim, module), in_dims=dims)
-        losses: Tensor = judge(batch.tensors, output, aim.needed, *given)
+        dims = (0, 0, aim.message_axis, *(None if part is None else 0 for part in given))
+        judge = vmap(partial(self.reduce_losses, aim, module), in_dims=dims)
+        losses: Tensor = judge(batch.tensors, output, aim.message_read, *given)
         return losses
 
 
-def workspace_for(task: Task) -> StackedWorkspace:
-    """Kernels where they know every layer, else vmap."""
-    sample = task.ready(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
+def choose_workspace(task: Task) -> StackedWorkspace:
+    """Choose kernels where every layer has one, else vmap."""
+    sample = task.prepare(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(1, dtype=np.int64)))
     if task.module is None or len(sample) != 2:  # inputs and targets
         return StackedWorkspace(task)
-    return KernelWorkspace(task) if known(task.module, sample[0].dim() - 1) else StackedWorkspace(task)
+    return KernelWorkspace(task) if has_kernels(task.module, sample[0].dim() - 1) else StackedWorkspace(task)

@@ -1,4 +1,4 @@
-"""A local step as one CUDA graph: captured once, then replayed, so that the host only says "again"."""
+"""A local step as one CUDA graph: captured once and then replayed, so that the host launches no kernels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Body, Carry, Fixed, Moment, one_by_one
+from fedkeel.core.round import Body, Carry, PhaseContext, StepInput, scan_steps
 from fedkeel.core.trees import tensors
-from fedkeel.engines.stacked.client_mapping import spread
-from fedkeel.engines.stacked.stacked_batches import StackedBatch, Steps, gathered
+from fedkeel.engines.stacked.client_mapping import add_client_axis
+from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, gather_batch
 
 log = logging.getLogger("fedkeel")
 
@@ -32,21 +32,21 @@ class Inputs(NamedTuple):
     keys: Tensor
 
     @staticmethod
-    def of(steps: Steps, device: torch.device, dtype: torch.dtype) -> Inputs:
-        def there(array: Any) -> Tensor:
+    def of(steps: StackedSteps, device: torch.device, dtype: torch.dtype) -> Inputs:
+        def to_device(array: Any) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         return Inputs(
-            there(steps.index),
-            None if steps.draws is None else there(steps.draws),
-            None if steps.full else there(steps.mask()).to(dtype),
-            there(steps.sizes > 0) if steps.padded else None,
+            to_device(steps.index),
+            None if steps.draws is None else to_device(steps.draws),
+            None if steps.full else to_device(steps.mask()).to(dtype),
+            to_device(steps.sizes > 0) if steps.padded else None,
             steps.keys.to(device),
         )
 
 
-class Replayed(Protocol):
-    """What was captured."""
+class CapturedGraph(Protocol):
+    """A captured CUDA graph, as far as it is used here."""
 
     def replay(self) -> None: ...
 
@@ -54,18 +54,18 @@ class Replayed(Protocol):
 class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
-    def __init__(self, body: Body, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps):
+    def __init__(self, body: Body, carry: Carry, context: PhaseContext, inputs: Inputs, steps: StackedSteps):
         self.store, self.body, self.noisy = steps.store, body, steps.noisy
-        self.carry: Carry = copied(carry)
-        self.fixed: Fixed = copied(fixed)
-        self.inputs: Inputs = roomier(inputs, steps.first)
+        self.carry: Carry = copy_state(carry)
+        self.context: PhaseContext = copy_state(context)
+        self.inputs: Inputs = add_room(inputs, steps.first)
         self.histogram = None if steps.histogram is None else steps.histogram.clone()
         self.pool: Any = None
         self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
         self.losses = torch.zeros(self.inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
         self.warm_up()
         several = min(SEVERAL, len(inputs.rows))
-        self.graphs = [(count, self.captured(count)) for count in dict.fromkeys((several, 1))]  # longest first
+        self.graphs = [(count, self.capture(count)) for count in dict.fromkeys((several, 1))]  # longest first
 
     def warm_up(self) -> None:
         side = torch.cuda.Stream()
@@ -76,8 +76,8 @@ class Graph:
                 self.advance(1)
         torch.cuda.current_stream().wait_stream(side)
 
-    def captured(self, count: int) -> Replayed:
-        """So many steps, to be taken again and again; graphs of one phase share their memory."""
+    def capture(self, count: int) -> CapturedGraph:
+        """Capture some steps as a graph; graphs of one phase share their memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             self.advance(count)
@@ -85,7 +85,7 @@ class Graph:
         return graph
 
     def advance(self, count: int) -> None:
-        """Some steps, chosen by the counter on the device; only after the last is what they carry put back in place."""
+        """Take some steps, chosen by the counter on the device, and put what they carry back after the last."""
         carry, place = self.carry, tensors(self.carry)
         for _ in range(count):
             index, draws, mask, active, keys = (
@@ -95,8 +95,8 @@ class Graph:
             assert keys is not None
             clients, wide = index.shape
             noise = keys if self.noisy else None
-            batch = StackedBatch(gathered(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
-            carry, loss = self.body(carry, self.fixed, Moment(batch, self.step.squeeze(0), keys, active))
+            batch = StackedBatch(gather_batch(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
+            carry, loss = self.body(carry, self.context, StepInput(batch, self.step.squeeze(0), keys, active))
             self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
             self.step += 1
         taken = {slot.untyped_storage().data_ptr() for slot in place}
@@ -115,18 +115,18 @@ class Graph:
                 graph.replay()
             count %= length
 
-    def run(self, carry: Carry, fixed: Fixed, inputs: Inputs, steps: Steps) -> tuple[Carry, Tensor]:
+    def run(self, carry: Carry, context: PhaseContext, inputs: Inputs, steps: StackedSteps) -> tuple[Carry, Tensor]:
         first, last = steps.first, steps.first + len(inputs.rows)
         if self.histogram is not None and steps.histogram is not None:
             self.histogram.copy_(steps.histogram)
-        for mine, given in zip(tensors((self.carry, self.fixed)), tensors((carry, fixed)), strict=True):
+        for mine, given in zip(tensors((self.carry, self.context)), tensors((carry, context)), strict=True):
             mine.copy_(given)
         for mine, given in zip(tensors(self.inputs), tensors(inputs), strict=True):
             if mine is not None:
                 mine[first:last].copy_(given)
         self.step.fill_(first)
         self.replay(last - first)
-        return copied(self.carry), self.losses[first:last].T.clone()
+        return copy_state(self.carry), self.losses[first:last].T.clone()
 
 
 class GraphScan:
@@ -137,49 +137,51 @@ class GraphScan:
         self.possible = True
         self.graphs: dict[Any, Graph] = {}
 
-    def __call__(self, phase: Phase, body: Body, carry: Carry, fixed: Fixed, steps: Steps) -> tuple[Carry, Tensor]:
+    def __call__(
+        self, phase: Phase, body: Body, carry: Carry, context: PhaseContext, steps: StackedSteps
+    ) -> tuple[Carry, Tensor]:
         task = steps.store.task
         if not (self.possible and steps.store.on_device and (self.separable or steps.full)):
-            return one_by_one(phase, body, carry, fixed, steps)
+            return scan_steps(phase, body, carry, context, steps)
         inputs = Inputs.of(steps, task.device, task.dtype)
-        carry, fixed = (
-            _pytree.tree_map(torch.Tensor.contiguous, p) for p in (spread(carry, len(steps.clients)), fixed)
+        carry, context = (
+            _pytree.tree_map(torch.Tensor.contiguous, p) for p in (add_client_axis(carry, len(steps.clients)), context)
         )
-        shapes = (*signature((carry, fixed)), *signature(inputs, skip=1))
-        of = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
-        graph = self.graphs.get(of)
+        shapes = (*signature((carry, context)), *signature(inputs, skip=1))
+        key = (id(phase), *(rows.data_ptr() for rows in steps.store.rows), *shapes)
+        graph = self.graphs.get(key)
         if graph is None or len(graph.inputs.rows) < steps.first + len(inputs.rows):
             try:
-                self.graphs[of] = graph = self.make(body, carry, fixed, inputs, steps)
+                self.graphs[key] = graph = self.make(body, carry, context, inputs, steps)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 log.warning("steps are not captured as a graph and run slower: %s", str(error).splitlines()[0])
                 self.possible = False
-                return one_by_one(phase, body, carry, fixed, steps)
-        return graph.run(carry, fixed, inputs, steps)
+                return scan_steps(phase, body, carry, context, steps)
+        return graph.run(carry, context, inputs, steps)
 
     def clear(self) -> None:
         self.graphs.clear()
 
 
-def roomier(inputs: Inputs, first: int) -> Inputs:
-    """The same with room for steps before the first, and for half as many again: a later round may take more."""
+def add_room(inputs: Inputs, first: int) -> Inputs:
+    """Add room for the steps before the first and for half as many again: a later round may take more."""
 
-    def longer(part: Tensor | None) -> Tensor | None:
+    def extend(part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
         before, after = (part[:1].expand(n, *part.shape[1:]) for n in (first, (first + len(part)) // 2))
         return torch.cat([before, part, after])
 
-    return Inputs(*(longer(part) for part in inputs))  # type: ignore[arg-type]
+    return Inputs(*(extend(part) for part in inputs))  # type: ignore[arg-type]
 
 
-def copied(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     return _pytree.tree_map(lambda leaf: None if leaf is None else leaf.clone(), state)
 
 
 def signature(state: Any, skip: int = 0) -> tuple[Any, ...]:
-    """Structure and shapes, without the first `skip` axes of each tensor."""
+    """Return structure and shapes, without the first `skip` axes of each tensor."""
     leaves, structure = _pytree.tree_flatten(state)
     return (repr(structure), *(leaf if leaf is None else (tuple(leaf.shape[skip:]), leaf.dtype) for leaf in leaves))

@@ -1,4 +1,4 @@
-"""Several runs in one stack: what differs between them is the data, the weights, the seed and the learning rate."""
+"""Several runs in one stack; they differ in data, weights, seed and learning rate only."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor
 from fedkeel.core.rule import State
 from fedkeel.core.trees import stack
 from fedkeel.data.clients import ClientData, Rows, Sample
-from fedkeel.engines.engine import Outcome, Request, Training, state_of
+from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.problems.task import Task
 
 
 class JoinedClients:
-    """The clients of several runs, numbered through."""
+    """The clients of several runs under consecutive numbers."""
 
     def __init__(self, runs: Sequence[ClientData]):
         self.runs = runs
         self.sizes = np.concatenate([clients.sizes for clients in runs])
         self.starts = [0, *np.cumsum([len(clients.sizes) for clients in runs])[:-1].tolist()]
 
-    def whose(self, client: int) -> tuple[int, int]:
-        """The run of a client, and its number there."""
+    def run_of(self, client: int) -> tuple[int, int]:
+        """Return the run of a client and its number in that run."""
         run = bisect_right(self.starts, client) - 1
         return run, client - self.starts[run]
 
     def rows(self, client: int, rows: Rows) -> Sample:
-        run, number = self.whose(client)
+        run, number = self.run_of(client)
         return self.runs[run].rows(number, rows)
 
 
@@ -44,19 +44,19 @@ class JointTraining(Training):
     runs: tuple[Training, ...]
 
     def key(self, purpose: str, round: int, client: int, *numbers: int) -> int:
-        run, number = self.clients.whose(client)
+        run, number = self.clients.run_of(client)
         return self.runs[run].key(purpose, round, number, *numbers)
 
 
 @dataclass(frozen=True)
-class Own:
-    """Each client's message and learning rate are those of its run."""
+class OwnMessages:
+    """Gives each client the message and the learning rate of its run."""
 
-    requests: Mapping[int, Request]
+    requests: Mapping[int, RoundRequest]
     clients: JoinedClients
 
     def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
-        asked = [self.requests[self.clients.whose(client)[0]] for client in clients]
+        asked = [self.requests[self.clients.run_of(client)[0]] for client in clients]
         rates = torch.tensor([request.lr for request in asked], dtype=task.dtype, device=task.device)
         return stack([request.message for request in asked]), rates, 0
 
@@ -74,40 +74,40 @@ class JointEngine:
         joint = JointTraining(**vars(first.training), clients=self.clients, runs=trainings)
         self.stacked = StackedEngine(task, first.method, joint)
 
-    def train(self, requests: Mapping[int, Request]) -> dict[int, list[Outcome]]:
-        """One round of those runs that ask for it, by number of run; all ask for the same round."""
+    def train(self, requests: Mapping[int, RoundRequest]) -> dict[int, list[ClientOutcome]]:
+        """Train one round of the runs that ask for it, by number of run; all ask for the same round."""
         (round,) = {request.round for request in requests.values()}
         clients, states = [], []
         for run, request in requests.items():
             engine = self.engines[run]
             clients += [self.clients.starts[run] + client for client in request.clients]
-            states += [state_of(engine.method, engine.task, state) for state in request.states]
-        found: dict[int, list[Outcome]] = {run: [] for run in requests}
+            states += [client_state(engine.method, engine.task, state) for state in request.states]
+        outcomes: dict[int, list[ClientOutcome]] = {run: [] for run in requests}
         before = dict(self.stacked.seconds)
-        for outcome in self.stacked.train_from(Own(requests, self.clients), round, clients, states):
-            run, number = self.clients.whose(outcome.client)
+        for outcome in self.stacked.train_from(OwnMessages(requests, self.clients), round, clients, states):
+            run, number = self.clients.run_of(outcome.client)
             report = outcome.report
             if "client" in report:
                 report = report | {"client": torch.full_like(report["client"], float(number))}
-            found[run].append(Outcome(number, report, outcome.state))
+            outcomes[run].append(ClientOutcome(number, report, outcome.state))
         for name, seconds in self.stacked.seconds.items():
             for run in requests:  # each has its share
                 self.engines[run].seconds.add(name, (seconds - before.get(name, 0.0)) / len(requests))
-        return found
+        return outcomes
 
 
 def joinable(engines: Sequence[StackedEngine]) -> bool:
-    """Whether the runs differ in nothing that a stack shares."""
-    first, *others = (shared(engine) for engine in engines)
+    """Whether the runs agree in everything that a stack shares."""
+    first, *others = (stack_settings(engine) for engine in engines)
     return all(other == first for other in others)
 
 
-def shared(engine: StackedEngine) -> tuple[object, ...]:
-    """What all clients of a stack have in common."""
+def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
+    """List what all clients of a stack must have in common."""
     task, training = engine.task, engine.training
     problem = task.problem
     trained = set(task.initial) | set(task.buffers or ())
     fixed = {} if task.module is None else task.module.state_dict()
     rest = tuple((n, tuple(t.flatten().tolist())) for n, t in fixed.items() if n not in trained)
-    what = (repr(task.module), rest, task.initial.layout, problem.loss, problem.prepare, problem.classes)
-    return (*what, task.device, task.compute, engine.method, training.epochs, training.batch_size)
+    network = (repr(task.module), rest, task.initial.layout, problem.loss, problem.prepare, problem.classes)
+    return (*network, task.device, task.compute, engine.method, training.epochs, training.batch_size)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.core.method import Phase
-from fedkeel.core.round import Moment
+from fedkeel.core.round import StepInput
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
-from fedkeel.engines.engine import Training, planned, step_keys
-from fedkeel.problems.task import Task, with_labels
+from fedkeel.engines.engine import Training, plan_rows, step_keys
+from fedkeel.problems.task import Task, widen_labels
 
 
 class StackedBatch(NamedTuple):
@@ -35,7 +35,7 @@ class StackedBatch(NamedTuple):
     noise: Tensor | None = None
 
 
-class Store:
+class RowStore:
     """Raw rows on the device: of all clients when they fit into `budget` bytes, else of those that train now."""
 
     def __init__(self, task: Task, budget: int):
@@ -49,7 +49,7 @@ class Store:
         self.device = task.device if self.on_device else torch.device("cpu")
 
     def hold(self, clients: Sequence[int]) -> bool:
-        """Have the rows of these clients on the device; whether they lie elsewhere than before."""
+        """Bring the rows of these clients onto the device; return whether rows have moved in memory."""
         if all(client in self.offsets for client in clients):
             return False
         wanted = range(len(self.task.clients.sizes)) if self.whole else clients
@@ -70,10 +70,10 @@ class Store:
 
 
 @dataclass
-class Steps:
+class StackedSteps:
     """One phase of stacked clients: which samples each step takes, and what is random about them."""
 
-    store: Store
+    store: RowStore
     clients: Sequence[int]
     index: NDArray[np.int64]  # [steps, clients, batch] rows of the store
     sizes: NDArray[np.int64]  # [steps, clients] real samples; 0 where the client has finished
@@ -84,15 +84,15 @@ class Steps:
     first: int = 0  # the number of the first step
     pads: bool = False  # whether steps of the same phase are padded elsewhere
 
-    def part(self, first: int, last: int, clients: int) -> Steps:
-        """Some steps of the first clients."""
+    def part(self, first: int, last: int, clients: int) -> StackedSteps:
+        """Cut out some steps of the first clients."""
 
         def cut(array: Any) -> Any:
             return None if array is None else array[first:last, :clients]
 
         histogram = None if self.histogram is None else self.histogram[:clients]
         index, sizes, seeds, draws, keys = map(cut, (self.index, self.sizes, self.seeds, self.draws, self.keys))
-        return Steps(
+        return StackedSteps(
             self.store,
             self.clients[:clients],
             index,
@@ -107,7 +107,7 @@ class Steps:
 
     @property
     def noisy(self) -> bool:
-        """Whether an objective reads the key of the step."""
+        """Whether an objective reads the random key of the step."""
         return "key" in self.store.task.asks
 
     @property
@@ -117,23 +117,23 @@ class Steps:
 
     @property
     def full(self) -> bool:
-        """Whether all batches that count are of one size."""
+        """Whether all real batches are of one size."""
         return bool(np.isin(self.sizes, (0, self.index.shape[2])).all())
 
     @property
     def shares(self) -> Tensor:
-        """Of each client's samples in the phase, how many each step takes: `[clients, steps]`."""
+        """Each step's share of the client's samples in the phase: `[clients, steps]`."""
         task = self.store.task
         sizes = torch.from_numpy(np.ascontiguousarray(self.sizes.T)).to(task.device, task.dtype)
         return sizes / sizes.sum(-1, keepdim=True)
 
     def mask(self) -> NDArray[np.bool_]:
-        """Real samples; of clients that have finished all count, so that nothing is divided by zero."""
+        """Mark real samples; all samples of a finished client count, so that nothing is divided by zero."""
         real: NDArray[np.bool_] = np.arange(self.index.shape[2]) < self.sizes[..., None]
         return real | (self.sizes == 0)[..., None]
 
-    def __iter__(self) -> Iterator[Moment]:
-        """Step by step, each batch only as wide as its widest client."""
+    def __iter__(self) -> Iterator[StepInput]:
+        """Yield step by step; each batch is only as wide as its widest client."""
         device, dtype = self.store.task.device, self.store.task.dtype
         steps = torch.arange(self.first, self.first + len(self.index), device=device)
         keys, active = self.keys.to(device), torch.from_numpy(self.sizes > 0).to(device)
@@ -142,50 +142,52 @@ class Steps:
             wide = int(sizes.max())
             short = bool(((sizes > 0) & (sizes < wide)).any())
             batch = StackedBatch(
-                self.prepared(s, wide),
+                self.prepare_step(s, wide),
                 mask[s, :, :wide] if short else None,
                 tuple(int(n) or wide for n in sizes),
                 self.histogram,
                 keys[s] if self.noisy else None,
             )
-            yield Moment(batch, steps[s], keys[s], active[s] if self.padded else None)
+            yield StepInput(batch, steps[s], keys[s], active[s] if self.padded else None)
 
-    def prepared(self, s: int, wide: int) -> Sample:
-        """What the models see in step s."""
+    def prepare_step(self, s: int, wide: int) -> Sample:
+        """Prepare the samples that the models see in step s."""
         device = self.store.device
         if self.store.on_device:
             draws = None if self.draws is None else torch.from_numpy(self.draws[s, :, :wide]).to(device)
-            return gathered(self.store, torch.from_numpy(self.index[s, :, :wide]).to(device), draws)
-        made = []  # the user's own function sees each client's samples alone, as it would in any other engine
+            return gather_batch(self.store, torch.from_numpy(self.index[s, :, :wide]).to(device), draws)
+        batches = []  # the user's own function sees each client's samples alone, as it would in any other engine
         for c, size in enumerate(self.sizes[s].tolist()):
             at, seeds = (
                 self.index[s, c, : size or wide],
                 None if self.seeds is None else self.seeds[s, c, : size or wide],
             )
             raw = tuple(part[torch.from_numpy(at).to(device)] for part in self.store.rows)
-            made.append(tuple(filled(part, wide) for part in self.store.task.ready(raw, seeds)))
-        return tuple(torch.stack(column) for column in zip(*made, strict=True))
+            batches.append(tuple(fill_batch(part, wide) for part in self.store.task.prepare(raw, seeds)))
+        return tuple(torch.stack(column) for column in zip(*batches, strict=True))
 
 
-def filled(part: Tensor, wide: int) -> Tensor:
-    """A batch filled up to `wide` samples with its first."""
+def fill_batch(part: Tensor, wide: int) -> Tensor:
+    """Fill a batch up to `wide` samples by repeating its first."""
     return part if len(part) == wide else torch.cat([part, part[:1].expand(wide - len(part), *part.shape[1:])])
 
 
-def gathered(store: Store, index: Tensor, draws: Tensor | None) -> Sample:
-    """Rows of the store, prepared on the device: `[clients, batch, …]`."""
+def gather_batch(store: RowStore, index: Tensor, draws: Tensor | None) -> Sample:
+    """Gather rows of the store and prepare them on the device: `[clients, batch, …]`."""
     task = store.task
     raw = tuple(part.index_select(0, index.reshape(-1)) for part in store.rows)
     if isinstance(task.problem.prepare, Preparation):
         raw = task.problem.prepare.apply(raw, None if draws is None else draws.flatten(0, 1))
-    return tuple(part.to(task.kind_of(part)).unflatten(0, index.shape) for part in with_labels(raw))
+    return tuple(part.to(task.dtype_of(part)).unflatten(0, index.shape) for part in widen_labels(raw))
 
 
-def steps_of(store: Store, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase) -> Steps:
-    """The plan of a phase: the same rows and the same draws as if each client were alone."""
+def plan_stack(
+    store: RowStore, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase
+) -> StackedSteps:
+    """Plan a phase: the same rows and the same draws as if each client were alone."""
     task = store.task
     random = "key" in task.asks or any(rule.random for rule in phase.rules)
-    plans = [planned(task, training, round, client, number, phase) for client in clients]
+    plans = [plan_rows(task, training, round, client, number, phase) for client in clients]
     steps, wide = max(map(len, plans)), max(len(rows) for plan in plans for rows in plan)
     index = np.zeros((steps, len(clients), wide), dtype=np.int64)
     sizes = np.zeros((steps, len(clients)), dtype=np.int64)
@@ -194,7 +196,7 @@ def steps_of(store: Store, training: Training, round: int, clients: Sequence[int
     for c, (client, plan) in enumerate(zip(clients, plans, strict=True)):
         of, count = training.key("samples", round, client, number), len(plan)
         sizes[:count, c] = [len(rows) for rows in plan]
-        rows = np.stack([filled_up(rows, wide) for rows in plan])
+        rows = np.stack([fill_rows(rows, wide) for rows in plan])
         index[:count, c], index[count:, c] = store.offsets[client] + rows, store.offsets[client] + rows[0, 0]
         if seeds is not None:
             seeds[:count, c] = sample_keys_of_steps(of, rows)
@@ -203,9 +205,9 @@ def steps_of(store: Store, training: Training, round: int, clients: Sequence[int
     prepare = task.problem.prepare
     draws = prepare.draw(seeds) if isinstance(prepare, Preparation) else None
     histogram = torch.stack([task.histogram(client) for client in clients]) if "histogram" in task.asks else None
-    return Steps(store, clients, index, sizes, seeds, draws, keys, histogram)
+    return StackedSteps(store, clients, index, sizes, seeds, draws, keys, histogram)
 
 
-def filled_up(rows: Rows, wide: int) -> Rows:
-    """`wide` row numbers: the given ones, then the first again."""
+def fill_rows(rows: Rows, wide: int) -> Rows:
+    """Return `wide` row numbers: the given ones, then the first again."""
     return rows if len(rows) == wide else np.concatenate([rows, np.repeat(rows[:1], wide - len(rows))])

@@ -1,0 +1,51 @@
+"""A long-tailed set, divided by any other partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from fedkeel import randomness
+from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_labels, check_partitioner
+from fedkeel.errors import ExperimentError
+from fedkeel.ranges import Range
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """Make the whole set long-tailed, then divide it by `base`: the class of rank c of C keeps
+    n_max · imbalance^(-c / (C - 1)) samples, at least one and at most what it has (Cao et al. 2019).
+
+    Ranks follow the labels: class 0 is the head. imbalance = n_max / n_min = 1 is `base` alone.
+    """
+
+    base: Partitioner
+    imbalance: Annotated[float, Range(1)]
+
+    def __post_init__(self) -> None:
+        check_partitioner(self)
+        if hasattr(self.base, "corrupt"):
+            raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
+
+    @property
+    def clients(self) -> int | None:
+        return self.base.clients
+
+    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
+        check_labels(labels)
+        kept = self._cut_tail(labels, randomness.key(key, "long tail"))
+        part = self.base.divide(labels[kept], key, groups=None if groups is None else groups[kept])
+        even = ("the base repeats samples of rare classes: form=client-prior-exact keeps the tail",)
+        return Partition(kept[part.indices], part.offsets, len(labels), part.notes + even * (part.duplicated > 0))
+
+    def _cut_tail(self, labels: Integers, key: int) -> Integers:
+        _, rank, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        steps = np.arange(len(counts)) / max(len(counts) - 1, 1)
+        # the nudge: 100^(-1/2) · 500 is 49.999…
+        targets = np.floor(counts.max() * float(self.imbalance) ** -steps + 1e-9).astype(np.int64)
+        shuffled = randomness.permutation(key, len(labels))
+        shuffled = shuffled[np.argsort(rank[shuffled], kind="stable")]
+        place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.sort(shuffled[place < np.repeat(np.maximum(targets, 1), counts)])

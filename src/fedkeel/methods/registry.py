@@ -1,0 +1,146 @@
+"""The methods by name. Each is its paper's algorithm, spelled with rules.
+
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`.
+Several may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, cast
+
+from fedkeel.core.method import Method
+from fedkeel.errors import MethodError, nearest
+from fedkeel.importing import Kind, Trust, installed, look_up
+from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
+from fedkeel.typed_values import check_keys, read_values, types_of
+
+FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
+"""The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
+
+
+def public_name(function: str) -> str:
+    """`fedavg_ft` is the method fedavg-ft, `fedlesam_s_released` is fedlesam-s@released."""
+    return function.replace("_released", "@released").replace("_", "-")
+
+
+def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
+    """The same function, which also takes the name of a method for its base."""
+
+    @wraps(make)
+    def taking_names(*values: Any, **settings: Any) -> Method:
+        given = inspect.signature(make).bind(*values, **settings)
+        if isinstance(base := given.arguments.get("base"), str):
+            given.arguments["base"] = build(base)
+        return make(*given.args, **given.kwargs)
+
+    return taking_names
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    public_name(function): getattr(family, function) for family in FAMILIES for function in family.__all__
+}
+METHODS["specgradfilter"] = with_named_base(spectral.specgradfilter)
+
+PLUGINS: dict[str, Callable[..., Method]] = {
+    "specgradfilter": spectral.filter_gradients,
+    "fedfft": spectral.filter_perturbations,
+    "fsa": adaptive.with_fsa,
+}
+"""What may stand before a `+`: functions of a method that give a method."""
+
+METHOD = Kind(
+    "method",
+    Method,
+    objects=True,
+    makers=True,
+    hint="write mine = fk.method(…), or def mine(…) -> fk.Method: return fk.method(…)",
+    error=MethodError,
+)
+
+
+def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = Trust.TYPED) -> Method:
+    """The method of that name, with some of its hyper-parameters set; `trust` says who vouches for names in them.
+
+    `module:name` is one of the user's own, a function or a Method; `specgradfilter+scaffold` puts a plug-in on a base.
+    """
+    makers, known = makers_of(name, trust), settings_of(name, trust)
+    settings = dict(settings or {})
+    if isinstance(settings.get("base"), str) and METHODS["specgradfilter"] in makers:
+        settings["base"] = build(settings["base"], trust=trust)
+    check_keys(settings, known, MethodError, f"method {name}", "hyper-parameter")
+    made = _make(name, makers[-1], settings)
+    for plugin in reversed(makers[:-1]):
+        made = _make(name, plugin, settings, made)
+    return made
+
+
+def makers_of(name: str, trust: Trust = Trust.TYPED) -> list[Callable[..., Method]]:
+    """The functions behind a name: plug-ins in the order in which they are written, then the base."""
+    *plugins, base = name.split("+")
+    return [_plugin(word) for word in plugins] + [_maker(base, trust)]
+
+
+def settings_of(name: str, trust: Trust = Trust.TYPED) -> dict[str, Any]:
+    """The hyper-parameters behind a name, with their defaults."""
+    makers = reversed(makers_of(name, trust))
+    return {word: default for make in makers for word, default in hyperparameters(make).items()}
+
+
+def _maker(name: str, trust: Trust) -> Callable[..., Method]:
+    if ":" in name:
+        return _own(name, trust)
+    if name in METHODS:
+        return METHODS[name]
+    if name in PLUGINS:
+        raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
+    for point in installed():
+        if point.name == name:
+            return _own(point.value, min(trust, Trust.INSTALLED))
+    raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
+
+
+def _own(name: str, trust: Trust) -> Callable[..., Method]:
+    """The user's own function of that name; a Method is made by a function without hyper-parameters."""
+    found = look_up(name, METHOD, trust)
+    if isinstance(found, Method):
+
+        def make() -> Method:
+            return found
+
+        make.__module__ = name.partition(":")[0]  # what its card is told from
+        return make
+    return cast(Callable[..., Method], found)
+
+
+def _plugin(name: str) -> Callable[..., Method]:
+    if name not in PLUGINS:
+        raise MethodError(f"unknown plug-in: {name}", nearest(name, PLUGINS, "plug-ins"))
+    return PLUGINS[name]
+
+
+def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:
+    own = hyperparameters(make)
+    defaults = {word: default for word, default in own.items() if default is not inspect.Parameter.empty}
+    mine = {word: value for word, value in settings.items() if word in own}
+    mine = read_values(mine, types_of(make), MethodError, f"method {name}", defaults)
+    try:
+        made = make(*base, **{word: _whole(value) for word, value in mine.items()})
+    except TypeError as error:  # where annotations do not say what fits
+        hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
+        raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
+    if not isinstance(made, Method):
+        raise MethodError(f"{name} returned {type(made).__name__}, not a Method", "return fk.method(…)")
+    return made
+
+
+def _whole(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # TOML has lists; methods are hashable
+
+
+def hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
+    """Names and defaults, from the function's signature; the base of a plug-in is none."""
+    found = inspect.signature(make).parameters.items()
+    return {name: p.default for name, p in found if not (make in PLUGINS.values() and name == "base")}

@@ -1,0 +1,45 @@
+"""Methods by name: those of the library, plug-ins on a base, and those of installed packages."""
+
+import sys
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.importing import Trust
+from fedkeel.methods import build
+from fedkeel.methods.given import read_method
+from fedkeel.methods.named import NamedMethod
+
+THEIRS = """
+import fedkeel as fk
+
+def pulled(mu: float = 0.5) -> fk.Method:
+    return fk.method("pulled", gradient=[fk.Proximal(mu)], weights=fk.Uniform())
+"""
+
+
+def test_a_base_is_built_by_name_and_given_as_a_method():
+    by_name = build("specgradfilter", {"base": "scaffold", "ratio": 0.1})
+    assert by_name == build("specgradfilter+scaffold", {"ratio": 0.1})
+    assert by_name == fk.METHODS["specgradfilter"](ratio=0.1, base=fk.METHODS["scaffold"]())
+    assert fk.METHODS["specgradfilter"]() == build("specgradfilter", {"base": "fedavg"})
+    with pytest.raises(fk.MethodError, match="a Method, not 'scaffold'"):
+        fk.METHODS["specgradfilter"](base="scaffold")
+
+
+def test_a_method_of_an_installed_package_has_the_name_of_its_entry_point(tmp_path, monkeypatch):
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[fedkeel]\npulled = their_methods:pulled\n")
+    (tmp_path / "their_methods.py").write_text(THEIRS)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(fk.MethodError, match="unknown method: pulled"):  # it lies there, but is not installed
+        build("pulled")
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
+    assert "their_methods" not in sys.modules  # nothing is imported before it is asked for
+    assert isinstance(read_method("pulled", Trust.NOTHING), NamedMethod)
+    assert "their_methods" not in sys.modules
+    loaded = fk.Experiment.load({"dataset": "digits", "method": {"name": "pulled", "mu": 0.25}})
+    assert loaded.plan.method.phases[0].gradient == (fk.Proximal(0.25),)
+    assert build("specgradfilter+pulled").name == "specgradfilter+pulled"
