@@ -1,8 +1,5 @@
 """Keyed randomness: the same everywhere, independent of what ran before, uniform enough."""
 
-import subprocess
-import sys
-
 import numpy as np
 import torch
 from hypothesis import given
@@ -13,9 +10,7 @@ from fedkeel.randomness import bits, choice, key, keyed_normals, keyed_uniforms,
 
 
 def test_keys_do_not_change_from_process_to_process():
-    code = "from fedkeel.randomness import key; print(key(3, 'batches', 4, 5))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert int(told) == key(3, "batches", 4, 5)
+    assert key(3, "batches", 4, 5) == 6033473699895572107  # as another process said
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), max_size=2))

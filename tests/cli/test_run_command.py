@@ -1,5 +1,6 @@
 """`fedkeel run` and `resume`: tables, JSON, folders, and that nothing finished is done twice."""
 
+import importlib
 import json
 import os
 import re
@@ -223,22 +224,22 @@ def shorter():
 """
 
 
-def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(tmp_path, monkeypatch):
-    """In processes of their own: a module is imported once."""
-    monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "fedkeel", "run", *SMALL, "--method", "shorter:shorter", "--out", "here"]
+def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(fedkeel, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
     def ran(rounds, factor):
         Path("shorter.py").write_text(RULE.replace("FACTOR", factor))
-        done = subprocess.run(
-            [*words, "--rounds", rounds], env=environment(), capture_output=True, text=True, check=True
-        )
-        return " ".join(done.stderr.split())
+        monkeypatch.delitem(sys.modules, "shorter", raising=False)  # a process imports a module once
+        importlib.invalidate_caches()
+        done = fedkeel("run", *SMALL, "--method", "shorter:shorter", "--out", "here", "--rounds", rounds)
+        assert done.code == 0, done.err
+        return " ".join(done.err.split())
 
     assert "has been edited" not in ran("1", "0.5")
     assert "has been edited" not in ran("1", "0.5")
     assert "module shorter has been edited since here was made" in ran("1", "0.25")
     assert "module shorter has been edited since this run was begun" in ran("2", "0.25")
+    sys.modules.pop("shorter", None)
 
 
 def test_several_runs_do_not_go_below_a_run(fedkeel, trained, untrained):

@@ -85,8 +85,9 @@ def play(folder, seed, rounds=12):
 
 
 def test_a_checkpoint_does_not_depend_on_what_was_written_before(tmp_path, together):
+    expected = play(tmp_path / "0", 0)
     for seed in range(1, 9):
-        assert play(tmp_path / str(seed), seed) == play(tmp_path / "0", 0)
+        assert play(tmp_path / str(seed), seed) == expected
 
 
 def test_a_state_is_written_once(tmp_path, together, monkeypatch):
