@@ -243,17 +243,17 @@ def test_what_is_no_rule_is_refused(part, wrong):
     assert refused(caught.value, part, "Rule")
 
 
-@pytest.mark.parametrize("made", [*RULES.values(), *METHODS.values(), *PLUGINS.values(), Experiment, Evaluation])
-def test_annotations_say_what_the_defaults_are(made):
+def test_annotations_say_what_the_defaults_are():
     """The check knows the type of every field and hyper-parameter of the library, and every default fits its own."""
-    if isinstance(made, type):
-        defaults = {field.name: field.default for field in fields(made)}
-    else:
-        defaults = hyperparameters(made)
-    types = types_of(made)
-    assert set(defaults) <= set(types)
-    for name, default in defaults.items():
-        assert repr(default).startswith("<") or not find_fault(default, types[name]), name  # <: there is none
+    for made in [*RULES.values(), *METHODS.values(), *PLUGINS.values(), Experiment, Evaluation]:
+        if isinstance(made, type):
+            defaults = {field.name: field.default for field in fields(made)}
+        else:
+            defaults = hyperparameters(made)
+        types = types_of(made)
+        assert set(defaults) <= set(types), made
+        for name, default in defaults.items():  # <: there is none
+            assert repr(default).startswith("<") or not find_fault(default, types[name]), (made, name)
 
 
 def test_annotations_that_only_a_type_checker_sees_refuse_nothing():

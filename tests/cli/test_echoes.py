@@ -34,9 +34,8 @@ def clean(text):
     return not any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_names_from_files_reach_the_terminal_as_letters(nasty):
+    for words in (
         ["compare", "run"],
         ["compare", "run", "--json"],
         ["report", "run"],
@@ -46,15 +45,13 @@ def clean(text):
         ["export", "model", "run", "m.safetensors"],
         ["doctor", "run/experiment.toml"],
         ["run", "run/experiment.toml"],
-    ],
-)
-def test_names_from_files_reach_the_terminal_as_letters(nasty, words):
-    done = nasty(*words)
-    assert done.code in (0, 2)
-    assert clean(done.out)
-    assert clean(done.err)
-    if "--json" in words:
-        assert json.loads(done.out)["methods"][0]["label"] == NASTY
+    ):
+        done = nasty(*words)
+        assert done.code in (0, 2), words
+        assert clean(done.out), words
+        assert clean(done.err), words
+        if "--json" in words:
+            assert json.loads(done.out)["methods"][0]["label"] == NASTY
 
 
 def test_names_from_files_end_no_element_of_the_page(nasty, tmp_path):

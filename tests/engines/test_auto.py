@@ -76,7 +76,7 @@ def pace(monkeypatch):
 
 
 def experiment(problem, **changes):
-    settings = {"method": "scaffold", "rounds": 4, "participation": 0.7, "epochs": 2, "batch_size": 4, "lr": 0.1}
+    settings = {"method": "scaffold", "rounds": 4, "participation": 0.7, "epochs": 1, "batch_size": 4, "lr": 0.1}
     return fk.Experiment(problem=problem, **settings | changes)
 
 

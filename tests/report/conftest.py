@@ -15,7 +15,8 @@ def real_runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("real")
     for method in ("fedavg", "fedfft"):
         for seed in (0, 1):
-            exp = fk.Experiment(dataset="digits", model="mlp", method=method, rounds=3, seed=seed, partition_seed=0)
+            short = {"rounds": 3, "epochs": 1, "participation": 0.2}
+            exp = fk.Experiment(dataset="digits", model="mlp", method=method, seed=seed, partition_seed=0, **short)
             out = root / method / str(seed)
             run = fk.run(exp, out=out, engine="serial", track=("drift", "spectrum"))
             if seed == 0:
