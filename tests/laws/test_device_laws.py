@@ -110,7 +110,7 @@ def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
         return Gradient(params.elementwise(torch.sin), numbers)
 
     for phase in fitted.phases:
-        body = make_local_step(phase, gradient, lift, padded=False, sent=0)
+        body = make_local_step(phase, gradient, lift, padded=False, axis=0)
         moment = StepInput(None, torch.zeros((), dtype=torch.int64, device="meta"), keys)
         yield body, ((params, client), PhaseContext(params, message, numbers, numbers), moment)
 
