@@ -76,7 +76,6 @@ def test_a_partition_is_the_one_that_an_experiment_has(fedkeel):
 
 
 def test_a_figure_of_the_preset(fedkeel):
-    pytest.importorskip("matplotlib")
     done = fedkeel("datasets", "digits", "--figure", "p.svg")
     assert done.code == 0
     assert done.out.splitlines()[-1] == "p.svg"

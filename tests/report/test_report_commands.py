@@ -40,7 +40,6 @@ def test_report_prints_what_it_wrote(call, tmp_path):
 
 
 def test_report_draws_figures(call, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     made_up(tmp_path / "run", rounds=2, tracked=False)
     done = call("report", tmp_path / "run", "-o", tmp_path / "a.html", "--figures", tmp_path / "figures")
     names = {line.rsplit("/", 1)[-1] for line in done.stdout.split()}

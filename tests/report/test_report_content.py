@@ -106,7 +106,7 @@ def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of):
     text = page(content(read(folder)), title="<i>&\"'")
     assert "<b>" not in text
     assert "<i>" not in text
-    assert text.count("</script>") == 3
+    assert text.count("</script>") == 2
     assert data_of(text)["settings"][0]["groups"][0]["label"] == "fedavg"
 
 
@@ -166,12 +166,13 @@ def test_label_tables_are_those_of_the_partition(real_runs):
 
 @pytest.mark.slow
 def test_figures_of_every_chart(real_runs, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     made = content(read(*(p.parent for p in sorted(real_runs.rglob("experiment.toml")))))
     files = write_figures(made, tmp_path / "figures", kinds=("svg",))
     names = {file.stem for file in files}
     curves = {"accuracy-by-round", "accuracy-by-byte", "drift-by-round", "spectrum", "labels"}
-    spectra = {f"spectrum-{kind}{end}" for kind in ("gradient", "update", "perturbation") for end in ("", "-by-layer")}
+    spectra = {"bands-by-round"} | {
+        f"spectrum-{kind}{end}" for kind in ("gradient", "update", "perturbation") for end in ("", "-by-layer")
+    }
     points = {f"{kind}s-{way}" for kind in ("parameter", "feature", "perturbation") for way in ("pca", "tsne")}
     landscapes = {"landscape-line", "landscape-surface", "landscape-above", "hessian"}
     clients = {"update-cosines", "client-accuracy", "cka", "cka-by-layer", "divergence-by-layer"}
@@ -179,8 +180,56 @@ def test_figures_of_every_chart(real_runs, tmp_path):
     assert all(file.stat().st_size > 2000 for file in files)
 
 
+def drawn(text, title):
+    """The chart of a page with this title."""
+    return text.split(f'data-title="{title}"')[1].split("</svg>")[0]
+
+
+def test_the_page_holds_the_charts_that_files_hold(tmp_path):
+    made = content(read(*(made_up(tmp_path / str(seed), seed=seed, rounds=2, tracked=False) for seed in range(2))))
+    text, files = page(made), write_figures(made, tmp_path / "figures", kinds=("svg",))
+    assert text.count("<figure") == len(files)
+    assert len(re.findall(r'data-group="g0-0"', drawn(text, "Test accuracy"))) == 2  # the line and its band
+    assert text == page(made)
+
+
+def test_a_line_in_the_page_stands_where_its_numbers_are(tmp_path):
+    """A plot says where it stands and from where to where it counts: read backwards, the path is the curve."""
+    folder = made_up(tmp_path / "a", rounds=20, tracked=False)
+    chart = drawn(page(content(read(folder))), "Test accuracy")
+    left, right, bottom, top, x0, x1, y0, y1 = map(float, re.search(r'data-plot="([^"]*)"', chart)[1].split())
+    path = re.search(r'data-group="g0-0"[^>]*>\s*<path d="([^"]*)"', chart)[1]
+    x, y = np.array(re.findall(r"[\d.]+", path), dtype=float).reshape(-1, 2).T
+    accuracy = [100 * record.accuracy for record in Source.read(folder).records]
+    assert (x0 + (x - left) / (right - left) * (x1 - x0)) == pytest.approx(range(1, 21), abs=0.01)
+    assert (y0 + (y - bottom) / (top - bottom) * (y1 - y0)) == pytest.approx(accuracy, abs=0.01)
+
+
+def test_no_number_and_no_name_keeps_charts_from_being_drawn(tmp_path):
+    odd = {
+        "state/$x": 1e308,
+        "state/low": -1e308,
+        "state/tiny": 1e-310,
+        "漢字 <b>": 1.0,
+        ' id="plot-9"': 1,
+        "$a$ \\frac{": 0.0,
+        "none": None,
+    }
+    folders = [made_up(tmp_path / "a", rounds=2, tracked=False, extra=odd)]
+    folders.append(made_up(tmp_path / "b", method="fedsam", rounds=1, tracked=False, extra={"state/tiny": 3.0}))
+    text = page(content(read(*folders)))
+    assert "漢字 &lt;b&gt;" in drawn(text, "漢字 &lt;b&gt;")
+    assert "$a$ \\frac{</text>" in drawn(text, "$a$ \\frac{")
+    assert "nan" not in drawn(text, "state/tiny").lower()
+
+
+def test_a_scale_over_decades_is_logarithmic(tmp_path):
+    text = page(content(read(made_up(tmp_path / "a", rounds=200, tracked=False))))  # its loss is 1/t
+    assert 'data-y-scale="log"' in drawn(text, "Training loss")
+    assert 'data-y-scale="linear"' in drawn(text, "Test loss")
+
+
 def test_every_format(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     folder = made_up(tmp_path / "run", tracked=False, extra={"critical/fc1.weight": 0.5, "critical/fc2.weight": 1.0})
     files = {file.name: file for file in write_figures(content(read(folder)), tmp_path / "figures")}
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}

@@ -123,14 +123,14 @@ def stopping_after(rounds, append):
 )
 def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
     exp = experiment("fedala", **{"rounds": 6, "evaluation": {}} | changes)
-    counts, score = [], judging.evaluated
+    counts, score = [], judging.evaluate_all
 
     def counted(engine, models):
         found = score(engine, models)
         counts.append(len(found))
         return found
 
-    monkeypatch.setattr(judging, "evaluated", counted)
+    monkeypatch.setattr(judging, "evaluate_all", counted)
     found = fk.run(exp, engine=engine)
     least, most = 3, 3 * exp.evaluate_every  # half of the clients train in a round
     assert counts[0] == 6

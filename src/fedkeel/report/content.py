@@ -23,6 +23,7 @@ BULKY = {"spectrum": ("layers", "layer_deviation"), "cka": ("layers",)}  # left 
 class Setting:
     """Runs that learn the same from the same clients: they are compared with each other, not with others."""
 
+    index: int
     name: str
     groups: Sequence[Group]
     rows: Sequence[Row]
@@ -50,11 +51,11 @@ def content(sources: Sequence[Source], target: float | None = None) -> Content:
     groups = groups_of(sources)
     tables, notes = label_tables(sources)
     settings = []
-    for name in dict.fromkeys(group.setting for group in groups):
+    for index, name in enumerate(dict.fromkeys(group.setting for group in groups)):
         here = [group for group in groups if group.setting == name]
         aim = target if target is not None else common_target(here)
         rows = [row(group, aim) for group in here]
-        settings.append(Setting(name, here, rows, [table for table in tables if table.setting == name], aim))
+        settings.append(Setting(index, name, here, rows, [table for table in tables if table.setting == name], aim))
     return Content(settings, notes, len(sources))
 
 

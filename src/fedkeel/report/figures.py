@@ -1,4 +1,4 @@
-"""The charts of a report as image files for papers, drawn with matplotlib: `fedkeel[figures]`."""
+"""The charts of a report: curves, bands and labels here, diagnostics beside; a page and image files hold the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkeel.errors import FolderError, RequestError, nearest
-from fedkeel.report.content import Content, Setting, looks
-from fedkeel.report.diagnostic_figures import diagnostic_figures
-from fedkeel.report.drawing import STYLES, finish, new_figure
+from fedkeel.report.content import Content, Setting, group_id, looks
+from fedkeel.report.diagnostic_figures import diagnostic_charts
+from fedkeel.report.drawing import STYLES, Chart, add_legend, finish, lay_out, new_figure, numbers, plain
+from fedkeel.report.labels import Labels
 from fedkeel.report.series import curve, measures, spectra, spent_by
 
 if TYPE_CHECKING:
@@ -19,20 +20,34 @@ if TYPE_CHECKING:
 
 KINDS = ("png", "svg", "pdf")
 NAMES = {
-    "accuracy": "test accuracy (%)",
-    "test_loss": "test loss",
-    "client_loss": "loss of the clients' models",
-    "loss": "training loss",
-    "validation_accuracy": "validation accuracy (%)",
-    "validation_loss": "validation loss",
-    "drift": "client drift ‖w_i − w_t‖",
-    "update/cosine": "cosine between client updates",
-    "alpha": "weight α of the fresh gradient",
-    "radius/mean": "mean radius ρ",
-    "radius/least": "smallest radius ρ",
-    "radius/most": "largest radius ρ",
+    "accuracy": "Test accuracy",
+    "test_loss": "Test loss",
+    "client_loss": "Loss of the clients' models",
+    "loss": "Training loss",
+    "validation_accuracy": "Validation accuracy",
+    "validation_loss": "Validation loss",
+    "drift": "Client drift ‖wᵢ − wₜ‖",
+    "update/cosine": "Cosine between client updates",
+    "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖",
+    "update/spread": "Spread of client updates",
+    "update/least": "Smallest client update",
+    "update/most": "Largest client update",
+    "alpha": "Weight α of the fresh gradient",
+    "radius/mean": "Mean radius ρ",
+    "radius/least": "Smallest radius ρ",
+    "radius/most": "Largest radius ρ",
 }
-POINTS = 1000
+NOTES = {
+    "drift": "mean over the clients of a round",
+    "update/cosine": "mean over pairs of clients; 1: all move alike",
+    "alpha": "in the mix with the momentum (FedWMSAM)",
+    "radius/mean": "over the clients of a round (FedSCAM)",
+}
+PARTS = {"drift": "drift", "update": "drift", "state": "kept", "report": "kept", "alpha": "kept", "radius": "kept"}
+"""The part of a page by the first word of a measure; `curves` for the others."""
+AXES = {"rounds": ("round", "round"), "seconds": ("second", "seconds"), "bytes": ("byte", "sent both ways (MB)")}
+POINTS = 1000  # of a curve in a file
+DECADES = 100.0  # from how many times the least value on a scale is logarithmic
 
 
 def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
@@ -43,87 +58,91 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = []
-        for name, figure in figures(made):
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # its places are found once, not for every format
-            for kind in kinds:
-                figure.savefig(folder / f"{name}.{kind}", dpi=200)
-                written.append(folder / f"{name}.{kind}")
+        for setting in made.settings:
+            before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
+            for chart in charts(setting, POINTS):
+                add_legend(chart.figure)
+                lay_out(chart.figure)
+                for kind in kinds:
+                    written.append(folder / f"{before}{chart.file}.{kind}")
+                    chart.figure.savefig(written[-1], dpi=200)
         return written
     except OSError as error:
         raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
 
 
-def figures(made: Content) -> Iterator[tuple[str, Figure]]:
-    """File names, without their endings, and charts."""
-    for number, setting in enumerate(made.settings, 1):
-        before = f"{number}-" if len(made.settings) > 1 else ""
-        for name, figure in setting_figures(setting):
-            yield before + name, figure
-
-
-def setting_figures(setting: Setting) -> Iterator[tuple[str, Figure]]:
+def charts(setting: Setting, points: int) -> Iterator[Chart]:
+    """All charts of a setting, in the order of the page; a curve has at most so many points."""
     for measure in measures(setting.groups):
-        file = measure.replace("/", "-").replace("_", "-")
-        yield f"{file}-by-round", curves(setting, measure, "rounds")
-        if measure == "accuracy":
-            yield f"{file}-by-second", curves(setting, measure, "seconds")
-            yield f"{file}-by-byte", curves(setting, measure, "bytes")
+        file, name = measure.replace("/", "-").replace("_", "-"), NAMES.get(measure, measure)
+        part, note = PARTS.get(measure.split("/")[0], "curves"), NOTES.get(measure, "")
+        for against, (word, _) in AXES.items() if measure == "accuracy" else [("rounds", AXES["rounds"])]:
+            title = name if against == "rounds" else f"{name} by {word}"
+            yield Chart(f"{file}-by-{word}", part, title, note, curves(setting, measure, against, points))
     if any(spectra(group) for group in setting.groups):
-        yield "spectrum", bands(setting)
+        note = "of client updates, mean over the tracked rounds; band 1 is the lowest"
+        yield Chart("spectrum", "spectrum", "Distance between clients by band", note, bands(setting))
+    yield from diagnostic_charts(setting)
     for i, table in enumerate(setting.labels):
-        yield f"labels-{i + 1}" if len(setting.labels) > 1 else "labels", label_map(table.shares, table.group)
-    yield from diagnostic_figures(setting)
+        note = f"partition seed {table.seed}; heterogeneity {table.score:.4g} (0: iid, 1: one class per client)"
+        file = f"labels-{i + 1}" if len(setting.labels) > 1 else "labels"
+        yield Chart(file, "clients", f"Labels of {table.clients} clients", note, label_map(table))
 
 
-def curves(setting: Setting, measure: str, against: str) -> Figure:
+def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
     """A measure with a band of one standard deviation over seeds."""
     figure = new_figure()
-    axes, lines = figure.subplots(), 0
-    factor = 100.0 if measure == "accuracy" else 1.0
-    for i, group in enumerate(setting.groups):
-        found = curve(group, measure, POINTS)
+    axes = figure.subplots()
+    every: list[float] = []
+    factor = 100.0 if measure.endswith("accuracy") else 1.0
+    for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
+        found = curve(group, measure, points)
         if found is None:
             continue
-        lines += 1
-        colour, dash = looks(setting)[i]
         x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
         x = x / 1e6 if against == "bytes" else x
-        y, d = factor * np.asarray(found.mean), factor * np.asarray(found.deviation)
-        axes.plot(x, y, color=colour, linestyle=STYLES[dash], linewidth=1.3, label=group.label)
+        y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
+        marker = "o" if len(x) == 1 else None
+        axes.plot(
+            x, y, color=colour, linestyle=STYLES[dash], linewidth=1.3, marker=marker, markersize=4,
+            label=plain(group.label), gid=group_id(setting.index, i),
+        )  # fmt: skip
+        every += y[np.isfinite(y)].tolist()
         if d.any():
-            axes.fill_between(x, y - d, y + d, color=colour, alpha=0.15, linewidth=0)
-    label = {"rounds": "round", "seconds": "seconds", "bytes": "sent both ways (MB)"}[against]
-    return finish(figure, axes, lines, xlabel=label, ylabel=NAMES.get(measure, measure))
+            axes.fill_between(
+                x, y - d, y + d, color=colour, alpha=0.15, linewidth=0, gid=f"band-{group_id(setting.index, i)}"
+            )
+    if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
+        axes.set_yscale("log")
+    name = NAMES.get(measure, plain(measure))
+    finish(axes, xlabel=AXES[against][1], ylabel=name[:1].lower() + name[1:] + (" (%)" if factor > 1 else ""))
+    return figure
 
 
 def bands(setting: Setting) -> Figure:
     """Dist(m) and Std(m) of the clients' updates by band, mean over the tracked rounds.  (SpecGradFilter fig. 1)"""
     figure = new_figure(4.6, 4.6)
     above, below = figure.subplots(2, 1, sharex=True)
-    lines = 0
     for axes, kind, label in ((above, "distance", "Dist(m)"), (below, "deviation", "Std(m)")):
-        for i, group in enumerate(setting.groups):
-            found = spectra(group, kind)
-            if found:
-                colour, dash = looks(setting)[i]
-                mean = np.mean(found["values"], axis=0)
-                x = range(1, len(mean) + 1)
-                name = group.label if kind == "distance" else None
-                axes.plot(x, mean, "o", markersize=3, color=colour, linestyle=STYLES[dash], linewidth=1.2, label=name)
-                lines += kind == "distance"
-        axes.set(ylabel=label)
-    finish(figure, below, 0, xlabel="frequency band")
-    return finish(figure, above, lines)
+        for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
+            if found := spectra(group, kind):
+                mean = np.mean(numbers(found["values"]), axis=0)
+                axes.plot(
+                    range(1, len(mean) + 1), mean, "o", markersize=3, color=colour, linestyle=STYLES[dash],
+                    linewidth=1.2, label=plain(group.label), gid=group_id(setting.index, i),
+                )  # fmt: skip
+        finish(axes, ylabel=label)
+    below.set_xlabel("frequency band")
+    return figure
 
 
-def label_map(shares: list[list[float]], group: int) -> Figure:
+def label_map(labels: Labels) -> Figure:
     """Classes by clients, the share of a client's samples as a shade."""
-    table = np.ma.masked_equal(np.asarray(shares), 0.0)
-    figure = new_figure(6.4, float(np.clip(1.4 + 0.16 * len(table), 2.2, 5.0)))
+    table, group = np.ma.masked_equal(np.asarray(labels.shares), 0.0), labels.group
+    figure = new_figure(6.4, float(np.clip(1.4 + 0.16 * len(table), 2.2, 5.0)), fitted=True)
     axes = figure.subplots()
     rows, columns = (np.arange(size + 1) - 0.5 for size in table.shape)
-    image = axes.pcolormesh(group * columns, rows, table, cmap="Blues", vmin=0, vmax=1)
+    image = axes.pcolormesh(group * columns, rows, table, cmap="Blues", vmin=0, vmax=1, rasterized=True)
     axes.invert_yaxis()
     axes.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
     if len(table) <= 20:

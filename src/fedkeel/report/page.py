@@ -14,11 +14,25 @@ from typing import Any
 from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.report.content import Content, content
+from fedkeel.report.drawing import embed
+from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
 from fedkeel.report.source import Source
 from fedkeel.report.tables import cards, commands, summary
 
 MOST_BYTES = 6_000_000
+WIDE = 5.5  # inches: a chart that is wider has a row of its own
+DRAWN = 150  # points of a curve as it is drawn
+PARTS = {
+    "curves": "Learning curves",
+    "drift": "Client drift",
+    "spectrum": "Where in the spectrum clients disagree",
+    "landscape": "Curvature, landscape and features",
+    "numbers": "Diagnostics in numbers",
+    "kept": "What the methods adapt",
+    "clients": "Clients",
+}
+"""The parts of a page that a run may have nothing for."""
 
 
 def write_report(
@@ -39,8 +53,13 @@ def write_report(
 
 def page(made: Content, title: str | None = None) -> str:
     """The page as text, below six megabytes: curves are thinned until they fit, then tables by layer left out."""
+    drawn: dict[int, str] = {}
     for points, layers in ((300, True), (150, True), (150, False), (75, False), (40, False)):
-        text = filled(made, title, points, layers).encode(errors="replace").decode()  # paths need not be UTF-8
+        if (few := min(points, DRAWN)) not in drawn:
+            drawn[few] = parts(made, few)
+        text = (
+            filled(made, title, drawn[few], points, layers).encode(errors="replace").decode()
+        )  # paths need not be UTF-8
         if len(text.encode()) < MOST_BYTES:
             return text
     raise RequestError(
@@ -48,27 +67,45 @@ def page(made: Content, title: str | None = None) -> str:
     )
 
 
-def filled(made: Content, title: str | None, points: int, layers: bool = True) -> str:
+def filled(made: Content, title: str | None, drawn: str, points: int, layers: bool) -> str:
     assets = files("fedkeel.report").joinpath("assets")
-    read = {
-        name: assets.joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "charts.js", "diagnostics.js", "page.js")
-    }
+    read = {name: assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     return Template(read["page.html"]).substitute(
         title=escape(title or heading(made)),
         about=escape(about(made)),
         settings=setting_choice(made),
         bands="" if made.repeated else " hidden",
         css=read["page.css"],
-        charts=read["charts.js"],
-        script=read["diagnostics.js"] + read["page.js"],
+        script=read["page.js"],
+        parts=drawn,
         summary="".join(summary(i, setting) for i, setting in enumerate(made.settings)),
         cards="".join(cards(i, setting) for i, setting in enumerate(made.settings)),
         commands="".join(commands(i, setting) for i, setting in enumerate(made.settings)),
-        label_notes="".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes),
         version=escape(installed_version()),
-        numbers="".join(numbers(i, setting) for i, setting in enumerate(made.settings)),
         data=embedded(made.data(points, layers)),
+    )
+
+
+def parts(made: Content, points: int) -> str:
+    """The parts of the page with charts: those that there is something for."""
+    found: dict[str, list[str]] = {name: [] for name in PARTS}
+    for setting in made.settings:
+        for chart in charts(setting, points):
+            size = "wide" if chart.figure.get_figwidth() > WIDE else ""
+            note = f'<span class="soft">{escape(chart.note)}</span>' if chart.note else ""
+            found[chart.part].append(
+                f'<figure class="{size}" data-setting="{setting.index}" data-title="{escape(chart.title)}">'
+                f"<figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>"
+                f'<div class="chart">{embed(chart.figure, chart.title)}</div></figure>'
+            )
+    tables = "".join(numbers(i, setting) for i, setting in enumerate(made.settings))
+    notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
+    before = {"numbers": tables, "clients": notes}
+    return "".join(
+        f'<section id="{name}"><h2>{words}</h2>{before.get(name, "")}'
+        f'<div class="grid">{"".join(found[name])}</div></section>'
+        for name, words in PARTS.items()
+        if found[name] or before.get(name)
     )
 
 

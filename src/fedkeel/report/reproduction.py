@@ -26,11 +26,12 @@ from fedkeel.papers.results_page import (
 from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
+from fedkeel.report.drawing import embed
 
 STYLE = """
 main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }
 .legend span { display: inline-flex; gap: .4rem; align-items: center; white-space: nowrap; }
-.chart .legend svg { width: 22px; flex: none; }
+.legend i { font-style: normal; }
 figure { margin-bottom: .8rem; max-width: 900px; }
 td:last-child, th:last-child { text-align: left; } li { margin: .15rem 0; }
 """
@@ -75,16 +76,11 @@ def page(entries: Sequence[Entry], title: str) -> str:
 
 
 def legend() -> str:
-    def mark(colour: str, words: str, fill: bool = True, dashed: bool = False) -> str:
-        inside = colour if fill else "#fff"
-        dash = ' stroke-dasharray="2.2 1.6"' if dashed else ""
-        return (
-            f'<span><svg width="14" height="14" aria-hidden="true"><circle cx="7" cy="7" r="4.5" fill="{inside}" '
-            f'stroke="{colour}" stroke-width="1.8"{dash}/></svg>{escape(words)}</span>'
-        )
+    def mark(colour: str, words: str, shape: str = "●") -> str:
+        return f'<span><i style="color: {colour}" aria-hidden="true">{shape}</i>{escape(words)}</span>'
 
-    marks = [mark(REPORTED, "reported", fill=False), *(mark(c, v) for v, c in COLOURS.items() if "so far" not in v)]
-    marks += [mark(OPEN, "not judged"), mark(OPEN, "dashed: a shortened run", fill=False, dashed=True)]
+    marks = [mark(REPORTED, "reported", "○"), *(mark(c, v) for v, c in COLOURS.items() if "so far" not in v)]
+    marks += [mark(OPEN, "not judged"), mark(OPEN, "a shortened run", "◆")]
     return f'<p class="soft legend">{"".join(marks)}</p>'
 
 
@@ -98,24 +94,24 @@ def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
     if not dots:
         return ""
     about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
-    return f"<section><h2>Leads between methods</h2>{figure(about, dot_chart(dots, 'leads between methods'))}</section>"
+    drawn = figure(about, embed(dot_chart(dots), "leads between methods"))
+    return f"<section><h2>Leads between methods</h2>{drawn}</section>"
 
 
 def section(table: Table, judged: Sequence[Judgement]) -> str:
     charts = []
     dots = [dot(one) for one in judged if one.mean is not None and one.cell.kind == "accuracy"]
     if dots:
-        charts.append(
-            figure(meaning([one for one in judged if one.cell.kind == "accuracy"]), dot_chart(dots, table.title))
-        )
+        about = meaning([one for one in judged if one.cell.kind == "accuracy"])
+        charts.append(figure(about, embed(dot_chart(dots), table.title)))
     charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
     head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
     rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.verdict]))}</tr>" for one in judged)
     numbers = f'<details><summary>numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead>'
     notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
-    about = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
+    remarks = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
     return (
-        f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{about}{''.join(charts)}"
+        f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{remarks}{''.join(charts)}"
         f"{numbers}<tbody>{rows}</tbody></table></div></details>"
     )
 
@@ -129,13 +125,8 @@ def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
     curves = [Curve(row, *look(i), entry.bests, entry.rounds) for i, (row, entry) in enumerate(told.items())]
     absent = ", ".join(one.cell.row for one in here if one.cell.row not in told)
     about = f"{column}: best accuracy so far, by round, one seed each"
-    names = "".join(
-        f'<span><svg width="22" height="8" aria-hidden="true"><line x1="0" y1="4" x2="22" y2="4" stroke-width="2.4" '
-        f"{curve.stroke}/></svg>{escape(curve.label)}</span>"
-        for curve in curves
-    )
-    drawn = curve_chart(curves, f"{table.title}, {column}: best accuracy so far by round")
-    return figure(about + f"; not recorded for {absent}" * bool(absent), f'{drawn}<p class="legend">{names}</p>')
+    drawn = embed(curve_chart(curves), f"{table.title}, {column}: best accuracy so far by round")
+    return figure(about + f"; not recorded for {absent}" * bool(absent), drawn)
 
 
 def dot(judged: Judgement) -> Dot:

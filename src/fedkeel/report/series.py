@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -48,17 +49,24 @@ class Curve:
 
 def curve(group: Group, measure: str, points: int = POINTS) -> Curve | None:
     """None where no run has the measure."""
-    values: dict[int, list[float]] = {}
-    for run in group.runs:
-        for record in run.records:
-            if (value := record.measure(measure)) is not None:
-                values.setdefault(record.round, []).append(value)
+    values = by_round(group, measure)
     if not values:
         return None
     rounds = thinned(sorted(values), points)
     spreads = [Spread.of(values[number]) for number in rounds]
     kept = [(number, spread) for number, spread in zip(rounds, spreads, strict=True) if spread is not None]
     return Curve([n for n, _ in kept], [s.mean for _, s in kept], [s.deviation for _, s in kept])
+
+
+@lru_cache(maxsize=512)  # a report asks for the same curves several times
+def by_round(group: Group, measure: str) -> Mapping[int, Sequence[float]]:
+    """What the runs of a group have measured after each round."""
+    values: dict[int, list[float]] = {}
+    for run in group.runs:
+        for record in run.records:
+            if (value := record.measure(measure)) is not None:
+                values.setdefault(record.round, []).append(value)
+    return values
 
 
 def thinned(rounds: Sequence[int], points: int) -> list[int]:
@@ -136,18 +144,23 @@ def common_target(groups: Sequence[Group]) -> float | None:
 
 
 # ---- spectra -------------------------------------------------------------------------------------------------------
+def band_of(name: str) -> int:
+    return int(name.rpartition("/")[2])
+
+
+@lru_cache(maxsize=512)
 def spectra(group: Group, kind: str = "distance") -> dict[str, Any] | None:
     """Dist(m) or Std(m) over rounds, `values` [rounds, bands], as tracked; the mean over seeds."""
-    rows: dict[int, list[list[float]]] = {}
     prefix = f"spectrum/{kind}/"
-    for run in group.runs:
-        for record in run.records:
-            names = [name for name in record.extra if name.startswith(prefix)]
-            if names:
-                ordered = sorted(names, key=lambda name: int(name.removeprefix(prefix)))
-                rows.setdefault(record.round, []).append([record.extra[name] or 0.0 for name in ordered])
-    if not rows:
+    records = [record for run in group.runs for record in run.records]
+    found = (sorted((name for name in r.extra if name.startswith(prefix)), key=band_of) for r in records)
+    names = next(filter(None, found), None)
+    if names is None:
         return None
+    rows: dict[int, list[list[float]]] = {}
+    for record in records:
+        if names[0] in record.extra:
+            rows.setdefault(record.round, []).append([record.extra.get(name) or 0.0 for name in names])
     rounds = thinned(sorted(rows), SPECTRA)
     return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}
 

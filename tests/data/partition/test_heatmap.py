@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,14 +74,12 @@ def test_sizes_and_empty_clients_are_shown() -> None:
     ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
 )
 def test_files_are_of_the_type_their_name_says(tmp_path: Path, suffix: str, magic: bytes) -> None:
-    pytest.importorskip("matplotlib", reason="the extra fedkeel[figures] is not installed")
     held = np.random.default_rng(0).integers(0, 50, (30, 10))
     path = draw_heatmap(held, tmp_path / f"map{suffix}")
     assert path.read_bytes().startswith(magic)
 
 
 def test_many_clients_are_drawn_in_a_file_of_usual_size(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra fedkeel[figures] is not installed")
     held = np.random.default_rng(0).integers(0, 50, (20_001, 10))
     assert draw_heatmap(held, str(tmp_path / "map.svg")).stat().st_size < 3_000_000
 
@@ -91,14 +88,5 @@ def test_an_unknown_type_and_a_missing_folder_are_answered_in_one_line(tmp_path:
     held = np.ones((3, 2), dtype=np.int64)
     with pytest.raises(RequestError, match=r"map\.bmp"):
         draw_heatmap(held, tmp_path / "map.bmp")
-    pytest.importorskip("matplotlib", reason="the extra fedkeel[figures] is not installed")
     with pytest.raises(FolderError, match="No such file"):
         draw_heatmap(held, tmp_path / "absent" / "map.png")
-
-
-def test_without_matplotlib_the_exact_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(RequestError, match="matplotlib") as caught:
-        draw_heatmap(np.ones((3, 2), dtype=np.int64), tmp_path / "map.png")
-    assert caught.value.hint == "pip install 'fedkeel[figures]'"

@@ -43,17 +43,12 @@ def write_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> st
 
 
 def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
-    """Draw the same picture as .png, .svg or .pdf, with the clients' sizes on top. Needs `fedkeel[figures]`."""
+    """Draw the same picture as .png, .svg or .pdf, with the clients' sizes on top."""
+    from matplotlib.figure import Figure
+
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise RequestError(f"unknown type of image file: {path.name}", hint=f"use {', '.join(SUFFIXES)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RequestError(
-            "drawing a heat map needs matplotlib, which is not installed", hint="pip install 'fedkeel[figures]'"
-        ) from error
-
     clients, classes = histogram.shape
     group = _group(clients, COLUMNS)
     cells = _add_up_groups(histogram, group, axis=0)

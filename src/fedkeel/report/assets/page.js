@@ -1,136 +1,53 @@
 "use strict";
-// The page: which charts there are, what is switched on, and redrawing them when that changes.
+// What is switched on, and the numbers under the pointer. The charts stand in the page already.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const state = {setting: 0, x: "rounds", bands: true, on: new Set(), log: new Set(), kind: {}, turn: {angle: 0.7, tilt: 0.55}};
-const drawings = [];
-const setting = () => DATA.settings[state.setting];
-const shown = () => setting().groups.filter((group) => state.on.has(group.id));
-const X_AXES = {rounds: ["round", ""], seconds: ["seconds", ""], bytes: ["sent both ways", "bytes"]};
+const DASHES = ["", "7 4", "2 4", "9 4 2 4"];
+const state = {setting: 0, on: new Set(), shown: (group) => state.on.has(group.id)};
+const groups = () => DATA.settings[state.setting].groups;
 const $ = (id) => document.getElementById(id);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-function line(group) { return {name: group.label, color: group.color, dash: group.dash}; }
-
-// what a group has used by a round, between the rounds that are known
-function used(group, part, round) {
-  const at = group.rounds, values = group[part];
-  let i = at.findIndex((r) => r >= round);
-  if (i < 0) i = at.length - 1;
-  if (at[i] === round || i === 0) return values[i] * (i === 0 ? round / at[0] : 1);
-  const share = (round - at[i - 1]) / (at[i] - at[i - 1]);
-  return values[i - 1] + share * (values[i] - values[i - 1]);
-}
-
-// a chart with its title; `group` makes it the panel of one method, gone when that is switched off
-function figure(grid, title, note, draw, {log = false, choices = null, group = null} = {}) {
-  const caption = element("figcaption", {}, element("h3", {}, title)), holder = element("div", {class: "chart"});
-  const made = element("figure", {"data-title": title}, caption, holder), side = element("span", {class: "choice"});
-  if (choices) {
-    const select = element("select", {"aria-label": `${title}: what is shown`}, ...choices.map((c) => element("option", {}, c)));
-    state.kind[title] = choices[0];
-    select.addEventListener("change", () => { state.kind[title] = select.value; draw(holder, title); });
-    side.append(select);
-  }
-  if (log) {
-    const button = element("button", {class: "toggle", type: "button", "aria-pressed": "false"}, "log scale");
-    button.addEventListener("click", () => {
-      state.log.has(title) ? state.log.delete(title) : state.log.add(title);
-      button.setAttribute("aria-pressed", state.log.has(title));
-      draw(holder, title);
-    });
-    side.append(button);
-  }
-  if (side.childNodes.length) caption.append(side);
-  if (note) caption.append(element("span", {class: "soft"}, note));
-  if (group) made.querySelector("h3").prepend(swatch(group));
-  (group ? panels(grid.parentNode, title.split(":")[0]) : grid).append(made);
-  drawings.push(() => {
-    made.hidden = group !== null && !state.on.has(group.id);
-    if (!made.hidden) draw(holder, title);
-  });
-}
-
-// panels of one kind stand together: a grid for each
-function panels(part, kind) {
-  const known = [...part.querySelectorAll(".small")].find((one) => one.dataset.kind === kind), made = known || element("div", {class: "grid small", "data-kind": kind});
-  if (!known) part.append(made);
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
   return made;
 }
 
-function section(id, fill) {
-  const grid = $(id).querySelector(".grid");
-  $(id).querySelectorAll(".small").forEach((one) => one.remove());
-  grid.replaceChildren();
-  fill(grid);
-  $(id).hidden = !$(id).querySelector("figure, .static");
-}
-
-// ---- curves ----------------------------------------------------------------------------------------------------
-const NAMES = {accuracy: "Test accuracy", test_loss: "Test loss", client_loss: "Loss of the clients' models", loss: "Training loss",
-  validation_accuracy: "Validation accuracy", validation_loss: "Validation loss", drift: "Client drift ‖wᵢ − wₜ‖",
-  "update/cosine": "Cosine between client updates", "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖", "update/spread": "Spread of client updates",
-  "update/least": "Smallest client update", "update/most": "Largest client update", alpha: "Weight α of the fresh gradient"};
-const NOTES = {"update/cosine": "mean over pairs of clients; 1: all move alike", drift: "mean over the clients of a round",
-  alpha: "in the mix with the momentum (FedWMSAM)", "radius/mean": "of a round (FedSCAM)"};
-
-// `choices`: name → measure, when one chart can show several
-function curveFigure(grid, measure, name = NAMES[measure] || measure, choices = null) {
-  figure(grid, name, NOTES[measure], (holder, title) => {
-    const [label, unit] = X_AXES[state.x], what = choices ? choices[state.kind[title]] : measure;
-    const series = shown().filter((g) => g.curves[what]).map((g) => {
-      const c = g.curves[what];
-      return {...line(g), x: state.x === "rounds" ? c.r : c.r.map((r) => used(g, state.x, r)), y: c.m, deviation: c.d};
-    });
-    const share = /accuracy/.test(what) ? "share" : "";
-    lineChart(holder, {x: {label, unit}, y: {label: title, unit: share, log: state.log.has(title)}, series, bands: state.bands});
-  }, {log: !/cosine|agreement/.test(measure), choices: choices && Object.keys(choices)});
-}
-
-function fillCurves() {
-  const all = setting().measures, drift = all.filter((m) => /^(drift$|update\/)/.test(m)), kept = all.filter((m) => /^((state|report)\/|alpha$)/.test(m)), radii = all.filter((m) => /^radius\//.test(m));
-  section("curves", (grid) => all.filter((m) => ![drift, kept, radii].some((own) => own.includes(m))).forEach((m) => curveFigure(grid, m)));
-  section("kept", (grid) => {
-    kept.forEach((m) => curveFigure(grid, m));
-    if (radii.length) curveFigure(grid, "radius/mean", "Radius ρ of the clients", {mean: "radius/mean", smallest: "radius/least", largest: "radius/most"});
-    criticalFigures(grid);
-  });
-  section("drift", (grid) => {
-    drift.forEach((m) => curveFigure(grid, m));
-    cosineFigures(grid);
-    embeddingFigure(grid);
-  });
+function swatch(group) {
+  const made = element("span", {class: "swatch", "aria-hidden": "true"});
+  made.innerHTML = `<svg width="22" height="8" viewBox="0 0 22 8"><line x1="1" x2="21" y1="4" y2="4" stroke-width="3"/></svg>`;
+  made.querySelector("line").style.stroke = group.color;
+  made.querySelector("line").style.strokeDasharray = DASHES[group.dash % DASHES.length];
+  return made;
 }
 
 // ---- what is switched on ---------------------------------------------------------------------------------------
-function redraw() {
-  drawings.forEach((draw) => draw());
-  document.querySelectorAll("tr[data-group]").forEach((tr) => tr.classList.toggle("off", !state.on.has(tr.dataset.group)));
-}
-
-function swatch(group) {
-  const svg = node("svg", {width: 22, height: 8, viewBox: "0 0 22 8", class: "swatch", "aria-hidden": "true"});
-  node("line", {x1: 1, x2: 21, y1: 4, y2: 4, stroke: group.color, "stroke-width": 3, "stroke-dasharray": DASHES[group.dash % DASHES.length]}, svg);
-  return svg;
+function switched() {
+  all("[data-group]").forEach((part) => part.classList.toggle("off", !state.on.has(part.dataset.group)));
 }
 
 function fillChips() {
-  const chips = $("chips"), groups = setting().groups, change = (f) => () => { f(); fillChips(); redraw(); };
-  chips.replaceChildren(...groups.map((group) => {
+  const chips = $("chips"), change = (wanted) => () => {
+    groups().forEach((g) => (wanted(g) ? state.on.add(g.id) : state.on.delete(g.id)));
+    fillChips(); switched();
+  };
+  chips.replaceChildren(...groups().map((group) => {
     const chip = element("button", {class: "chip", type: "button", "aria-pressed": state.on.has(group.id), title: "click: on or off; double click: this one alone"}, swatch(group), group.label);
     chip.addEventListener("click", () => {
       state.on.has(group.id) ? state.on.delete(group.id) : state.on.add(group.id);
       chip.setAttribute("aria-pressed", state.on.has(group.id));
-      redraw();
+      switched();
     });
-    chip.addEventListener("dblclick", change(() => { groups.forEach((g) => state.on.delete(g.id)); state.on.add(group.id); }));
+    chip.addEventListener("dblclick", change((g) => g === group));
     return chip;
   }));
-  if (groups.length <= 2) return;
-  const only = (wanted) => change(() => groups.forEach((g) => (wanted(g) ? state.on.add(g.id) : state.on.delete(g.id))));
-  const best = groups.filter((g) => g.on), some = best.length < groups.length ? [[`best ${best.length} of ${groups.length}`, (g) => g.on]] : [];
+  if (groups().length <= 2) return;
+  const best = groups().filter((g) => g.on), some = best.length < groups().length ? [[`best ${best.length} of ${groups().length}`, (g) => g.on]] : [];
   const buttons = [...some, ["all", () => true], ["none", () => false]].map(([text, wanted]) => {
     const button = element("button", {class: "plain", type: "button"}, text);
-    button.addEventListener("click", only(wanted));
+    button.addEventListener("click", change(wanted));
     return button;
   });
   some.length ? chips.prepend(...buttons) : chips.append(...buttons);
@@ -138,17 +55,16 @@ function fillChips() {
 
 function show(index) {
   state.setting = index;
-  drawings.length = 0;
-  document.querySelectorAll("[data-setting]").forEach((part) => { part.hidden = +part.dataset.setting !== index; });
-  $("numbers").hidden = !$("numbers").querySelector("[data-setting]:not([hidden])");
-  fillChips(); fillCurves(); fillSpectrum(); fillLandscape(); fillClients();
-  redraw();
+  all("[data-setting]").forEach((part) => { part.hidden = +part.dataset.setting !== index; });
+  all("section").forEach((part) => { part.hidden = !all("[data-setting]:not([hidden]), .static:not([hidden])", part).length; });
+  fillChips();
+  switched();
 }
 
 function sortable(table) {
-  table.querySelectorAll("thead button").forEach((button, column) => button.addEventListener("click", () => {
+  all("thead button", table).forEach((button, column) => button.addEventListener("click", () => {
     const up = button.dataset.order === "down", value = (tr) => +(tr.cells[column].dataset.value ?? NaN), body = table.tBodies[0];
-    table.querySelectorAll("thead button").forEach((other) => delete other.dataset.order);
+    all("thead button", table).forEach((other) => delete other.dataset.order);
     button.dataset.order = up ? "up" : "down";
     const key = (tr) => (isNaN(value(tr)) ? (up ? Infinity : -Infinity) : value(tr));
     const order = (a, b) => (column ? key(a) - key(b) : a.cells[0].textContent.localeCompare(b.cells[0].textContent));
@@ -156,28 +72,64 @@ function sortable(table) {
   }));
 }
 
-DATA.settings.forEach((one) => one.groups.filter((group) => group.on).forEach((group) => state.on.add(group.id)));
-document.querySelectorAll("tr[data-group]").forEach((tr) => {
-  const group = DATA.settings.flatMap((s) => s.groups).find((g) => g.id === tr.dataset.group);
-  tr.cells[0].prepend(swatch(group));
-});
-document.querySelectorAll("table").forEach(sortable);
-$("setting")?.addEventListener("change", (event) => show(+event.target.value));
-document.querySelectorAll("[data-x]").forEach((button) => button.addEventListener("click", () => {
-  state.x = button.dataset.x;
-  document.querySelectorAll("[data-x]").forEach((other) => other.setAttribute("aria-pressed", other === button));
-  redraw();
+// ---- the numbers under the pointer -----------------------------------------------------------------------------
+function written(value) {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace("e+", "e") : String(+value.toPrecision(4));
+}
+
+// a plot says where it stands and from where to where it counts; the height of a line at a place is a number
+function follow(svg) {
+  const plots = all("[data-plot]", svg).map((plot) => {
+    const [left, right, bottom, top, x0, x1, y0, y1] = plot.dataset.plot.split(" ").map(Number), log = plot.dataset.yScale === "log";
+    const lines = all("[data-group]:not(.band) > path", plot).map((path) => [path.parentNode.dataset.group, path.getAttribute("d").match(/-?[\d.]+/g).map(Number)]);
+    const y = (at) => { const share = (at - bottom) / (top - bottom); return log ? y0 * (y1 / y0) ** share : y0 + share * (y1 - y0); };
+    return {left, right, bottom, top, lines, y, x: (at) => x0 + ((at - left) / (right - left)) * (x1 - x0), words: plot.dataset};
+  });
+  const leave = () => { $("tip").style.display = "none"; };
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect(), by = svg.viewBox.baseVal.width / box.width;
+    const at = (event.clientX - box.left) * by, high = (event.clientY - box.top) * by;
+    const plot = plots.find((p) => at >= p.left && at <= p.right && high >= p.top && high <= p.bottom);
+    if (!plot) return leave();
+    const rows = groups().filter(state.shown).flatMap((group) => plot.lines.filter(([id]) => id === group.id).map(([, points]) => {
+      const height = heightAt(points, at);
+      return height === null ? null : [height, group, written(plot.y(height))];
+    })).filter(Boolean).sort((a, b) => a[0] - b[0]);
+    const x = plot.x(at), more = rows.length > 14 ? [element("div", {}, `… and ${rows.length - 14} more`)] : [];
+    const head = element("b", {}, `${plot.words.x} ${/round|band|layer|client|rank/.test(plot.words.x) ? Math.round(x) : written(x)}, ${plot.words.y}`);
+    showTip(event, head, ...rows.slice(0, 14).map(([, group, text]) => element("div", {}, element("span", {}, swatch(group), group.label), element("span", {}, text))), ...more);
+  });
+}
+
+function heightAt(points, at) {
+  for (let i = 0; i + 3 < points.length; i += 2) {
+    const [x, y, next, then] = points.slice(i, i + 4);
+    if (at >= x && at <= next) return y + (next > x ? (at - x) / (next - x) : 0) * (then - y);
+  }
+  return null;
+}
+
+function showTip(event, ...children) {
+  const tip = $("tip");
+  tip.replaceChildren(...children);
+  tip.style.display = "block";
+  const {width, height} = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, event.clientX + 16 + width > innerWidth ? event.clientX - width - 16 : event.clientX + 16)}px`;
+  tip.style.top = `${Math.max(4, Math.min(event.clientY + 12, innerHeight - height - 8))}px`;
+}
+
+DATA.settings.forEach((one) => one.groups.forEach((group) => {
+  if (group.on) state.on.add(group.id);
+  all(`tr[data-group="${group.id}"]`).forEach((tr) => tr.cells[0].prepend(swatch(group)));
 }));
-$("bands")?.addEventListener("change", (event) => { state.bands = event.target.checked; redraw(); });
-// paper is narrower than a window: charts are drawn anew for it, so that their letters keep their size
-const paper = (on) => () => {
-  document.body.classList.toggle("paper", on);
-  document.querySelectorAll("#reproduce .grid > details").forEach((part) => { part.open = on; });
-  redraw();
-};
+all("table").forEach(sortable);
+all(".chart svg").forEach(follow);
+$("setting")?.addEventListener("change", (event) => show(+event.target.value));
+$("bands")?.addEventListener("change", (event) => document.body.classList.toggle("bandless", !event.target.checked));
+const paper = (on) => () => all("#reproduce .grid > details").forEach((part) => { part.open = on; });
 addEventListener("beforeprint", paper(true));
 addEventListener("afterprint", paper(false));
-let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
 show(0);
 document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,120 @@
+"""Charts with a panel for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedkeel.report.drawing import Shown, new_figure, numbers, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = 24  # characters of a layer's name
+NAMED = 1.05  # inches that the names of layers need
+
+
+def panels(found: Sequence[Shown], draw: Callable[[Any, Shown, Sequence[Shown]], Any], room: float = 0.35) -> Figure:
+    """`draw` puts one method into its panel, with so many inches to its left; a bar explains the map it returns."""
+    columns = 3 if len(found) in (5, 6, 9) else min(4, len(found))
+    rows, wide, high = -(-len(found) // columns), 1.7, 1.65
+    width, height = columns * (wide + room) + 0.75, rows * (high + 0.6)
+    figure = new_figure(width, height)
+    figure.subplots_adjust(room / width, 0.4 / height, 1 - 0.75 / width, 1 - 0.2 / height, room / wide, 0.6 / high)
+    every = figure.subplots(rows, columns, squeeze=False)
+    image = None
+    for axes, one in zip(every.flat, found, strict=False):
+        image = draw(axes, one, found)
+        axes.set_gid(one.id)
+        if image is not None:
+            image.set_rasterized(True)
+        axes.set_title(plain(one.label), fontsize=8, color=one.colour)
+        axes.tick_params(labelsize=6)
+    for axes in every.flat[len(found) :]:
+        axes.set_visible(False)
+    if image is not None:
+        bar = figure.add_axes((1 - 0.6 / width, 0.4 / height, 0.12 / width, 1 - 0.6 / height))
+        figure.colorbar(image, cax=bar).ax.tick_params(labelsize=6, which="both")
+    return figure
+
+
+def cosines(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    return square(axes, one.data["cosines"], one.data["clients"], "PuOr_r", -1.0, 1.0)
+
+
+def cka(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    tables = [[*other.data["layers"].values()][-1] for other in found]
+    return square(axes, [*one.data["layers"].values()][-1], one.data["clients"], "cividis", float(np.min(tables)), 1.0)
+
+
+def square(axes: Any, table: Any, clients: Sequence[int], colours: str, low: float, high: float) -> Any:
+    every = -(-len(clients) // 8)
+    places = range(0, len(clients), every)
+    axes.set_xticks(places, [clients[i] for i in places])
+    axes.set_yticks(places, [clients[i] for i in places])
+    axes.set_xlabel("client", fontsize=7)
+    return axes.imshow(numbers(table), cmap=colours, vmin=low, vmax=high)
+
+
+def from_above(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    every = np.concatenate([np.ravel(numbers(other.data["plane"]["values"])) for other in found])
+    low, high = float(np.nanmin(every)), float(np.nanquantile(every, 0.95))
+    plane = one.data["plane"]
+    levels = np.linspace(low, high if high > low else low + 1e-12, 15)
+    axes.set_aspect("equal")
+    return axes.contourf(plane["x"], plane["y"], numbers(plane["values"]), levels, cmap="cividis", extend="max")
+
+
+def by_layer(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    from matplotlib.colors import LogNorm
+
+    every = np.concatenate([np.ravel(numbers([*other.data["layers"].values()])) for other in found])
+    high = float(np.nanmax(every)) or 1.0
+    table = np.ma.masked_invalid(numbers([*one.data["layers"].values()]))
+    layer_names(axes, [*one.data["layers"]])
+    axes.set_xlabel("band", fontsize=7)
+    shape = np.arange(table.shape[1] + 1) + 0.5, np.arange(table.shape[0] + 1) - 0.5
+    axes.invert_yaxis()
+    return axes.pcolormesh(*shape, table, cmap="Blues", norm=LogNorm(high / 1e3, high, clip=True))
+
+
+def bands_by_round(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    from matplotlib.colors import LogNorm
+
+    every = np.concatenate([np.ravel(numbers(other.data["values"])) for other in found])
+    low, high = (float(edge(every[every > 0])) if every.any() else 1.0 for edge in (np.min, np.max))
+    table = np.ma.masked_less_equal(numbers(one.data["values"]).T, 0)
+    axes.set_xlabel("round", fontsize=7)
+    axes.set_ylabel("band", fontsize=7)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    places = one.data["rounds"], range(1, len(table) + 1)
+    return axes.pcolormesh(*places, table, cmap="cividis", norm=LogNorm(low, max(high, 1.001 * low)), shading="nearest")
+
+
+def critical_layers(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    table = numbers(one.data["values"]).T
+    layer_names(axes, one.data["layers"])
+    axes.set_xlabel("round", fontsize=7)
+    axes.invert_yaxis()
+    return axes.pcolormesh(
+        one.data["rounds"], range(len(table)), table, cmap="Blues", vmin=0, vmax=1, shading="nearest"
+    )
+
+
+def divergence(axes: Any, one: Shown, found: Sequence[Shown]) -> None:
+    """Without and with the lowest frequencies.  (SpecGradFilter fig. 2)"""
+    for key, style, name in (("before", "-", "all"), ("after", (0, (4, 2)), "filtered")):
+        values = [*one.data["divergence"][key].values()]
+        axes.plot(
+            range(1, len(values) + 1), numbers(values), color=one.colour, linestyle=style, linewidth=1, label=name
+        )
+    axes.set_xlabel("layer", fontsize=7)
+    axes.legend(frameon=False, fontsize=6)
+
+
+def layer_names(axes: Any, names: Sequence[str]) -> None:
+    every = -(-len(names) // 16)
+    short = [plain(name if len(name) <= NAME else f"…{name[1 - NAME :]}") for name in names[::every]]
+    axes.set_yticks(range(0, len(names), every), short, fontsize=5)
