@@ -59,7 +59,7 @@ def test_lists():
 # ---- where settings come from ----
 def test_nothing_asked_for_is_the_quick_start():
     made = asked()
-    assert [one.label for one in made] == ["fedavg", "fedsam", "fedfft-d", "specgradfilter"]
+    assert [one.label for one in made] == ["fedavg", "fedsam", "feddyn", "fedsam-d", "fedfft-d", "specgradfilter"]
     first = made[0].experiment.plan
     assert first.division.dataset == "digits"
     assert (first.division.partition.alpha, first.division.partition.clients) == (0.1, 20)
