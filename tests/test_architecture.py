@@ -52,17 +52,27 @@ def sources() -> dict[str, str]:
 
 
 @cache
+def nodes_of(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
+
+
+def called(node: ast.Call) -> str:
+    """The last word of a function's name."""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+@cache
 def mentioned(text: str) -> tuple[str, ...]:
     """What a module imports of fedkeel, also inside functions; not what type checkers alone see."""
-    tree, found = ast.parse(text), []
+    nodes, found = nodes_of(text), []
     hidden = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in hidden:
             continue
         if isinstance(node, ast.Import):
@@ -70,7 +80,7 @@ def mentioned(text: str) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and called(node) == "import_module":
             found += [one.value for one in node.args if isinstance(one, ast.Constant)]
     return tuple(name for name in found if name.split(".")[0] == "fedkeel")
 
@@ -185,10 +195,9 @@ UNPICKLERS = {"engines/worker.py", "engines/processes.py", "engines/flower/simul
 def test_names_of_code_come_in_through_one_door():
     for path in ROOT.rglob("*.py"):
         text, name = path.read_text(), path.relative_to(ROOT).as_posix()
-        tree = ast.parse(text)
-        called = {ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        assert "import_module" not in called or name in IMPORTERS, name
-        assert not called & {"__import__", "eval", "exec", "compile", "run_path", "exec_module"} - (
+        names = {called(node) for node in nodes_of(text) if isinstance(node, ast.Call)}
+        assert "import_module" not in names or name in IMPORTERS, name
+        assert not names & {"__import__", "eval", "exec", "compile", "run_path", "exec_module"} - (
             {"compile"} if "re.compile" in text or "torch.compile" in text else {"eval"} if ".eval()" in text else set()
         ), name
         assert not re.search(r"\b(?:pickle|cloudpickle|torch|joblib|dill)\.loads?\(", text) or name in UNPICKLERS, name
@@ -197,5 +206,5 @@ def test_names_of_code_come_in_through_one_door():
 
 def test_only_the_command_line_prints():
     for path in ROOT.rglob("*.py"):
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"], path
+        calls = [node for node in nodes_of(path.read_text()) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"], path

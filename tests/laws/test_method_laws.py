@@ -29,7 +29,7 @@ def problem(sizes=SIZES, **changes):
 
 
 def experiment(name, given=None, **changes):
-    settings = {"rounds": 3, "participation": 0.6, "epochs": 2, "batch_size": 3, "lr": 0.05, "weight_decay": 1e-3,
+    settings = {"rounds": 3, "participation": 0.6, "epochs": 1, "batch_size": 3, "lr": 0.05, "weight_decay": 1e-3,
                 "clip": 10.0} | changes  # fmt: skip
     given = given or problem()
     method = quick(name) if isinstance(name, str) else name
@@ -100,7 +100,7 @@ def test_the_numbering_of_clients_changes_nothing(name):
     order = [3, 0, 4, 2, 1]  # the new client k is the old order[k]
     plain, schedule = problem(), [[0, 1], [1, 2, 3], [0, 4]]
     moved = problem(clients=[plain.clients[i] for i in order])
-    whole = {"batch_size": 8, "epochs": 1}
+    whole = {"batch_size": 8}
     one = run(name, plain, participants=schedule, **whole)
     other = run(name, moved, participants=[[order.index(i) for i in clients] for clients in schedule], **whole)
     assert difference(one.params, other.params) < 1e-9
@@ -111,9 +111,8 @@ def test_what_is_not_a_number_reaches_nobody_else(name):
     plain = problem()
     inputs, labels = plain.clients[2]
     broken = problem(clients=[*plain.clients[:2], (inputs * torch.nan, labels), *plain.clients[3:]])
-    short = {"rounds": 2, "epochs": 1}
-    with_it = run(name, broken, participants=[[0, 1, 2], [0, 1]], **short)
-    without = run(name, plain, participants=[[0, 1], [0, 1]], **short)
+    with_it = run(name, broken, participants=[[0, 1, 2], [0, 1]], rounds=2)
+    without = run(name, plain, participants=[[0, 1], [0, 1]], rounds=2)
     assert with_it.records[0].dropped == [2]
     assert with_it.result["model_digest"] == without.result["model_digest"]
 
@@ -121,7 +120,7 @@ def test_what_is_not_a_number_reaches_nobody_else(name):
 @everything
 def test_one_client_with_one_sample_and_no_gradient(name):
     flat = problem(sizes=(1,), loss=lambda output, target: 0 * output.sum(-1))
-    found = run(name, flat, participation=1.0, batch_size=1, epochs=1)
+    found = run(name, flat, participation=1.0, batch_size=1)
     assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
     assert not any(record.dropped for record in found.records)
 
@@ -207,15 +206,18 @@ REDUCTIONS = [
 ]
 
 
+WHOLE = {"batch_size": 8, "epochs": 2}
+"""Measuring phases draw other batches, so clients see all of their data in each step."""
+
+
 @cache
 def of_base(name, **settings):
-    """Measuring phases draw other batches, so clients see all of their data in each step."""
-    return run(build(name, settings), batch_size=8)
+    return run(build(name, settings), **WHOLE)
 
 
 @pytest.mark.parametrize(("name", "settings", "base", "base_settings"), REDUCTIONS)
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
-    one, other = run(build(name, settings), batch_size=8), of_base(base, **base_settings)
+    one, other = run(build(name, settings), **WHOLE), of_base(base, **base_settings)
     assert difference(one.params, other.params) < 1e-12
 
 
@@ -228,6 +230,6 @@ def test_feddyn_refuses_lambda_zero():
 def test_equal_clients_do_not_drift(name):
     same = problem(sizes=(6,)).clients * 5
     plain = {"scaffold": "uniform", "fedsam-s": "fedsam"}[name]
-    whole = {"participation": 1.0, "batch_size": 8}
+    whole = WHOLE | {"participation": 1.0}
     one, other = (run(method, problem(clients=same), **whole).params for method in (name, plain))
     assert difference(one, other) < 1e-12
