@@ -54,7 +54,7 @@ def test_curves_are_means_over_seeds_with_the_deviation_of_a_sample(tmp_path):
 
 def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of):
     """Two seeds of 0.25 s a round on one engine, a third of 10 s on another."""
-    folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed, tracked=False) for seed in range(3)]
     lines = [json.loads(line) | {"seconds": 10.0} for line in (folders[2] / "rounds.jsonl").read_text().splitlines()]
     (folders[2] / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folders[2] / "environment.json").write_text(json.dumps({"engine": "stacked"}))
@@ -82,18 +82,20 @@ def test_thinning_keeps_both_ends():
 
 
 def test_the_target_is_reached_by_all(tmp_path):
-    groups = groups_of(read(made_up(tmp_path / "a", level=0.9), made_up(tmp_path / "b", method="fedsam", level=0.7)))
+    folders = [made_up(tmp_path / "a", level=0.9, tracked=False)]
+    folders.append(made_up(tmp_path / "b", method="fedsam", level=0.7, tracked=False))
+    groups = groups_of(read(*folders))
     target = common_target(groups)
     best = min(max(record.accuracy for record in group.runs[0].records) for group in groups)
     assert best - 0.01 < target <= best
-    text = page(content(read(*(group.runs[0].path for group in groups))))
+    text = page(content(read(*folders)))
     assert f"rounds to {100 * target:g}\N{NO-BREAK SPACE}%" in text
-    text = page(content(read(*(group.runs[0].path for group in groups)), target=0.99))
+    text = page(content(read(*folders), target=0.99))
     assert "never" in text
 
 
 def test_commands_reproduce_each_run(tmp_path):
-    folders = [made_up(tmp_path / f"run {seed}", seed=seed) for seed in range(2)]
+    folders = [made_up(tmp_path / f"run {seed}", seed=seed, rounds=2, tracked=False) for seed in range(2)]
     text = page(content(read(*folders)))
     for folder in folders:
         assert (
@@ -102,7 +104,7 @@ def test_commands_reproduce_each_run(tmp_path):
 
 
 def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of):
-    folder = made_up(tmp_path / "x</script><b>", rounds=2)
+    folder = made_up(tmp_path / "x</script><b>", rounds=2, tracked=False)
     text = page(content(read(folder)), title="<i>&\"'")
     assert "<b>" not in text
     assert "<i>" not in text
@@ -111,7 +113,7 @@ def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of):
 
 
 def test_the_page_asks_no_network_for_anything(real_runs):
-    text = page(content(read(*(p.parent for p in sorted(real_runs.rglob("experiment.toml"))))))
+    text = page(content(read(*sorted(real_runs.glob("*/0")))))  # these are analysed
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert not re.findall(r"@import|url\((?!#)", text)
@@ -137,7 +139,7 @@ def test_sixty_runs_of_eight_hundred_rounds_fit(tmp_path, data_of):
 
 
 def test_unfinished_and_half_written_runs_are_shown_as_far_as_they_came(tmp_path):
-    folder = made_up(tmp_path / "a", rounds=20)
+    folder = made_up(tmp_path / "a", rounds=20, tracked=False)
     text = (folder / "rounds.jsonl").read_text()
     (folder / "rounds.jsonl").write_text("\n".join(text.splitlines()[:5]) + '\n{"round": 6, "sel')
     made = content(read(folder))
@@ -153,7 +155,7 @@ def test_refusals(tmp_path):
         write_report([tmp_path], tmp_path / "a.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(fk.FolderError, match="cannot write"):
-        write_report([made_up(tmp_path / "r", rounds=1)], tmp_path / "file" / "a.html")
+        write_report([made_up(tmp_path / "r", rounds=1, tracked=False)], tmp_path / "file" / "a.html")
 
 
 def test_label_tables_are_those_of_the_partition(real_runs):
@@ -291,7 +293,8 @@ def test_critical_layers_are_a_map_of_means_over_seeds(tmp_path):
 
 def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path):
     levels = [0.5 + 0.4 * math.sin(1.7 * n) ** 2 for n in range(40)]
-    made = content(read(*(made_up(tmp_path / str(n), lr=0.01 * (n + 1), rounds=2, level=levels[n]) for n in range(40))))
+    short = {"rounds": 2, "tracked": False}
+    made = content(read(*(made_up(tmp_path / str(n), lr=0.01 * (n + 1), level=levels[n], **short) for n in range(40))))
     groups = made.data()["settings"][0]["groups"]
     best = sorted(range(40), key=lambda n: -levels[n])
     assert {i for i, group in enumerate(groups) if group["on"]} == set(best[:8])
@@ -304,7 +307,7 @@ def test_of_many_methods_the_best_are_shown_first_and_look_different(tmp_path):
 def test_tables_by_layer_are_left_out_of_a_page_that_would_be_too_large(tmp_path, data_of, monkeypatch):
     layers = {f"layer{n}": [[1.0]] for n in range(3000)}
     found = {"cka": {"layers": layers, "mean": {"layer0": 0.5}, "clients": [0], "round": 1}}
-    folder = analysed(made_up(tmp_path / "a", rounds=2), **found)
+    folder = analysed(made_up(tmp_path / "a", rounds=2, tracked=False), **found)
     text = page(content(read(folder)))
     assert len(data_of(text)["settings"][0]["groups"][0]["diagnostics"]["cka"]["layers"]) == 3000
     monkeypatch.setattr("fedkeel.report.page.MOST_BYTES", len(text.encode()) - 1)
