@@ -28,7 +28,7 @@ from fedkeel.importing import Trust
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import EXPERIMENT, read_experiment, write_text
+from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
@@ -39,7 +39,7 @@ log = logging.getLogger("fedkeel")
 # ---- the experiment of an app --------------------------------------------------------------------------------------
 def read_app(folder: Path, trust: Trust) -> Experiment:
     """Read the experiment beside an app."""
-    return Experiment.load(read_experiment(folder), trust=trust)
+    return Experiment.load(read_settings(folder), trust=trust)
 
 
 def trust_level(trust: bool) -> Trust:

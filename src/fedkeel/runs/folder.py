@@ -189,7 +189,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The experiment of a run folder as plain data."""
+    """Read the experiment of a run folder as plain data; a run always names its method."""
+    data = read_settings(path)
+    if "method" not in data:
+        raise FolderError(f"{path / EXPERIMENT} is damaged: it names no method.", "restore it from a copy")
+    return data
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the experiment.toml of a folder: a run's, or one that somebody wrote for an app."""
     file = path / EXPERIMENT
     try:
         data = read_toml(read_text(file))
@@ -201,8 +209,6 @@ def read_experiment(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise FolderError(f"{file} is damaged: {error}", "restore it from a copy") from None
-    if "method" not in data:
-        raise FolderError(f"{file} is damaged: it names no method.", "restore it from a copy")
     return data
 
 
