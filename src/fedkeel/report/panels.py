@@ -37,6 +37,9 @@ def panels(found: Sequence[Shown], draw: Callable[[Any, Shown, Sequence[Shown]],
     if image is not None:
         bar = figure.add_axes((1 - 0.6 / width, 0.4 / height, 0.12 / width, 1 - 0.6 / height))
         figure.colorbar(image, cax=bar).ax.tick_params(labelsize=6, which="both")
+    else:
+        figure.set_size_inches(width - 0.6, height)
+        figure.subplots_adjust(room / (width - 0.6), right=1 - 0.15 / (width - 0.6))
     return figure
 
 
