@@ -39,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
 def reproduce(
     spec: Annotated[
         str | None,
-        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, or order:a."),
+        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, order:a, or claims:NAME."),
     ] = None,
     cell: Annotated[
         str | None, typer.Option(metavar="LABEL", help="One cell, its words in any order, or a pattern with *.")
@@ -70,6 +70,9 @@ def reproduce(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write the results page from the ledger.")
     ] = None,
+    claims: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Only write the claims page from the ledger.")
+    ] = None,
     no_progress: NoProgress = False,
 ) -> None:
     """Run cells of a published table; print what the paper reports, what was measured, and a verdict.
@@ -88,8 +91,8 @@ def reproduce(
     from fedkeel.papers.matched_rates import matched
     from fedkeel.papers.reproduce import chosen, obstacle, varied
 
-    if page is not None:
-        write_page(page, ledger)
+    if page is not None or claims is not None:
+        write_pages(page, claims, ledger)
         return
     if spec is None or list_:
         show_tables(spec)
@@ -118,26 +121,31 @@ def reproduce(
 
 def show_tables(spec: str | None) -> None:
     from fedkeel.papers import PAPERS, tables
+    from fedkeel.papers.claims import CLAIMS, claims
     from fedkeel.papers.order import ORDER, in_order, parts
 
     made = table(["table!", "cells>", "what it shows"])
     asked = spec.partition(":")[0] if spec else None
-    for paper in [asked] if asked and asked != ORDER else PAPERS if asked is None else []:
+    for paper in [asked] if asked and asked not in (ORDER, CLAIMS) else PAPERS if asked is None else []:
         for one in tables(paper):
             made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
     for name, part in parts().items() if asked in (None, ORDER) else ():
         made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
+    for name, claim in claims().items() if asked in (None, CLAIMS) else ():
+        made.add_row(f"{CLAIMS}:{name}", str(len(claim.cells)), claim.says)
     stdout().print(made)
 
 
-def write_page(path: Path, ledger: Path) -> None:
+def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
+    from fedkeel.papers import claims_page, results_page
     from fedkeel.papers.ledger import read
-    from fedkeel.papers.results_page import page
 
-    text = page(read(ledger, needed=True))
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
-    stdout().print(f"written to {path}")
+    entries = read(ledger, needed=True)
+    for path, page in ((results, results_page.page), (claims, claims_page.page)):
+        if path is not None:
+            with writing(path):
+                path.write_text(page(entries), encoding="utf-8")
+            stdout().print(f"written to {path}")
 
 
 def show_costs(

@@ -79,6 +79,12 @@ class Entry:
         return describe_place(self.environment, {})
 
     @property
+    def version(self) -> str:
+        """The version of fedkeel that made it, with the revision where it is known; older lines say neither."""
+        version, revision = (self.environment.get(name) for name in ("fedkeel", "revision"))
+        return str(version or "unrecorded") + (f" ({revision})" if revision else "")
+
+    @property
     def cell(self) -> tuple[str, str, str, str]:
         return self.paper, self.table, self.row, self.column
 
@@ -245,6 +251,11 @@ def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
     runs = furthest(entries)
     devices = sorted({str(entry.environment.get("device")) for entry in runs})
     return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
+
+
+def versions(entries: Iterable[Entry]) -> str:
+    """Which versions of fedkeel made these runs, in words; older lines do not say."""
+    return ", ".join(sorted({entry.version for entry in entries}))
 
 
 def longest(entries: Iterable[Entry]) -> list[Entry]:

@@ -14,6 +14,7 @@ from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
+from fedkeel.papers.claims import CLAIMS, cells_claimed
 from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
@@ -31,10 +32,11 @@ STEP = "report/step_length"  # what `track="state"` calls the number that the ru
 
 # ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper, a table or a part of the order whose label matches: the label, or a pattern, or some of its
-    words, in any order."""
+    """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or some
+    of its words, in any order."""
     paper, colon, part = spec.partition(":")
-    found = in_order(part if colon else None) if paper == ORDER else find(spec)
+    lists = {ORDER: in_order, CLAIMS: cells_claimed}
+    found = lists[paper](part if colon else None) if paper in lists else find(spec)
     if pattern is None:
         return found
     words = _words(pattern)
