@@ -56,8 +56,8 @@ def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:
 
 
 def difference_interval(sides: Sequence[tuple[float, Mapping[int, float]]]) -> Interval:
-    """The sum of means by seed, each with its sign: paired where two seeds or more are common to all, else Welch's; where
-    that is impossible too, over what seeds are common."""
+    """The sum of means by seed, each with its sign: paired where two seeds or more are common to all, else Welch's;
+    where that is impossible too, over what seeds are common."""
     common = sorted(set.intersection(*(set(values) for _, values in sides)))
     apart = min(len(values) for _, values in sides) > 1
     if len(common) > 1 or (common and not apart):

@@ -138,9 +138,9 @@ def show_tables(spec: str | None) -> None:
 
 def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
     from fedkeel.papers import claims_page, results_page
-    from fedkeel.papers.ledger import read
+    from fedkeel.papers.ledger import read_lines
 
-    entries = read(ledger, needed=True)
+    entries = read_lines(ledger, needed=True)
     for path, page in ((results, results_page.page), (claims, claims_page.page)):
         if path is not None:
             with writing(path):
@@ -277,13 +277,15 @@ def environment_of(folder: Path) -> dict[str, object]:
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     """The cells, each judged among all other rows of its table, as on the results page."""
     from fedkeel.papers import find
-    from fedkeel.papers.ledger import read
+    from fedkeel.papers.ledger import newest, read_lines
+    from fedkeel.papers.noise import NoiseOfLedger
     from fedkeel.papers.verdicts import judge
 
-    entries: list[Entry] = read(ledger)
+    lines = read_lines(ledger)
+    entries, noise = newest(lines), NoiseOfLedger(lines)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, entries, among):
+    for judged in judge(cells, entries, among, noise):
         cell = judged.cell
         spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
         std = "" if judged.std is None else f" ± {judged.std:.2f}"

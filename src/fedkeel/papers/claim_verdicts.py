@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedkeel.analysis.intervals import Interval, difference_interval
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.claims import Claim, Comparison, claims
-from fedkeel.papers.ledger import Entry, standing
+from fedkeel.papers.ledger import Entry, newest, standing
 from fedkeel.papers.reproduce import gradient_evaluations, runs_of
 from fedkeel.papers.verdicts import Judgement, judge
 
@@ -59,7 +59,7 @@ class Decision:
 
 def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
-    counted = standing(entries)
+    counted = standing(newest(entries))
     found = [(claim, [_find(claim, one, counted) for one in claim.comparisons]) for claim in claims().values()]
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 

@@ -8,7 +8,7 @@ from fedkeel.analysis.intervals import LEVEL
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
-from fedkeel.papers.ledger import Entry, furthest, standing, versions
+from fedkeel.papers.ledger import Entry, furthest, newest, standing, versions
 from fedkeel.papers.reproduce import runs_of
 from fedkeel.papers.results_page import grid, plural
 
@@ -18,16 +18,16 @@ LONG = 300
 HEAD = f"""# Claims: what the papers say, and what the runs say
 
 Made by `fedkeel reproduce --claims docs/claims.md` from `results/ledger.jsonl` and the claims of
-`src/fedkeel/papers/claims.toml`; no number is typed by hand. The claims are those of the abstracts and introductions, in
-our words. [results.md](results.md) has every cell.
+`src/fedkeel/papers/claims.toml`; no number is typed by hand. The claims are those of the abstracts and introductions,
+in our words. [results.md](results.md) has every cell.
 
-Only runs of full length count, each cell's at its own number of rounds. A difference is the mean over seeds, in points of
-accuracy or in rounds. Its {100 * LEVEL:g} % interval is Student's over the seeds that both sides have, or Welch's where
-they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and minutes are
+Only runs of full length count, each cell's at its own number of rounds. A difference is the mean over seeds, in points
+of accuracy or in rounds. Its {100 * LEVEL:g} % interval is Student's over the seeds that both sides have, or Welch's
+where they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and minutes are
 those of all runs of a line.
 
-- **confirmed**: the whole interval is what is claimed. **contradicted**: none of it is. **undecided**: anything else, with
-  the reason. One seed decides nothing. A claim is confirmed if all its differences are, contradicted if one is.
+- **confirmed**: the whole interval is what is claimed. **contradicted**: none of it is. **undecided**: anything else,
+  with the reason. One seed decides nothing. A claim is confirmed if all its differences are, contradicted if one is.
 - Of each difference a claim expects that {EXPECTED["ahead"]}, unless it says something else.
   *Gain*: {EXPECTED["gain"]}. *Level*: {EXPECTED["level"]}.
   *No gain*: {EXPECTED["no gain"]}.
@@ -133,15 +133,15 @@ def long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[s
     about = f"""
 ## Runs of full length
 
-{plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's and none superseded. {len(used)} of
-them are sides of claims, some of several; the others answer questions, or try other settings.
+{plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's and none superseded.
+{len(used)} of them are sides of claims, some of several; the others answer questions, or try other settings.
 """
     return [about, *grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
 
 
 def full_length(entries: Sequence[Entry]) -> list[Entry]:
     """Each run of full length once."""
-    return furthest(entry for entry in standing(entries) if entry.rounds >= LONG and not entry.shortened)
+    return furthest(entry for entry in standing(newest(entries)) if entry.rounds >= LONG and not entry.shortened)
 
 
 def in_words(runs: Sequence[Entry]) -> str:

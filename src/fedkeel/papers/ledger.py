@@ -196,6 +196,16 @@ def check_writable(path: Path) -> None:
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
     """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
+    return newest(read_lines(path, needed=needed))
+
+
+def newest(entries: Iterable[Entry]) -> list[Entry]:
+    """Every run once: where it was made again, the last counts."""
+    return list({entry.identity: entry for entry in entries}.values())
+
+
+def read_lines(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
+    """Every line, oldest first, also of runs that were made again since."""
     if not path.exists():
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
@@ -210,18 +220,17 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         log.warning("the last line of %s is not whole, and is left out", path)
     else:
         lines.append(last)
-    found: dict[tuple[Any, ...], Entry] = {}
+    found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            entry = entry_in(line)
+            found.append(entry_in(line))
         except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None
-        found[entry.identity] = entry
-    return list(found.values())
+    return found
 
 
 def entry_in(line: bytes) -> Entry:

@@ -32,8 +32,8 @@ STEP = "report/step_length"  # what `track="state"` calls the number that the ru
 
 # ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or some
-    of its words, in any order."""
+    """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or
+    some of its words, in any order."""
     paper, colon, part = spec.partition(":")
     lists = {ORDER: in_order, CLAIMS: cells_claimed}
     found = lists[paper](part if colon else None) if paper in lists else find(spec)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
+from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, spent, standing
-from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
+from fedkeel.papers.ledger import Entry, newest, spent, standing
+from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger
+from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, apart, both_at, judge, leads
 from fedkeel.text import make_printable
 
 HEAD = f"""# Results: reported against measured
@@ -23,15 +24,18 @@ A run serves every cell that is the same experiment, so some appear more than on
 so it is the beginning of the full run; its number is not held against the paper's, only its order among rows that have
 come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: before, order says little.
 
-**Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
-(the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
-*ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
+**Verdicts.** *within seed noise*: runs of full length, of two seeds or more, differ on average from the reported number
+by at most twice the noise: what our seeds vary by, if there are {ENOUGH} or more, else what repeated runs like these vary
+by (see Noise); at least the paper's ±.
+*ordering holds*: they do not, or the runs were shortened, but they stand on the right side of every other row of their
 column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
-reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing, unless
-both are of full length and the paper's gap is larger than theirs by more than that.
-*differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
-of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
-nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
+reached, with the seeds that both have, if any, and for one such row with two seeds or more; rows that measure no
+further apart than that here decide nothing, unless both are of full length and the paper's gap is larger than theirs by
+more than that. *one seed*: it would be one of these two, but one seed confirms nothing.
+*differs*: neither; *so far* where the run was shortened; *(one seed)* where one seed alone says so. *not reached*: no
+round had the target accuracy; *reached by 2 of 3 seeds*: in some runs none had it, and the number is the mean of the
+others. *shortened*: too short to compare, and nothing to order it by. *another machine*: seconds cannot be compared,
+and nothing orders them. *not judged*: the
 paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves, and never
 averaged over several machines or engines: where there are several, those of the one with most seeds count.
 """
@@ -41,13 +45,16 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 def page(entries: Sequence[Entry]) -> str:
     """Markdown: what it comes to, a section for each table that has a run, contradictions, what is not measured."""
+    noise, entries = NoiseOfLedger(entries), newest(entries)
     counted = standing(entries)
-    every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
+    every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    parts = [HEAD, *overview(made, entries), *all_leads(every), *checked(every)]
+    parts = [HEAD, *overview(made, entries), *noises(made), *all_leads(every), *checked(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
+        later = [f"- {' '.join(change.split())}" for change in changes(paper)]
+        parts.extend(["\nWhat was changed after runs had been made:\n", *later] if later else [])
         parts.extend(part for table, judged in made if table.paper == paper for part in section(table, judged))
     parts.append(f"\n## {PAPERS[QUESTIONS]}\n")
     parts.extend(f"- {' '.join(choice.split())}" for choice in choices(QUESTIONS))
@@ -85,6 +92,26 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     runs, hours, devices = spent(entries)
     told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(make_printable(', '.join(devices)))}.\n"
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
+
+
+def noises(made: Judged) -> list[str]:
+    """By how much accuracies vary, and from how many runs that is known."""
+    found = {}
+    for one in (one for _, judged in made for one in judged if one.cell.kind == "accuracy"):
+        experiment = one.cell.experiment
+        found[experiment["dataset"], experiment["model"], one.cell.evaluation] = one.repeated
+    rows = [[*key, f"{noise.std:.2f}", noise.source] for key, noise in sorted(found.items())]
+    about = f"""
+## Noise
+
+By how many points an accuracy varies when nothing was changed: the standard deviation within runs of full length that
+were repeated with other seeds, or with the same one, pooled over all cells of a data set and network; the larger of
+both. Where nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of
+themselves, which is measured in the same way, or assumed to be {100 * SHARE:g} %; that of seconds is assumed.
+"""
+    return (
+        [about, *grid(["data set", "network", "number", "standard deviation", "from"], "lllrl", rows)] if rows else []
+    )
 
 
 def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[tuple[Table, Lead]]:

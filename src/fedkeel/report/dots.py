@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORTED, GOOD, ORDERED, BAD, OPEN, LINK = "#57606a", "#0b7a53", "#0072b2", "#c24a00", "#8a929b", "#c3cad2"
-COLOURS = {"within seed noise": GOOD, "ordering holds": ORDERED, "differs": BAD, "differs so far": BAD}
+COLOURS = {"within seed noise": GOOD, "ordering holds": ORDERED, "differs": BAD}
 LABEL = 54  # characters
 
 
@@ -61,7 +61,7 @@ def dot_chart(dots: Sequence[Dot]) -> Figure:
 
 
 def colour_of(dot: Dot) -> str:
-    return COLOURS.get(dot.verdict, OPEN)
+    return next((colour for verdict, colour in COLOURS.items() if dot.verdict.startswith(verdict)), OPEN)
 
 
 @dataclass(frozen=True)
