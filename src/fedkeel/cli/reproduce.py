@@ -269,7 +269,7 @@ def environment_of(folder: Path) -> dict[str, object]:
     from fedkeel.runs.folder import RunFolder
 
     data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
-    kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
+    kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision", "revision")}
     packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
     return kept | packages | {"shared": bool(timing.get("shared"))}
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, difference_interval
 from fedkeel.papers.cells import Cell
-from fedkeel.papers.claims import Claim, Comparison, claims
+from fedkeel.papers.claims import Claim, Comparison, cells_claimed, claims
 from fedkeel.papers.ledger import Entry, newest, standing
-from fedkeel.papers.reproduce import gradient_evaluations, runs_of
+from fedkeel.papers.reproduce import gradient_evaluations
 from fedkeel.papers.verdicts import Judgement, judge
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
@@ -60,30 +60,34 @@ class Decision:
 def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
     counted = standing(newest(entries))
-    found = [(claim, [_find(claim, one, counted) for one in claim.comparisons]) for claim in claims().values()]
+    sides = {_name(one.cell): one for one in judge(cells_claimed(), counted)}
+    found = [(claim, [_find(claim, one, sides) for one in claim.comparisons]) for claim in claims().values()]
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 
 
-def _find(claim: Claim, comparison: Comparison, entries: Sequence[Entry]) -> Finding:
-    cells = [cell for _, cell in comparison.terms]
-    sides = tuple(judge([cell], entries)[0] for cell in cells)
+def _name(cell: Cell) -> tuple[str, ...]:
+    return cell.paper, cell.table, cell.row, cell.column
+
+
+def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, ...], Judgement]) -> Finding:
+    sides = tuple(judged[_name(cell)] for _, cell in comparison.terms)
     if claim.measure == "numbers":
         return _compare(claim, comparison, sides)
-    count = _count_gradients(cells) if claim.measure == "gradients" else _count_bytes(cells, entries)
+    count = _count_gradients(sides) if claim.measure == "gradients" else _count_bytes(sides)
     if count is None:
         return Finding(comparison, sides, None, UNDECIDED, "not run")
     same = comparison.reported is not None and abs(count - comparison.reported) < EXACT
     return Finding(comparison, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
 
 
-def _count_gradients(cells: Sequence[Cell]) -> float:
-    first, second = (gradient_evaluations(cell) for cell in cells)
+def _count_gradients(sides: Sequence[Judgement]) -> float:
+    first, second = (gradient_evaluations(side.cell) for side in sides)
     return first / second
 
 
-def _count_bytes(cells: Sequence[Cell], entries: Sequence[Entry]) -> float | None:
+def _count_bytes(sides: Sequence[Judgement]) -> float | None:
     """Of runs of any length: what a round sends does not change."""
-    sent = [[entry.sent for entry in runs_of(cell, entries) if entry.sent is not None] for cell in cells]
+    sent = [[entry.sent for entry in side.entries if entry.sent is not None] for side in sides]
     return sent[0][-1] / sent[1][-1] if all(sent) else None
 
 

@@ -23,8 +23,8 @@ in our words. [results.md](results.md) has every cell.
 
 Only runs of full length count, each cell's at its own number of rounds. A difference is the mean over seeds, in points
 of accuracy or in rounds. Its {100 * LEVEL:g} % interval is Student's over the seeds that both sides have, or Welch's
-where they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and minutes are
-those of all runs of a line.
+where they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and
+minutes are those of all runs of a line.
 
 - **confirmed**: the whole interval is what is claimed. **contradicted**: none of it is. **undecided**: anything else,
   with the reason. One seed decides nothing. A claim is confirmed if all its differences are, contradicted if one is.

@@ -25,8 +25,8 @@ so it is the beginning of the full run; its number is not held against the paper
 come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: before, order says little.
 
 **Verdicts.** *within seed noise*: runs of full length, of two seeds or more, differ on average from the reported number
-by at most twice the noise: what our seeds vary by, if there are {ENOUGH} or more, else what repeated runs like these vary
-by (see Noise); at least the paper's ±.
+by at most twice the noise: what our seeds vary by, if there are {ENOUGH} or more, else what repeated runs like these
+vary by (see Noise); at least the paper's ±.
 *ordering holds*: they do not, or the runs were shortened, but they stand on the right side of every other row of their
 column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
 reached, with the seeds that both have, if any, and for one such row with two seeds or more; rows that measure no
