@@ -39,7 +39,8 @@ class Finding:
     @property
     def gradients(self) -> int:
         """Gradient evaluations of all its runs."""
-        return sum(gradient_evaluations(side.cell, entry.rounds) for side in self.sides for entry in side.entries)
+        run = [side for side in self.sides if side.entries]
+        return sum(gradient_evaluations(side.cell, side.rounds) * len(side.entries) for side in run)
 
 
 @dataclass(frozen=True)
