@@ -142,6 +142,17 @@ def test_a_longer_run_that_does_not_tell_how_it_stood_serves_no_shorter_cell(cha
     assert (mine.rounds, mine.shortened) == (400, True)
 
 
+def test_a_run_whose_rates_depend_on_its_length_is_no_beginning_of_a_longer_one():
+    for key in ("schedule", "server_schedule"):
+        made = SETTINGS | {"augment": "A", key: "cosine"}
+        of = cell("A", 50.0, experiment=made | {"rounds": 100})
+        assert [judge([of], [entry("A", 80.0, rounds=r, settings=made)])[0].rounds for r in (50, 100, 200)] == [
+            0,
+            100,
+            0,
+        ]
+
+
 def test_published_cells_of_unequal_length_share_no_number():
     (long,) = [one for one in find("fedfft:1") if one.label == "FedAvg, cifar10, 0.1"]
     (short,) = [one for one in find("fedwmsam:1") if one.label == "FedAvg, cifar10, 0.1"]

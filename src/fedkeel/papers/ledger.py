@@ -22,6 +22,7 @@ from fedkeel.typed_values import read_line, show_value
 log = logging.getLogger("fedkeel")
 
 LEDGER = Path("results") / "ledger.jsonl"
+SCHEDULES = ("schedule", "server_schedule")  # settings that may make rates depend on the length of the run
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,10 @@ class Entry:
         return self.last if round == self.rounds else self.curve.get(str(round))
 
     def until(self, round: int) -> Entry | None:
-        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end."""
+        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end, and
+        a schedule that lasts as long as the run makes a shorter or longer one another run."""
+        if self.rounds != round and any(self.settings.get(key) for key in SCHEDULES):
+            return None
         if self.rounds <= round:
             return self
         best = self.best_by(round)
