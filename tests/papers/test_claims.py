@@ -11,8 +11,8 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.papers import PAPERS, QUESTIONS, find, ledger
 from fedkeel.papers.claim_verdicts import decide_claims
-from fedkeel.papers.claims import EXPECTED, claims
-from fedkeel.papers.claims_page import full_length, page
+from fedkeel.papers.claims import EXPECTED, read_claims
+from fedkeel.papers.claims_page import find_full_length, page
 from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import chosen, settings_of
 
@@ -44,9 +44,9 @@ def rows(table, column, **values):
 # ---- what is claimed -----------------------------------------------------------------------------------------------
 def test_every_paper_has_claims_that_say_what_decides_them():
     given = tomllib.loads((files("fedkeel.papers") / "claims.toml").read_text(encoding="utf-8"))["claim"]
-    assert len(claims()) == len(given)  # no name twice
-    assert {claim.paper for claim in claims().values()} == set(PAPERS) - {QUESTIONS}
-    for claim in claims().values():
+    assert len(read_claims()) == len(given)  # no name twice
+    assert {claim.paper for claim in read_claims().values()} == set(PAPERS) - {QUESTIONS}
+    for claim in read_claims().values():
         assert claim.expects in EXPECTED
         assert claim.measure in ("numbers", "gradients", "bytes")
         assert bool(claim.comparisons) != bool(claim.unmeasured), claim.name
@@ -58,9 +58,9 @@ def test_every_paper_has_claims_that_say_what_decides_them():
 
 
 def test_what_is_reported_is_the_difference_of_the_papers_numbers():
-    (headline,) = claims()["fsa-headline"].comparisons
+    (headline,) = read_claims()["fsa-headline"].comparisons
     assert headline.reported == pytest.approx(8.26)
-    (skew,) = claims()["filter-more-when-skewed"].comparisons
+    (skew,) = read_claims()["filter-more-when-skewed"].comparisons
     assert [sign for sign, _ in skew.terms] == [1, -1, 1, -1]
     assert skew.reported == pytest.approx((78.05 - 58.40) - (85.11 - 77.02))
 
@@ -203,7 +203,7 @@ def test_a_page_without_runs_decides_only_what_is_counted():
     assert set(decided) == {"gradients"}
     text = page([])
     assert "0 different runs of 300 rounds or more" in text
-    assert text.count("\n### ") == len(claims())
+    assert text.count("\n### ") == len(read_claims())
 
 
 def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
@@ -212,7 +212,7 @@ def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
     other = entry("fedscam:2", "FedAvg", "cifar10, 0.1", 50.0)  # has 15 rounds
     unused = entry("specgradfilter:VI", "FedLWS", "cifar10", 50.0)
     every = [*lines, lines[0], replace(lines[2], seed=3, rounds=299), other, unused]
-    assert len(full_length(every)) == 4
+    assert len(find_full_length(every)) == 4
     text = page(every)
     assert "4 different runs of 300 rounds or more" in text
     assert (

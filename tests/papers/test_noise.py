@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 
 from fedkeel.papers import find
-from fedkeel.papers.ledger import Entry, append, newest, read, read_lines
+from fedkeel.papers.ledger import Entry, append, keep_newest, read, read_lines
 from fedkeel.papers.noise import ASSUMED, SHARE, TWINS, NoiseOfLedger
 from fedkeel.papers.reproduce import settings_of
 from fedkeel.papers.results_page import page
@@ -50,7 +50,7 @@ def test_a_run_that_was_made_again_is_an_identical_one(tmp_path):
     assert (found.std, found.seeds) == (pytest.approx(sqrt(0.5)), None)
     assert found.source == "2 runs of 1 identical experiments"
     assert [line.best for line in read(book)] == [71.0]  # and the newest counts
-    assert newest(read_lines(book)) == read(book)
+    assert keep_newest(read_lines(book)) == read(book)
     assert "| 0.71 | 2 runs of 1 identical experiments |" in page(read_lines(book))
 
 

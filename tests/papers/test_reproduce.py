@@ -14,7 +14,7 @@ from fedkeel.cli.main import call
 from fedkeel.errors import DataError
 from fedkeel.papers import Cell, find, ledger, tables
 from fedkeel.papers.claim_verdicts import decide_claims
-from fedkeel.papers.claims_page import full_length
+from fedkeel.papers.claims_page import find_full_length
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
     chosen,
@@ -396,7 +396,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
         return f"by {found.interval.mean:.2f}", f"({found.interval.low:.2f} to {found.interval.high:.2f}", found
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
-    assert f"headline claims by the {len(full_length(entries))} of full length" in said
+    assert f"headline claims by the {len(find_full_length(entries))} of full length" in said
     counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
     counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")
     all_counted = "all by counting gradients or bytes, " * counted
@@ -425,7 +425,7 @@ def test_lines_say_which_version_made_them_and_older_ones_that_they_do_not():
     assert line_of().version == "unrecorded"
     made = line_of(environment={"fedkeel": "0.2.0", "revision": "abc-dirty"})
     assert made.version == "0.2.0 (abc-dirty)"
-    assert ledger.versions([made, line_of(), made]) == "0.2.0 (abc-dirty), unrecorded"
+    assert ledger.name_versions([made, line_of(), made]) == "0.2.0 (abc-dirty), unrecorded"
 
 
 def test_every_entry_of_the_ledger_belongs_to_a_cell():

@@ -121,7 +121,7 @@ def reproduce(
 
 def show_tables(spec: str | None) -> None:
     from fedkeel.papers import PAPERS, tables
-    from fedkeel.papers.claims import CLAIMS, claims
+    from fedkeel.papers.claims import CLAIMS, read_claims
     from fedkeel.papers.order import ORDER, in_order, parts
 
     made = table(["table!", "cells>", "what it shows"])
@@ -131,7 +131,7 @@ def show_tables(spec: str | None) -> None:
             made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
     for name, part in parts().items() if asked in (None, ORDER) else ():
         made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
-    for name, claim in claims().items() if asked in (None, CLAIMS) else ():
+    for name, claim in read_claims().items() if asked in (None, CLAIMS) else ():
         made.add_row(f"{CLAIMS}:{name}", str(len(claim.cells)), claim.says)
     stdout().print(made)
 
@@ -277,12 +277,12 @@ def environment_of(folder: Path) -> dict[str, object]:
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     """The cells, each judged among all other rows of its table, as on the results page."""
     from fedkeel.papers import find
-    from fedkeel.papers.ledger import newest, read_lines
+    from fedkeel.papers.ledger import keep_newest, read_lines
     from fedkeel.papers.noise import NoiseOfLedger
     from fedkeel.papers.verdicts import judge
 
     lines = read_lines(ledger)
-    entries, noise = newest(lines), NoiseOfLedger(lines)
+    entries, noise = keep_newest(lines), NoiseOfLedger(lines)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
     for judged in judge(cells, entries, among, noise):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, difference_interval
 from fedkeel.papers.cells import Cell
-from fedkeel.papers.claims import Claim, Comparison, cells_claimed, claims
-from fedkeel.papers.ledger import Entry, newest, standing
+from fedkeel.papers.claims import Claim, Comparison, find_claimed_cells, read_claims
+from fedkeel.papers.ledger import Entry, keep_newest, standing
 from fedkeel.papers.reproduce import gradient_evaluations
 from fedkeel.papers.verdicts import Judgement, judge
 
@@ -60,9 +60,9 @@ class Decision:
 
 def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
-    counted = standing(newest(entries))
-    sides = {_name(one.cell): one for one in judge(cells_claimed(), counted)}
-    found = [(claim, [_find(claim, one, sides) for one in claim.comparisons]) for claim in claims().values()]
+    counted = standing(keep_newest(entries))
+    sides = {_name(one.cell): one for one in judge(find_claimed_cells(), counted)}
+    found = [(claim, [_find(claim, one, sides) for one in claim.comparisons]) for claim in read_claims().values()]
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 
 
@@ -74,14 +74,17 @@ def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, ...],
     sides = tuple(judged[_name(cell)] for _, cell in comparison.terms)
     if claim.measure == "numbers":
         return _compare(claim, comparison, sides)
-    count = _count_gradients(sides) if claim.measure == "gradients" else _count_bytes(sides)
+    if claim.measure == "gradients":
+        count, sides = _count_gradients(sides), ()  # no run is needed
+    else:
+        count = _count_bytes(sides)
     if count is None:
         return Finding(comparison, sides, None, UNDECIDED, "not run")
     same = comparison.reported is not None and abs(count - comparison.reported) < EXACT
     return Finding(comparison, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
 
 
-def _count_gradients(sides: Sequence[Judgement]) -> float:
+def _count_gradients(sides: Sequence[Judgement]) -> float | None:
     first, second = (gradient_evaluations(side.cell) for side in sides)
     return first / second
 

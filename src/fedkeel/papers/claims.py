@@ -66,15 +66,15 @@ class Claim:
 
 
 @cache
-def claims() -> dict[str, Claim]:
+def read_claims() -> dict[str, Claim]:
     """Every claim, by name."""
     data = tomllib.loads((files("fedkeel.papers") / "claims.toml").read_text(encoding="utf-8"))
     return {given["name"]: _claim(dict(given)) for given in data["claim"]}
 
 
-def cells_claimed(name: str | None = None) -> list[Cell]:
+def find_claimed_cells(name: str | None = None) -> list[Cell]:
     """The cells that decide one claim, or all of them, each once."""
-    known = claims()
+    known = read_claims()
     if name is not None and name not in known:
         raise RequestError(f"there is no claim: {name}", nearest(name, known, "claims"))
     wanted = known.values() if name is None else [known[name]]
@@ -83,20 +83,23 @@ def cells_claimed(name: str | None = None) -> list[Cell]:
 
 def _claim(given: dict[str, Any]) -> Claim:
     reported = given.pop("reported", None)
-    made = [one for part in given.pop("of", ()) for one in _comparisons(part, reported)]
+    link = "−" if given.get("measure", "numbers") == "numbers" else "/"
+    made = [one for part in given.pop("of", ()) for one in _comparisons(part, reported, link)]
     return Claim(**given, comparisons=tuple(made))
 
 
-def _comparisons(part: dict[str, Any], reported: float | None) -> list[Comparison]:
+def _comparisons(part: dict[str, Any], reported: float | None, link: str) -> list[Comparison]:
     first = {(cell.row, cell.column): cell for cell in find(part["table"])}
     second = {(cell.row, cell.column): cell for cell in find(part.get("over", part["table"]))}
     made = []
     for (row, other), column in product(part["pairs"], part.get("columns", ())):
-        made.append(_comparison(f"{row} − {other}, {column}", [first[row, column], second[other, column]], reported))
+        made.append(
+            _comparison(f"{row} {link} {other}, {column}", [first[row, column], second[other, column]], reported)
+        )
     for row, other in part["pairs"] if "between" in part else ():
         strong, weak = part["between"]
         cells = [first[row, strong], second[other, strong], second[other, weak], first[row, weak]]
-        made.append(_comparison(f"{row} − {other}, {strong}, over the same at {weak}", cells, reported))
+        made.append(_comparison(f"{row} {link} {other}, {strong}, over the same at {weak}", cells, reported))
     return made
 
 

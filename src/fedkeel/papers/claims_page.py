@@ -8,7 +8,7 @@ from fedkeel.analysis.intervals import LEVEL
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
-from fedkeel.papers.ledger import Entry, furthest, newest, standing, versions
+from fedkeel.papers.ledger import Entry, furthest, keep_newest, name_versions, standing
 from fedkeel.papers.reproduce import runs_of
 from fedkeel.papers.results_page import grid, plural
 
@@ -44,25 +44,25 @@ NAMES = ["difference", "reported", "measured", "interval", "seeds", "rounds", "g
 def page(entries: Sequence[Entry]) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
-    parts = [HEAD, *overview(decisions)]
+    parts = [HEAD, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]
         parts += [f"\n## {title}"] if own else []
-        parts += [line for decision in own for line in section(decision)]
-    return "\n".join([*parts, *long_runs(decisions, entries)]).rstrip() + "\n"
+        parts += [line for decision in own for line in write_section(decision)]
+    return "\n".join([*parts, *list_long_runs(decisions, entries)]).rstrip() + "\n"
 
 
-def overview(decisions: Sequence[Decision]) -> list[str]:
+def write_overview(decisions: Sequence[Decision]) -> list[str]:
     verdicts = [decision.verdict for decision in decisions]
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in (CONFIRMED, CONTRADICTED, UNDECIDED))
-    rows = [[PAPERS[d.claim.paper].partition(":")[0], d.claim.says, f"**{d.verdict}**", why(d)] for d in decisions]
+    rows = [[PAPERS[d.claim.paper].partition(":")[0], d.claim.says, f"**{d.verdict}**", explain(d)] for d in decisions]
     return [
         f"{plural(len(decisions), 'claim')}: {counts}.\n",
         *grid(["paper", "claim", "verdict", "why"], "llll", rows),
     ]
 
 
-def why(decision: Decision) -> str:
+def explain(decision: Decision) -> str:
     """How many of its differences are decided, and how."""
     if decision.claim.unmeasured:
         return f"not run: {decision.claim.unmeasured}"
@@ -75,26 +75,26 @@ def why(decision: Decision) -> str:
     return f"of {len(found)} differences {', '.join(counts)}{told}"
 
 
-def section(decision: Decision) -> list[str]:
+def write_section(decision: Decision) -> list[str]:
     claim = decision.claim
     extra = "" if claim.expects == "ahead" or claim.measure != "numbers" else f" Expected: {claim.expects}"
     extra += f", within {claim.within:g} points." if claim.within else "." if extra else ""
     lines = [f"\n### {claim.name}: {decision.verdict}\n", f"{claim.says} ({claim.where}.){extra}\n"]
     if claim.unmeasured:
-        command = f" `{claim.command}` looks at one run." if claim.command else ""
+        command = f" One run is looked at with `{claim.command}`." if claim.command else ""
         return [*lines, f"Undecided: not run, because {claim.unmeasured}.{command}"]
-    lines += grid(NAMES, "lrrrrrrrl", [row(finding) for finding in decision.findings])
+    lines += grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
     made = [entry for finding in decision.findings for entry in finding.entries]
-    lines += [f"\nVersions of fedkeel: {versions(made)}."] if made else []
+    lines += [f"\nVersions of fedkeel: {name_versions(made)}."] if made else []
     if any(finding.verdict == UNDECIDED for finding in decision.findings):
         lines.append(f"\nThe runs that it lacks: `fedkeel reproduce claims:{claim.name} --seeds 0,1,2 --skip-done`")
     return lines
 
 
-def row(finding: Finding) -> list[str]:
+def write_row(finding: Finding) -> list[str]:
     reason = f" ({finding.reason})" if finding.reason else ""
     seeds = " / ".join(str(len(side.entries)) for side in finding.sides)
-    told = [finding.comparison.name, *numbers(finding), seeds]
+    told = [finding.comparison.name, *write_numbers(finding), seeds]
     if not finding.entries:
         return [*told, "", "", "", finding.verdict + reason]
     rounds = ", ".join(str(n) for n in sorted({side.rounds for side in finding.sides if side.entries}))
@@ -102,9 +102,9 @@ def row(finding: Finding) -> list[str]:
     return [*told, rounds, *cost, finding.verdict + reason]
 
 
-def numbers(finding: Finding) -> list[str]:
+def write_numbers(finding: Finding) -> list[str]:
     """Reported, measured and interval, as they are printed."""
-    counted, digits = finding.reason == "counted", 0 if finding.sides[0].cell.kind == "rounds" else 2
+    counted, digits = finding.reason == "counted", 0 if finding.sides and finding.sides[0].cell.kind == "rounds" else 2
     told, found = finding.comparison.reported, finding.interval
     if counted and found is not None:
         return [f"× {told:.2f}", f"× {found.mean:.2f}", ""]
@@ -119,17 +119,19 @@ def numbers(finding: Finding) -> list[str]:
 
 
 # ---- runs of full length -------------------------------------------------------------------------------------------
-def long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[str]:
+def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[str]:
     """The runs of full length, by the claims that they decide."""
-    runs = {run.run: run for run in full_length(entries)}
+    runs = {run.run: run for run in find_full_length(entries)}
     rows, used = [], set()
     for decision in decisions:
         served = {entry.run for finding in decision.findings for entry in finding.entries} & runs.keys()
         used |= served
         if served:
-            rows.append([decision.claim.name, str(len(served)), in_words([runs[key] for key in runs if key in served])])
+            rows.append(
+                [decision.claim.name, str(len(served)), describe_runs([runs[key] for key in runs if key in served])]
+            )
     rest = [run for key, run in runs.items() if key not in used]
-    rows += [["no claim", str(len(rest)), in_words(rest)]] if rest else []
+    rows += [["no claim", str(len(rest)), describe_runs(rest)]] if rest else []
     about = f"""
 ## Runs of full length
 
@@ -139,22 +141,22 @@ def long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[s
     return [about, *grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
 
 
-def full_length(entries: Sequence[Entry]) -> list[Entry]:
+def find_full_length(entries: Sequence[Entry]) -> list[Entry]:
     """Each run of full length once."""
-    return furthest(entry for entry in standing(newest(entries)) if entry.rounds >= LONG and not entry.shortened)
+    return furthest(entry for entry in standing(keep_newest(entries)) if entry.rounds >= LONG and not entry.shortened)
 
 
-def in_words(runs: Sequence[Entry]) -> str:
+def describe_runs(runs: Sequence[Entry]) -> str:
     """The runs by cell, with their seeds and rounds."""
     cells: dict[str, list[int]] = {}
     for run in runs:
-        other = "" if as_chosen(run) else " with other settings"
+        other = "" if is_as_chosen(run) else " with other settings"
         name = f"{run.paper}:{run.table} {run.row}, {run.column}{other}, {run.rounds} rounds"
         cells.setdefault(name, []).append(run.seed)
     return "; ".join(f"{name} ({','.join(str(seed) for seed in sorted(seeds))})" for name, seeds in cells.items())
 
 
-def as_chosen(run: Entry) -> bool:
+def is_as_chosen(run: Entry) -> bool:
     """Whether a run has the settings of the cell that it was made for."""
     return any(
         runs_of(cell, [run]) for cell in find(f"{run.paper}:{run.table}") if (cell.row, cell.column) == run.cell[2:]

@@ -200,10 +200,10 @@ def check_writable(path: Path) -> None:
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
     """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
-    return newest(read_lines(path, needed=needed))
+    return keep_newest(read_lines(path, needed=needed))
 
 
-def newest(entries: Iterable[Entry]) -> list[Entry]:
+def keep_newest(entries: Iterable[Entry]) -> list[Entry]:
     """Every run once: where it was made again, the last counts."""
     return list({entry.identity: entry for entry in entries}.values())
 
@@ -266,7 +266,7 @@ def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
     return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
 
 
-def versions(entries: Iterable[Entry]) -> str:
+def name_versions(entries: Iterable[Entry]) -> str:
     """Which versions of fedkeel made these runs, in words; older lines do not say."""
     return ", ".join(sorted({entry.version for entry in entries}))
 

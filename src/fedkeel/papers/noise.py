@@ -10,7 +10,7 @@ from functools import cache
 
 from fedkeel.analysis.intervals import Pooled, pooled_std
 from fedkeel.papers.cells import Cell, find
-from fedkeel.papers.ledger import Entry, measured, newest
+from fedkeel.papers.ledger import Entry, keep_newest, measured
 from fedkeel.papers.reproduce import settings_of
 
 ASSUMED = 0.5  # points of accuracy, where no run on the data set and network was repeated
@@ -58,7 +58,7 @@ class NoiseOfLedger:
     def __init__(self, entries: Sequence[Entry]) -> None:
         """`entries` may hold a run twice: that is an identical one."""
         whole = [entry for entry in entries if entry.settings and not entry.shortened and not entry.superseded]
-        self._seeds = _grouped((json.dumps([e.settings, e.rounds], sort_keys=True), e) for e in newest(whole))
+        self._seeds = _grouped((json.dumps([e.settings, e.rounds], sort_keys=True), e) for e in keep_newest(whole))
         self._identical = _grouped(((_computation(e), e.seed, e.rounds), e) for e in whole)
         self._found: dict[Hashable, Noise] = {}
 

@@ -14,7 +14,7 @@ from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
-from fedkeel.papers.claims import CLAIMS, cells_claimed
+from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
@@ -35,7 +35,7 @@ def chosen(spec: str, pattern: str | None) -> list[Cell]:
     """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or
     some of its words, in any order."""
     paper, colon, part = spec.partition(":")
-    lists = {ORDER: in_order, CLAIMS: cells_claimed}
+    lists = {ORDER: in_order, CLAIMS: find_claimed_cells}
     found = lists[paper](part if colon else None) if paper in lists else find(spec)
     if pattern is None:
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, newest, spent, standing
+from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
 from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger
 from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, apart, both_at, judge, leads
 from fedkeel.text import make_printable
@@ -45,11 +45,11 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 def page(entries: Sequence[Entry]) -> str:
     """Markdown: what it comes to, a section for each table that has a run, contradictions, what is not measured."""
-    noise, entries = NoiseOfLedger(entries), newest(entries)
+    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    parts = [HEAD, *overview(made, entries), *noises(made), *all_leads(every), *checked(every)]
+    parts = [HEAD, *overview(made, entries), *write_noise(made), *all_leads(every), *checked(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
@@ -94,7 +94,7 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 
-def noises(made: Judged) -> list[str]:
+def write_noise(made: Judged) -> list[str]:
     """By how much accuracies vary, and from how many runs that is known."""
     found = {}
     for one in (one for _, judged in made for one in judged if one.cell.kind == "accuracy"):

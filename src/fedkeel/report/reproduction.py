@@ -11,7 +11,7 @@ from pathlib import Path
 from fedkeel.core.states import write_atomically
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, newest, read_lines, spent, standing
+from fedkeel.papers.ledger import Entry, keep_newest, read_lines, spent, standing
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.results_page import (
     SUPERSEDED,
@@ -50,7 +50,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
-    noise, entries = NoiseOfLedger(entries), newest(entries)
+    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
     counted = standing(entries)
     every = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     parts = [legend(), lead_section(every)]
