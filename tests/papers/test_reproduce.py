@@ -425,7 +425,6 @@ def test_lines_say_which_version_made_them_and_older_ones_that_they_do_not():
     assert line_of().version == "unrecorded"
     made = line_of(environment={"fedkeel": "0.2.0", "revision": "abc-dirty"})
     assert made.version == "0.2.0 (abc-dirty)"
-    assert ledger.name_versions([made, line_of(), made]) == "0.2.0 (abc-dirty), unrecorded"
 
 
 def test_every_entry_of_the_ledger_belongs_to_a_cell():

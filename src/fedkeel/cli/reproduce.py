@@ -282,10 +282,9 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     from fedkeel.papers.verdicts import judge
 
     lines = read_lines(ledger)
-    entries, noise = keep_newest(lines), NoiseOfLedger(lines)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, entries, among, noise):
+    for judged in judge(cells, keep_newest(lines), among, NoiseOfLedger(lines)):
         cell = judged.cell
         spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
         std = "" if judged.std is None else f" ± {judged.std:.2f}"

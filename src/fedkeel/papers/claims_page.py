@@ -8,7 +8,7 @@ from fedkeel.analysis.intervals import LEVEL
 from fedkeel.papers import PAPERS, find
 from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
-from fedkeel.papers.ledger import Entry, furthest, keep_newest, name_versions, standing
+from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
 from fedkeel.papers.results_page import grid, plural
 
@@ -84,8 +84,8 @@ def write_section(decision: Decision) -> list[str]:
         command = f" One run is looked at with `{claim.command}`." if claim.command else ""
         return [*lines, f"Undecided: not run, because {claim.unmeasured}.{command}"]
     lines += grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
-    made = [entry for finding in decision.findings for entry in finding.entries]
-    lines += [f"\nVersions of fedkeel: {name_versions(made)}."] if made else []
+    versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
+    lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
     if any(finding.verdict == UNDECIDED for finding in decision.findings):
         lines.append(f"\nThe runs that it lacks: `fedkeel reproduce claims:{claim.name} --seeds 0,1,2 --skip-done`")
     return lines

@@ -266,11 +266,6 @@ def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
     return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
 
 
-def name_versions(entries: Iterable[Entry]) -> str:
-    """Which versions of fedkeel made these runs, in words; older lines do not say."""
-    return ", ".join(sorted({entry.version for entry in entries}))
-
-
 def longest(entries: Iterable[Entry]) -> list[Entry]:
     """Of these runs those that went on longest, one for each seed."""
     found = list(entries)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from fedkeel.analysis.intervals import Pooled, pooled_std
 from fedkeel.papers.cells import Cell, find
@@ -64,11 +65,11 @@ class NoiseOfLedger:
 
     def of(self, cell: Cell) -> Noise:
         """The larger of what seeds and what identical runs vary by; the constant where neither was repeated."""
-        place = cell.experiment["dataset"], cell.experiment["model"]
+        place = place_of(cell.experiment)
         key = (*place, cell.kind, cell.evaluation, cell.target)
         if key not in self._found:
             seeds, identical = (
-                pooled_std(_values(cell, group) for group in groups if _place(group[0]) == place)
+                pooled_std(_values(cell, group) for group in groups if place_of(group[0].settings) == place)
                 for groups in (self._seeds, self._identical)
             )
             known = [pooled.std for pooled in (seeds, identical) if pooled is not None and cell.kind not in TIMES]
@@ -104,8 +105,9 @@ def _twins() -> dict[str, str]:
     return found
 
 
-def _place(entry: Entry) -> tuple[object, object]:
-    return entry.settings.get("dataset"), entry.settings.get("model")
+def place_of(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """The data set and the network."""
+    return str(settings.get("dataset")), str(settings.get("model"))
 
 
 def _values(cell: Cell, group: Sequence[Entry]) -> list[float]:

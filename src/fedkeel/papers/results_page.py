@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
-from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger
+from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger, place_of
 from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, apart, both_at, judge, leads
 from fedkeel.text import make_printable
 
@@ -96,10 +96,8 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
 
 def write_noise(made: Judged) -> list[str]:
     """By how much accuracies vary, and from how many runs that is known."""
-    found = {}
-    for one in (one for _, judged in made for one in judged if one.cell.kind == "accuracy"):
-        experiment = one.cell.experiment
-        found[experiment["dataset"], experiment["model"], one.cell.evaluation] = one.repeated
+    accuracies = [one for _, judged in made for one in judged if one.cell.kind == "accuracy"]
+    found = {(*place_of(one.cell.experiment), one.cell.evaluation): one.repeated for one in accuracies}
     rows = [[*key, f"{noise.std:.2f}", noise.source] for key, noise in sorted(found.items())]
     about = f"""
 ## Noise
