@@ -50,7 +50,7 @@ def sweep(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import note_other_default, read
+    from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Plan, settle_engine, train
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.samplers import propose, tuner
@@ -63,7 +63,6 @@ def sweep(
     if on not in ("here", "ray"):
         raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
     check_baseline(asked, baseline)
-    note_other_default(asked.base)
     broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:

@@ -107,7 +107,7 @@ def runs_on_ray(
 
 def finished_result(request: RunRequest) -> dict[str, Any] | None:
     """The result of a run that is complete in its folder."""
-    experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
+    experiment = Experiment.read(request.experiment, trust=Trust.TYPED)
     try:
         result = read_json(Path(request.out) / RESULT)
     except FolderError:  # damaged: the run makes it again
@@ -172,7 +172,7 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
     from fedkeel.runs.start import run
 
     try:
-        experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
+        experiment = Experiment.read(request.experiment, trust=Trust.TYPED)
         made = run(
             experiment,
             out=request.out,
