@@ -41,8 +41,12 @@ with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
 fk.run(exp, engine="serial", device="cpu")
 print(json.dumps([told_by_system("VmHWM") - before, estimate(exp).total]))
 """
-STEADY = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-"""One heap and one thread, so that every process takes and frees its memory in the same order."""
+STEADY = {
+    "MALLOC_ARENA_MAX": "1", "MIMALLOC_PURGE_DELAY": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}  # fmt: skip
+"""One heap and one thread, so that every process takes and frees its memory in the same order; and what PyTorch's
+allocator on ARM is given back goes back to the system at once, not when some time has passed."""
 
 TRIES = 3
 """Holes in the heap, which no two processes have alike, can only add to a peak: the least of so many is the run's."""
