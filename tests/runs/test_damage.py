@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedkeel as fk
+from fedkeel.cli.main import call
 from fedkeel.core import states
 from fedkeel.core.states import Damaged
 from fedkeel.core.trees import Tree
@@ -266,3 +267,17 @@ def test_nothing_is_written_before_everything_was_read(run, name, damage):
         train(run, experiment(5))
     assert "\n" not in caught.value.message
     assert contents(run) == before
+
+
+def test_damaged_weights_are_told_by_who_wants_them(run, tmp_path, capsys):
+    """None of them shows or writes a model that was not trained."""
+    for file in checkpoint.names(run / "checkpoint"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(FolderError) as told:
+        fk.load_run(run).model()
+    for words in (["export", "model", str(run), str(tmp_path / "m.safetensors")], ["compare", str(run)]):
+        assert call(words) == 2
+        assert capsys.readouterr().err.splitlines()[-3] == f"error: {told.value.message}"
+    assert not (tmp_path / "m.safetensors").exists()

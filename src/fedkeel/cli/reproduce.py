@@ -254,11 +254,17 @@ def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
 def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
     """What an interrupted run has reached is a shortened run, if it is a tenth of what was asked for at least."""
     from fedkeel.errors import FolderError
+    from fedkeel.runs import checkpoint
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.runs.folder import RunFolder
 
+    folder = RunFolder(plan.folder)
     try:
+        if not checkpoint.names(folder.checkpoints) and not folder.lost():  # it has not begun
+            return
         run = load_run(plan.folder)
-    except FolderError:  # it has not begun
+    except FolderError as error:
+        complain(f"{plan.label}: {error.message}", error.hint)
         return
     if len(run.records) >= plan.experiment.plan.rounds / 10:
         keep(cell, run, ledger, again=False)

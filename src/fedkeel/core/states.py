@@ -23,6 +23,7 @@ from fedkeel.errors import FolderError, RunError
 Arrays = dict[str, NDArray[Any]]
 BLANK = "0" * 8
 MARK = b'{\\"check\\": \\"'  # as it stands in the file: JSON in a text of JSON
+WINDOWS = os.name == "nt"
 
 
 class Damaged(Exception):
@@ -58,7 +59,9 @@ def describe_error(error: Exception) -> str:
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # it opens no folder, and flushes only what may be written to
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
-from fedkeel.engines.machine import cores
+from fedkeel.engines.machine import cores, has_pools
 from fedkeel.engines.measure import TIMES, Job, time_call, time_round, without_traces
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
@@ -87,7 +87,10 @@ def candidates(job: Job, before: str | None) -> list[str]:
     able = {
         "serial": task.compute == task.dtype,
         "stacked": not task.stochastic,
-        "processes": task.compute == task.dtype and task.device.type == "cpu" and (job.workers or cores()) > 1,
+        "processes": has_pools()
+        and task.compute == task.dtype
+        and task.device.type == "cpu"
+        and (job.workers or cores()) > 1,
     }
     allowed = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
     return [name for name, can in able.items() if can and name in allowed] or ["serial"]
@@ -194,6 +197,8 @@ def first_line(error: Exception) -> str:
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
+    if name == "processes" and not has_pools():
+        raise RequestError("this system has no processes engine.", "use --engine serial or --engine stacked")
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":

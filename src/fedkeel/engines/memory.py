@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import init_client
 from fedkeel.core.trees import tensors
 from fedkeel.engines.engine import Training, plan_rows
+from fedkeel.engines.machine import free_memory
 from fedkeel.errors import RunError
 from fedkeel.problems.task import Task
 
@@ -26,9 +26,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
-    known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
-    return os.sysconf(names[0]) * os.sysconf(names[1]) if known else 4 << 30
+    return free_memory()
 
 
 @contextmanager

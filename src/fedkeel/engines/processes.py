@@ -34,7 +34,7 @@ class Worker:
     def __init__(self, number: int):
         # signals reach the whole group, also while a worker is still starting: the parent decides
         ignore = "import signal as s; stops = s.SIGINT, s.SIGTERM; [s.signal(stop, s.SIG_IGN) for stop in stops]"
-        unblock = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"
+        unblock = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"  # `has_pools` says whether there is one
         command = [sys.executable, "-c", f"{ignore}; {unblock}; from fedkeel.engines.worker import main; main()"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -135,7 +135,8 @@ class Watched(Rule):
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
         place = f"{name_of(self)}.{stage}" if stage != "__call__" else name_of(self)
-        slots, before = tensors(given), _versions(given)
+        slots = tensors(given)
+        before = _versions(slots)
         try:
             result = getattr(self.stands_for, stage)(*given)
         except KeyError as error:
@@ -146,7 +147,8 @@ class Watched(Rule):
                 f"{place} reads {slot!r}, which no rule of this method keeps, sends or reports there.",
                 f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
             ) from error
-        if before != _versions(given) or any(a is not b for a, b in zip(slots, tensors(given), strict=True)):
+        after = tensors(given)
+        if before != _versions(after) or any(a is not b for a, b in zip(slots, after, strict=True)):
             raise MethodError(
                 f"{place} writes into what it was given.", "make new ones: return 0.5 * tree, client | {…}"
             )
@@ -174,9 +176,9 @@ class Watched(Rule):
                 )
 
 
-def _versions(given: Any) -> list[int]:
+def _versions(slots: list[Any]) -> list[int]:
     """Return how often each tensor was written to."""
-    return [-1 if slot is None else slot._version for slot in tensors(given)]
+    return [-1 if slot is None else slot._version for slot in slots]
 
 
 def _shape(slot: Any) -> Any:

@@ -120,7 +120,7 @@ def length_of(cell: Cell, rounds: int | None) -> int:
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
     """The cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
     data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
-    return Experiment.load(data, trust=Trust.TYPED)
+    return Experiment.read(data, trust=Trust.TYPED)
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:

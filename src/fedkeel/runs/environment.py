@@ -77,6 +77,11 @@ def leaks(folder: Path, plan: Plan) -> bool:
     return plan.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
 
 
+def describe_leak(folder: Path) -> str:
+    """What is wrong with the scores of a run that leaks."""
+    return f"{folder} was begun when copies of validation or test samples were trained on: its scores are too high."
+
+
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
     """Which engines trained the rounds that are done, as the folder tells."""
     try:

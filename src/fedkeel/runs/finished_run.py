@@ -19,7 +19,7 @@ from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
 from fedkeel.problems.problem import Problem
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import leaks
+from fedkeel.runs.environment import describe_leak, leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, again, read_experiment, read_json, read_rounds
 from fedkeel.runs.plan import Plan
@@ -108,7 +108,8 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     folder = Path(path)
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
-    identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaks(folder, experiment.plan))
+    leaking = leaks(folder, experiment.plan)
+    identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaking)
     found, told = checkpoint.newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
         if RunFolder(folder).lost():
@@ -117,7 +118,7 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
                 "restore checkpoint/ from a copy; `fedkeel report` still shows its numbers",
             )
         raise FolderError(f"{folder} has no checkpoint yet.", f"{again(folder)} trains it")
-    for line in told:
+    for line in [*told, describe_leak(folder)] if leaking else told:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
     final = result(records, found.server["params"], experiment.plan.evaluate_every, identity)

@@ -28,7 +28,7 @@ from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import edited, engines_before, environment, leaks, precision_before
+from fedkeel.runs.environment import describe_leak, edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import RunFolder, rounds_in
@@ -233,7 +233,6 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
             )
         if begun and leaks(folder.path, experiment.plan):
             raise FolderError(
-                f"{folder.path} was begun when copies of validation or test samples were trained on: "
-                "its scores are too high.",
+                describe_leak(folder.path),
                 "choose another folder with --out, and compare no scores with this run's",
             )

@@ -31,7 +31,7 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.typed_values import check_keys, read_values, show_value, types_of
 
@@ -87,6 +87,7 @@ class Sweep:
                     f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
                     f"set budget = {len(tries)} or more, so that there is room beyond its edges",
                 )
+        note_new_default(base)
         return sweep
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
@@ -105,7 +106,7 @@ class Sweep:
                 meant = f"method.{word}" if f"method.{word}" in own else word
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
-        return Experiment.load(data, trust=self.trust)
+        return Experiment.read(data, trust=self.trust)
 
     @property
     def tuned(self) -> set[str]:
