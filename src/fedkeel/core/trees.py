@@ -294,3 +294,13 @@ def where(mask: Tensor, new: Any, old: Any) -> Any:
 def tensors(state: Any) -> list[Tensor]:
     """Every tensor in a state, trees as their buffers."""
     return cast(list[Tensor], _pytree.tree_leaves(state))
+
+
+def state_bytes(state: Any) -> int:
+    """Count the bytes of every tensor in a state."""
+    return sum(slot.nbytes for slot in tensors(state))
+
+
+def all_finite(state: Any) -> bool:
+    """Whether every number in a state is finite."""
+    return all(bool(torch.isfinite(slot).all()) for slot in tensors(state) if slot.is_floating_point())

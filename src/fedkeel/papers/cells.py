@@ -28,7 +28,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, nearest, require_known
 
 QUESTIONS = "questions"
 
@@ -127,45 +127,38 @@ def find(spec: str) -> list[Cell]:
 
 def cells(paper: str, table: str | None = None) -> list[Cell]:
     """The cells of one table, or of all."""
-    found = tables(paper)
-    if table is not None:
-        names = {made.name.lower(): made for made in found}
-        if table.lower() not in names:
-            raise RequestError(
-                f"{paper} has no table: {table}", nearest(table, [made.name for made in found], "tables")
-            )
-        found = (names[table.lower()],)
+    found = [made for made in tables(paper) if table is None or made.name.lower() == table.lower()]
+    if table is not None and not found:
+        names = [made.name for made in tables(paper)]
+        raise RequestError(f"{paper} has no table: {table}", nearest(table, names, "tables"))
     return [cell for made in found for cell in made.cells]
 
 
+@cache
 def tables(paper: str) -> tuple[Table, ...]:
     """The tables of a paper, in its order; then its text and its figures."""
-    if paper not in PAPERS:
-        raise RequestError(f"unknown paper: {paper}", nearest(paper, PAPERS, "papers"))
-    return _tables(paper)
-
-
-@cache
-def _tables(paper: str) -> tuple[Table, ...]:
     data = read(paper)
     return tuple(expand(paper, data, table) for table in data["table"])
 
 
 def choices(paper: str) -> tuple[str, ...]:
     """What a paper leaves open for all its tables, and what we chose."""
-    tables(paper)  # an unknown paper is refused there
     return tuple(read(paper)["choices"])
 
 
 def checks(paper: str) -> tuple[Check, ...]:
     """Differences between two rows that others have measured."""
-    tables(paper)
     return tuple(Check(**found) for found in read(paper).get("checks", ()))
 
 
 def read(paper: str) -> dict[str, Any]:
     """A paper's file as it is."""
-    return tomllib.loads((files("fedkeel.papers") / f"{paper}.toml").read_text(encoding="utf-8"))
+    return read_file(require_known(paper, PAPERS, "unknown paper", "papers"))
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """A TOML file of this folder as it is."""
+    return tomllib.loads((files("fedkeel.papers") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def expand(paper: str, data: Settings, table: Settings) -> Table:

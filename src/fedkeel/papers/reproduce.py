@@ -8,8 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeel.core.trees import tensors
-from fedkeel.engines.cost import size_of
+from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
@@ -194,7 +193,7 @@ def sent_by(run: Run) -> float | None:
     """Bytes both ways, over those of models alone, which is what FedAvg sends."""
     if not run.records:
         return None
-    model = sum(size_of(slot) for slot in tensors([run.server[k] for k in ("params", "buffers") if k in run.server]))
+    model = state_bytes([run.server[k] for k in ("params", "buffers") if k in run.server])
     plain = 2 * model * sum(len(record.selected) for record in run.records)
     return round(sum(record.bytes_down + record.bytes_up for record in run.records) / plain, 4)
 

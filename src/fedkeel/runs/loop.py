@@ -14,12 +14,13 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import stack, tensors
+from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
+from fedkeel.engines.cost import finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
-from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
+from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
+from fedkeel.engines.memory import state_budget
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.sound_data import explain_by_data, explain_divergence
@@ -199,7 +200,7 @@ class Loop:
             if self.method.server_phase is not None:
                 reports["learned"] = self.learn(message, reports, t, lr)
             server = server_round(self.method, server, reports)
-            if not bool(torch.isfinite(server["params"].buffer).all()):
+            if not all_finite(server["params"]):
                 raise RunError(
                     f"the server's model is not finite after round {t + 1}, though the clients' are.",
                     "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
@@ -221,8 +222,8 @@ class Loop:
             loss=finite(loss),
             drift=finite(drift),
             backward_passes=sum(passes(self.method, self.plan.training, self.task, t, client) for client in answering),
-            bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
-            bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
+            bytes_down=state_bytes(sent(self.method, message)) * len(selected),
+            bytes_up=state_bytes([uploaded(outcome.report) for outcome in outcomes]),
             seconds=round((time.perf_counter() - began) / self.together, 6),
             accuracy=measures.pop("accuracy", None),
             absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
@@ -256,7 +257,7 @@ class Loop:
 
     def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
-        kept = [outcome for outcome in outcomes if all_finite(outcome)]
+        kept = [outcome for outcome in outcomes if all_finite((outcome.report, outcome.state))]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
             raise explain_divergence(self.task, dropped, len(outcomes), t + 1)

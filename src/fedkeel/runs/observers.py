@@ -21,7 +21,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 from fedkeel.runs.record import NAMES
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
@@ -133,12 +133,12 @@ def listed(track: Iterable[str | Observer] | str | Observer) -> list[str | Obser
 
 def observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:
     """Observers by name, or functions of the caller's own."""
-    found: list[Observer] = []
-    for one in listed(track):
-        if isinstance(one, str) and one not in OBSERVERS:
-            raise RequestError(f"nothing to track is called: {one}", nearest(one, OBSERVERS, "choices"))
-        found.append(OBSERVERS[one] if isinstance(one, str) else one)
-    return found
+    return [
+        OBSERVERS[require_known(one, OBSERVERS, "nothing to track is called", "choices")]
+        if isinstance(one, str)
+        else one
+        for one in listed(track)
+    ]
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -35,8 +35,8 @@ class RoundRecord:
 
     def dumps(self) -> str:
         """One line of JSON; what is empty is left out, what is not a number becomes null."""
-        data = {name: _number(value) for name, value in asdict(self).items() if value not in (None, [], {})}
-        return json.dumps(data, allow_nan=False)
+        data = {name: value for name, value in asdict(self).items() if value not in (None, [], {})}
+        return json.dumps(nonfinite_to_null(data), allow_nan=False)
 
     @staticmethod
     def loads(line: str) -> RoundRecord:
@@ -53,9 +53,12 @@ class RoundRecord:
 NAMES = frozenset(one.name for one in fields(RoundRecord))
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _number(item) for name, item in value.items()}
+def nonfinite_to_null(value: Any) -> Any:
+    """Return plain data that JSON can hold: what is not a number becomes null."""
+    if isinstance(value, Mapping):
+        return {str(name): nonfinite_to_null(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [nonfinite_to_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, from_arrays, read, state_bytes, sync, to_arrays, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, sync, to_arrays, write
+from fedkeel.core.trees import state_bytes
 from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import Places
 

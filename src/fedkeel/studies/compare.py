@@ -16,6 +16,7 @@ from fedkeel.runs.folder import RunFolder
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import judged_on
 from fedkeel.studies import cost_to_target as cost
+from fedkeel.typed_values import flatten
 
 LEVEL = 0.95
 NUMBERS = ("best", "last", "mean_last", "reported")
@@ -76,18 +77,10 @@ def _identity(run: Run) -> str:
 
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
     """What sets a run apart from the others of its method."""
-    mine = _flat(run.experiment.save())
-    others = [_flat(other.experiment.save()) for other in runs if other.plan.method.name == name]
+    mine = flatten(run.experiment.save())
+    others = [flatten(other.experiment.save()) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
     return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(data, dict):
-        return {k: v for name, value in data.items() for k, v in _flat(value, f"{prefix}{name}.").items()}
-    if isinstance(data, list):
-        return {k: v for i, value in enumerate(data) for k, v in _flat(value, f"{prefix}{i}.").items()}
-    return {prefix.rstrip("."): data}
 
 
 def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from fedkeel.analysis.similarity import layer_features, pairwise_cka
 from fedkeel.analysis.spectrum import BANDS, band_drift, band_variance, heterogeneity, layer_divergence
 from fedkeel.core.rule import Local, Rule
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 from fedkeel.randomness import key
 from fedkeel.ranges import MOST, Count, NonNegative, Positive, Range
 from fedkeel.rules import HighPass
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json, write_text
+from fedkeel.runs.record import nonfinite_to_null
 from fedkeel.studies.subject import Subject
 from fedkeel.typed_values import check_fields
 
@@ -238,8 +238,7 @@ def analyse(
     """The named diagnostics of a run, all of them when none is named; written beside a run that has a folder."""
     extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
     for name in wanted:
-        if name not in DIAGNOSTICS:
-            raise RequestError(f"unknown diagnostic: {name}", nearest(name, DIAGNOSTICS, "diagnostics"))
+        require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
     subject = Subject(run, clients=extent.clients, samples=extent.samples, device=device)
     found = {}
     for name in wanted:
@@ -251,19 +250,11 @@ def analyse(
 
 def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:
     (folder / ANALYSIS).mkdir(exist_ok=True)
-    write_text(folder / ANALYSIS / f"{name}.json", json.dumps(plain(data), indent=1, allow_nan=False) + "\n")
+    text = json.dumps(nonfinite_to_null(data), indent=1, allow_nan=False)
+    write_text(folder / ANALYSIS / f"{name}.json", f"{text}\n")
 
 
 def read_diagnostics(folder: Path) -> dict[str, dict[str, Any]]:
     """What `analyse` left in a run's folder, by name."""
     files = {name: folder / ANALYSIS / f"{name}.json" for name in DIAGNOSTICS}
     return {name: read_json(file) for name, file in files.items() if file.exists()}
-
-
-def plain(value: Any) -> Any:
-    """Data that JSON can hold: what is not a number becomes null."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

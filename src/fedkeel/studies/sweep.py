@@ -33,7 +33,7 @@ from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, unscored, validation_score
-from fedkeel.typed_values import check_keys, read_values, show_value, types_of
+from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -116,7 +116,8 @@ class Sweep:
 def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
     if not isinstance(given, Mapping):
         raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
-    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
+    flat = flatten(given, lists=False)
+    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in flat.items()}
     for word, values in found.items():
         if not values:
             raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
@@ -128,13 +129,6 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         raise ExperimentError("seeds must name at least one.", "seeds = [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
         raise ExperimentError(f"a seed is given twice: {show_value(seeds)}", "every seed is one run of each method")
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word, value in data.items():
-        found |= _flat(value, f"{prefix}{word}.") if isinstance(value, Mapping) else {prefix + word: value}
-    return found
 
 
 def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
