@@ -203,8 +203,7 @@ def local_round(
                 params, client = rule.start(params, client, message)
             return params, client
 
-        started: Carry = lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
-        return started
+        return lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
 
     def leave(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor

@@ -183,8 +183,7 @@ class Tree:
         if whole > 16 * BLOCK:
             blocks = torch.linalg.vector_norm(v.narrow(-1, 0, whole).view((*v.shape[:-1], -1, BLOCK)), dim=-1)
             v = torch.cat([blocks, v.narrow(-1, whole, self.layout.size - whole)], -1)
-        norm: Tensor = torch.linalg.vector_norm(v, dim=-1)
-        return norm
+        return torch.linalg.vector_norm(v, dim=-1)
 
     def unit(self, epsilon: float = EPSILON) -> Tree:
         """The direction: v / (‖v‖ + ε); zero for a zero tree."""

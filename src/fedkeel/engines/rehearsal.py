@@ -102,8 +102,7 @@ class Watched(Rule):
         return self.stands_for.client_slots(params)
 
     def broadcast(self, message: State, server: State) -> State:
-        sent: State = self.call("broadcast", message, server)
-        return sent
+        return self.call("broadcast", message, server)
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         started, after = self.call("start", params, client, message)
@@ -129,8 +128,7 @@ class Watched(Rule):
         return reported, after
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        result: tuple[Tree, State] = self.call("server_step", update, server, reports)
-        return result
+        return self.call("server_step", update, server, reports)
 
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
@@ -188,9 +186,7 @@ class WatchedWeighting(Watched, Weighting):
     """A weighting whose every stage is checked in the same way."""
 
     def begin(self, reports: State, server: State) -> State:
-        start: State = self.call("begin", reports, server)
-        return start
+        return self.call("begin", reports, server)
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        weights: Tensor = self.call("__call__", reports, server)
-        return weights
+        return self.call("__call__", reports, server)

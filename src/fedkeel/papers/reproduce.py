@@ -24,6 +24,10 @@ from fedkeel.runs.record import RoundRecord
 from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
+OF_CELL = (
+    "paper", "table", "row", "column", "kind", "evaluation", "reported", "spread", "uncertain", "source",
+)  # fmt: skip
+"""What a line of the ledger repeats of its cell."""
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
 STEP = "report/step_length"  # what `track="state"` calls the number that the rule MeasureStep reports
 
@@ -152,28 +156,18 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
+    of_cell = {name: getattr(cell, name) for name in OF_CELL}
     points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
     entry = Entry(
-        paper=cell.paper,
-        table=cell.table,
-        row=cell.row,
-        column=cell.column,
+        **of_cell,
+        **points,
         seed=run.plan.seed,
-        kind=cell.kind,
-        evaluation=cell.evaluation,
-        reported=cell.reported,
-        spread=cell.spread,
         measured=None,
-        best=points["best"],
-        last=points["last"],
-        mean_last=points["mean_last"],
         rounds=int(result["rounds"]),
         rounds_paper=paper_rounds,
         seconds=round(sum(record.seconds for record in run.records), 1),
         fingerprint=result["fingerprint"],
         model_digest=result["model_digest"],
-        uncertain=cell.uncertain,
-        source=cell.source,
         environment=environment,
         settings=settings_of(cell),
         personal=percent(result.get("reported")),

@@ -61,8 +61,7 @@ class Run:
     @property
     def params(self) -> dict[str, Tensor]:
         """The final server model by name."""
-        named: dict[str, Tensor] = self.server["params"].named()
-        return named
+        return self.server["params"].named()
 
     def curve(self, measure: str) -> list[float]:
         """A measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""

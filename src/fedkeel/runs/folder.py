@@ -29,7 +29,7 @@ EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 TIMING = "timing.json"
-
+ENVIRONMENT = "environment.json"
 
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 """Names that some systems keep for their devices."""
@@ -95,10 +95,6 @@ class RunFolder:
         text = json.dumps(data, indent=2, sort_keys=True) + "\n"
         write_text(self.path / name, text)
         return text
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """What was written there; nothing where it is absent."""
-        return read_json(self.path / name)
 
     def write_result(self, data: Mapping[str, Any]) -> None:
         assert self.sums is not None
@@ -210,6 +206,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise FolderError(f"{file} is damaged: {error}", "restore it from a copy") from None
     return data
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Read what the run in a folder was made with; nothing where the file is absent."""
+    return read_json(path / ENVIRONMENT)
 
 
 def read_json(file: Path) -> dict[str, Any]:

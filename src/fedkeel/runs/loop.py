@@ -30,14 +30,14 @@ from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.evaluate import Judge
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import TIMING, RunFolder
-from fedkeel.runs.observers import Observer, Seen, observed
+from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
+from fedkeel.runs.observers import Observer, Seen, observe_round
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-Going = Generator[RoundRequest, list[ClientOutcome], Run]
+RunInProgress = Generator[RoundRequest, list[ClientOutcome], Run]
 """A run that asks for the training of its clients, and is sent what came of it."""
 
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
@@ -85,7 +85,7 @@ class Loop:
         return self.plan.rounds - self.done
 
     def left(self) -> RemainingWork:
-        """What is still to be trained."""
+        """Return what is still to be trained."""
         rounds = max(0, self.rounds_left())
         return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
@@ -113,8 +113,8 @@ class Loop:
             self.store.restore(found.places)
             self.judge.unchanged.update(found.scores)
         lines = self.folder.lines_of(None if found is None else found.round)
-        self.folder.read_json("environment.json")  # to know that it can be read
-        self.shared = bool(self.folder.read_json(TIMING).get("shared"))
+        read_environment(self.folder.path)  # to know that it can be read
+        self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
         for line in told:
             log.warning("%s", line)
         # nothing is written before everything there was read
@@ -139,14 +139,14 @@ class Loop:
                 self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
-    def going(
+    def run_rounds(
         self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
-    ) -> Going:
-        """All rounds that are left, for one who trains the clients; the engine here only scores."""
+    ) -> RunInProgress:
+        """Run all rounds that are left; the caller trains the clients, the engine here only scores."""
         last_saved = time.monotonic()
         try:
             while self.rounds_left() > 0:
-                record = yield from self.one_round(engine)
+                record = yield from self.run_round(engine)
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
@@ -179,7 +179,7 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
+    def run_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
@@ -191,14 +191,14 @@ class Loop:
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
-        kept, dropped = self.sound(outcomes, t)
+        kept, dropped = self.drop_nonfinite(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
         if kept:
             reports = stack([outcome.report for outcome in kept])
             reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
             if self.method.server_phase is not None:
-                reports["learned"] = self.learn(message, reports, t, lr)
+                reports["learned"] = self.run_server_phase(message, reports, t, lr)
             server = server_round(self.method, server, reports)
             if not all_finite(server["params"]):
                 raise RunError(
@@ -208,7 +208,7 @@ class Loop:
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
             states = [outcome.state for outcome in kept]
-            tracked = observed(self.observers, Seen(t + 1, message, reports, server, self.method, states))
+            tracked = observe_round(self.observers, Seen(t + 1, message, reports, server, self.method, states))
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -244,19 +244,19 @@ class Loop:
         self.store.trim()
         return record
 
-    def learn(self, message: State, reports: State, t: int, lr: float) -> State:
-        """The server's own phase, on proxy data: the same round, with the server as its only client."""
+    def run_server_phase(self, message: State, reports: State, t: int, lr: float) -> State:
+        """Run the server's own phase on proxy data: the same round, with the server as its only client."""
         assert self.method.server_phase is not None
         if self.server_engine is None:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
             task = Task(problem, device=self.task.device, dtype=self.task.dtype)
             self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
-        begun = self.method.weights.begin(reports, self.server)
-        return self.server_engine.train_one(message, t, lr, 0, begun).state
+        start = self.method.weights.begin(reports, self.server)
+        return self.server_engine.train_one(message, t, lr, 0, start).state
 
-    def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
-        """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
+    def drop_nonfinite(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
+        """Return the outcomes whose every number is finite, and the other clients: those change nothing."""
         kept = [outcome for outcome in outcomes if all_finite((outcome.report, outcome.state))]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):

@@ -14,7 +14,7 @@ from fedkeel.engines.machine import steady
 from fedkeel.engines.measure import Job, RemainingWork, without_traces
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.folder import read_environment
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.together import FREE
@@ -32,7 +32,7 @@ class Asked:
     @property
     def engine(self) -> str | None:
         """The engine of its rounds so far, as its folder tells."""
-        name = RunFolder(self.folder).read_json("environment.json").get("engine")
+        name = read_environment(self.folder).get("engine")
         return name if name in ENGINES else None
 
     def takes(self, engine: str) -> bool:

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from fedkeel.runs.checkpoint import names as checkpoints
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import judged_on
 from fedkeel.studies import cost_to_target as cost
@@ -135,8 +135,7 @@ def place_of(run: Run) -> str:
     """On what a run was made, in words; empty for one that is in memory alone."""
     if run.path is None:
         return ""
-    folder = RunFolder(run.path)
-    return describe_place(folder.read_json("environment.json"), folder.read_json("timing.json"))
+    return describe_place(read_environment(run.path), read_json(run.path / TIMING))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -101,8 +101,7 @@ class Subject:
     @cached_property
     def gradients(self) -> Tree:
         """∇f_k(w) of each client, stacked."""
-        found: Tree = stack([gradient(self.loss_of(client), self.params) for client in self.clients])
-        return found
+        return stack([gradient(self.loss_of(client), self.params) for client in self.clients])
 
     @cached_property
     def ascending(self) -> Phase | None:
@@ -117,8 +116,7 @@ class Subject:
         """
         if self.ascending is None:
             return None
-        found: Tree = stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
-        return found
+        return stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
 
     def _perturbation(self, number: int, client: int) -> Tree:
         assert self.ascending is not None
@@ -154,8 +152,7 @@ class Subject:
         engine = SerialEngine(self.task, self.method, self.training)
         message, lr = broadcast(self.method, self.server), self.run.plan.lr_at(self.round)
         outcomes = engine.train(message, self.round, lr, self.clients, self.states)
-        found: Tree = stack([outcome.report["delta"] for outcome in outcomes])
-        return found
+        return stack([outcome.report["delta"] for outcome in outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree) -> nn.Module:

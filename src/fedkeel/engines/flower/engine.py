@@ -97,28 +97,26 @@ class FlowerEngine:
         self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
     ) -> dict[int, ClientOutcome]:
         """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
-        begun, sound, lost = time.monotonic(), dict[int, ClientOutcome](), dict[int, RecordDict]()
+        began, left, sound = time.monotonic(), self.terms.deadline, dict[int, ClientOutcome]()
         contents = {
             client: self.compose(records, round, lr, self.state_digest(client, state))
             for client, state in states.items()
         }
-        for client, reply in self.exchange(contents, round, self.terms.deadline):
-            try:
-                if (outcome := self.read_reply(reply, client, round)) is not None:
-                    sound[client] = outcome
-                else:
-                    lost[client] = self.compose_restoring(records, round, lr, client, states[client])
-            except Refused as refused:
-                self.refuse(client, round, refused)
-        left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - begun)
-        if lost and (left is None or left > 0):
-            for client, reply in self.exchange(lost, round, left):
+        for again in (False, True):
+            asked, contents = contents, {}
+            for client, reply in self.exchange(asked, round, left):
                 try:
-                    if (outcome := self.read_reply(reply, client, round)) is None:
+                    if (outcome := self.read_reply(reply, client, round)) is not None:
+                        sound[client] = outcome
+                    elif again:
                         raise Refused("it lost its state again")
-                    sound[client] = outcome
+                    else:
+                        contents[client] = self.compose_restoring(records, round, lr, client, states[client])
                 except Refused as refused:
                     self.refuse(client, round, refused)
+            left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - began)
+            if not contents or (left is not None and left <= 0):
+                break
         return sound
 
     def exchange(

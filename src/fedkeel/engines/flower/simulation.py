@@ -42,8 +42,7 @@ START = 180.0  # seconds the simulation may take to come up
 @functools.lru_cache(maxsize=1)
 def load_engine(file: str) -> SerialEngine:
     """Load the engine of this actor, once, from a file that the process which started it has written."""
-    engine: SerialEngine = pickle.loads(Path(file).read_bytes())()
-    return engine
+    return pickle.loads(Path(file).read_bytes())()
 
 
 def node_from_file(file: str, context: Context) -> Node:

@@ -160,8 +160,7 @@ class StackedWorkspace:
             single = tuple(t.unsqueeze(0) for t in tensors)
             return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
 
-        losses: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
-        return losses
+        return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
 
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
@@ -263,8 +262,7 @@ class KernelWorkspace(StackedWorkspace):
             return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
         given, axes = aim.given(batch, reference)
         judge = vmap(partial(self.reduce_losses, aim, module), in_dims=(0, 0, axis_of(mask), axes))
-        losses: Tensor = judge(batch.tensors, output, mask, given)
-        return losses
+        return judge(batch.tensors, output, mask, given)
 
 
 def choose_workspace(task: Task) -> StackedWorkspace:
