@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import selectors
@@ -76,10 +77,8 @@ class Worker:
         self.process.kill()
         self.process.wait()
         for pipe in (self.requests, self.replies):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
 
 def pickle_engine(

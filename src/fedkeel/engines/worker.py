@@ -29,12 +29,11 @@ def send(stream: BinaryIO, message: bytes) -> None:
 
 def receive(stream: BinaryIO) -> bytes:
     """Read the next message; raise EOFError when the other side is gone."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    size = LENGTH.unpack(head)[0]
-    body = stream.read(size)
-    if len(body) < size:
+    return read_exactly(stream, LENGTH.unpack(read_exactly(stream, LENGTH.size))[0])
+
+
+def read_exactly(stream: BinaryIO, size: int) -> bytes:
+    if len(body := stream.read(size)) < size:
         raise EOFError
     return body
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
@@ -137,13 +137,14 @@ class Entry:
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
     """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
-    try:
+    hint = "the run is kept in its folder: the same command again adds its line"
+    with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as lines:
             lock_descriptor(lines.fileno())  # until the file is closed
             lines.seek(0)
             last = lines.read().rpartition(b"\n")[2]
-            if last and torn(last):
+            if last and is_torn(last):
                 aside = path.with_name(f"{path.name}.torn")
                 with aside.open("ab") as kept:
                     kept.write(last + b"\n")
@@ -158,17 +159,12 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
             except OSError:  # no half line stays behind
                 os.truncate(path, end)
                 raise
-    except OSError as error:
-        raise RunError(
-            f"cannot write the ledger {path}: {error.strerror}",
-            "the run is kept in its folder: the same command again adds its line",
-        ) from error
 
 
-def torn(last: bytes) -> bool:
+def is_torn(last: bytes) -> bool:
     """Whether what follows the last end of a line is not an entry."""
     try:
-        entry_in(last)
+        read_entry(last)
     except (ValueError, TypeError, RecursionError):
         return True
     return False
@@ -176,16 +172,12 @@ def torn(last: bytes) -> bool:
 
 def check_writable(path: Path) -> None:
     """Refuse a ledger that no line can be appended to. One that is not there is not made: the folder is tried."""
-    try:
+    with explain_os_errors(f"cannot write the ledger {path}", "name another file: --ledger FILE", RequestError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.open("ab").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise RequestError(
-            f"cannot write the ledger {path}: {error.strerror}", "name another file: --ledger FILE"
-        ) from None
 
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
@@ -194,13 +186,10 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
         return []
-    try:
+    hint = "name a file of `fedkeel reproduce`: --ledger FILE"
+    with explain_os_errors(f"cannot read the ledger {path}", hint, RequestError):
         *lines, last = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RequestError(
-            f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
-        ) from None
-    if last.strip() and torn(last):
+    if last.strip() and is_torn(last):
         log.warning("the last line of %s is not whole, and is left out", path)
     else:
         lines.append(last)
@@ -209,7 +198,7 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         if not line.strip():
             continue
         try:
-            entry = entry_in(line)
+            entry = read_entry(line)
         except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
@@ -218,7 +207,7 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
     return list(found.values())
 
 
-def entry_in(line: bytes) -> Entry:
+def read_entry(line: bytes) -> Entry:
     """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
     entry = Entry(**read_line(Entry, json.loads(line)))
     if any(len(pair) != 2 for pair in entry.bests):

@@ -18,7 +18,7 @@ from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.problems.task import Scores
 
 KEPT = 2  # the last two: one may be damaged
@@ -105,17 +105,13 @@ def scores_of(told: Mapping[str, Sequence[float]]) -> Scores:
     return {name: (float(total), int(count)) for name, (total, count) in told.items()}
 
 
-def names(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first; of one that is not there, none."""
-    try:
+    hint = "put back the folder of checkpoints; nothing was changed here"
+    with explain_os_errors(f"cannot read {folder}", hint), contextlib.suppress(FileNotFoundError):
         found = [path for path in folder.iterdir() if SERVER.fullmatch(path.name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FolderError(
-            f"cannot read {folder}: {error.strerror}", "put back the folder of checkpoints; nothing was changed here"
-        ) from None
-    return sorted(found, key=round_of, reverse=True)
+        return sorted(found, key=round_of, reverse=True)
+    return []
 
 
 def round_of(path: Path) -> int:
@@ -124,8 +120,8 @@ def round_of(path: Path) -> int:
 
 def prune(folder: Path) -> None:
     """Keep the last checkpoints and the files they name."""
-    kept = names(folder)[:KEPT]
-    for old in names(folder)[KEPT:]:
+    kept = list_checkpoints(folder)[:KEPT]
+    for old in list_checkpoints(folder)[KEPT:]:
         remove(old)
     used: set[str] = set()
     for path in kept:
@@ -148,12 +144,12 @@ def remove(path: Path) -> None:
 
 def put_aside(folder: Path, round: int) -> None:
     """Checkpoints later than a round are no longer those of the run: kept under another name."""
-    for path in names(folder):
+    for path in list_checkpoints(folder):
         if round_of(path) > round:
             path.replace(path.with_name(f"damaged-{path.name}"))
 
 
-def newest(
+def find_newest(
     folder: Path, device: torch.device | str = "cpu", fingerprint: str | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and in a line each what must be told. None when there is not one file.
@@ -161,7 +157,7 @@ def newest(
     Nothing that was read is changed: what is damaged stays where it is.
     """
     wrong: list[str] = []
-    for path in names(folder):
+    for path in list_checkpoints(folder):
         try:
             found = Checkpoint.load(path, device, fingerprint)
         except Damaged as error:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.errors import FolderError
+from fedkeel.errors import FolderError, explain_os_errors
 
 SUMS = "sums.txt"
 
@@ -21,11 +21,8 @@ SUMS = "sums.txt"
 def read_text(path: Path, hint: str = "restore it from a copy") -> str:
     """A file of a run as text; what cannot be read is an error in one line."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FolderError(
-            f"cannot read {path}: {error.strerror}", "put the file back, or allow it to be read; nothing was changed"
-        ) from error
+        with explain_os_errors(f"cannot read {path}", "put the file back, or allow it to be read; nothing was changed"):
+            return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", hint) from None
 

@@ -40,7 +40,7 @@ def describe_environment(
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: version_of(name) for name in PACKAGES},
-        "device": device_name(device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "machine": processor(),
         "engine": engine,
         "engines": list(engines),
@@ -101,10 +101,6 @@ def version_of(name: str) -> str | None:
         return __version__ if name == "fedkeel" else version(name)
     except PackageNotFoundError:
         return None
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def git_revision() -> str | None:

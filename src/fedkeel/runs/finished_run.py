@@ -21,7 +21,7 @@ from fedkeel.problems.problem import Problem
 from fedkeel.runs import checkpoint
 from fedkeel.runs.environment import leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
-from fedkeel.runs.folder import RESULT, RunFolder, again, read_experiment, read_json, read_rounds
+from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
 
@@ -108,14 +108,14 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
     identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaks(folder, experiment.plan))
-    found, told = checkpoint.newest(folder / "checkpoint", fingerprint=identity)
+    found, told = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
         if RunFolder(folder).lost():
             raise FolderError(
                 f"{folder} has lost its checkpoint: the weights are gone.",
                 "restore checkpoint/ from a copy; `fedkeel report` still shows its numbers",
             )
-        raise FolderError(f"{folder} has no checkpoint yet.", f"{again(folder)} trains it")
+        raise FolderError(f"{folder} has no checkpoint yet.", f"{resume_command(folder)} trains it")
     for line in told:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)

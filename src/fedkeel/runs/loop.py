@@ -96,7 +96,7 @@ class Loop:
             return
         there = self.folder.read_experiment()
         identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
-        found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
+        found, told = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
             if found.round > self.plan.rounds:
                 raise FolderError(

@@ -221,7 +221,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         other = {name: value for name, value in there.items() if name != "rounds"}
         if isinstance(there.get("method"), Mapping):
             other["method"] = composition.rewrite(there["method"])
-        made, saved = rounds_in(folder.path), checkpoint.names(folder.checkpoints)
+        made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
         if mine != other and not has_rounds and read_environment(folder.path):
             for path in saved:

@@ -28,12 +28,8 @@ FREE = ("seed", "partition", "partition_seed", "lr", "lr_decay", "participation"
 
 def alike(one: Experiment, other: Experiment) -> bool:
     """Whether two experiments may share a stack: they differ in nothing that decides about a step but data and rate."""
-    first, second = (_shared(experiment) for experiment in (one, other))
+    first, second = (experiment.save() | dict.fromkeys(FREE) for experiment in (one, other))
     return first == second and one.problem is other.problem
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    return {name: value for name, value in experiment.save().items() if name not in FREE}
 
 
 def run_together(

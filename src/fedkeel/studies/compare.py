@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from fedkeel.runs.checkpoint import names as checkpoints
+from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.places import describe_place, keep_one_place
@@ -120,7 +120,7 @@ def unfinished(groups: Sequence[RunGroup]) -> list[str]:
 
 def _reached(run: Run) -> str:
     at = f"round {len(run.records)} of {run.plan.rounds}"
-    saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
+    saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
         return f"is known up to {at} only: files of it are damaged"
     return f"is not finished: it stands at {at}"

@@ -143,7 +143,7 @@ def embedding_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     if subject.task.module is not None:
         rows["feature"] = features_by_class(subject, extent)
     of = key(subject.seed, "t-SNE")
-    return {"clients": subject.clients, "kinds": {name: projected(points, of) for name, points in rows.items()}}
+    return {"clients": subject.clients, "kinds": {name: project_points(points, of) for name, points in rows.items()}}
 
 
 class Points(NamedTuple):
@@ -163,7 +163,7 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
     inputs = inputs or [labels]
     names = [*(f"client {client}" for client in subject.clients), "server"]
     models = [*subject.local_models, subject.model(subject.params)]
-    found = [before_last(layer_features(module, *inputs)) for module in models]
+    found = [take_before_last(layer_features(module, *inputs)) for module in models]
     if labels.dim() != 1 or labels.is_floating_point():
         return Points(torch.stack([table.flatten() for table in found]), names)
     classes = sorted(set(labels.tolist()))[:CLASSES]
@@ -171,12 +171,12 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
     return Points(torch.stack(means), [f"{name}, class {c}" for name in names for c in classes], classes * len(names))
 
 
-def before_last(features: Mapping[str, Tensor]) -> Tensor:
+def take_before_last(features: Mapping[str, Tensor]) -> Tensor:
     """What goes into the last layer, as the layer before it gives it out."""
     return [*features.values()][-2:][0]
 
 
-def projected(points: Points, of: int) -> dict[str, Any]:
+def project_points(points: Points, of: int) -> dict[str, Any]:
     table = points.rows.cpu()
     plane = pca(table, min(2, *table.shape))
     found = {"pca": plane.points.tolist(), "explained": plane.explained.tolist(), "names": points.names}

@@ -17,7 +17,7 @@ from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
-from fedkeel.engines.engine import Training, client_state, step_keys
+from fedkeel.engines.engine import client_state, step_keys
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
@@ -123,23 +123,19 @@ class Subject:
         slope = Tree(self.gradients.buffer[number], self.params.layout)
         lr = self.params.scalar(self.run.plan.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
-        of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
+        of = step_keys(self.run.plan.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return apply_chain(self.ascending.perturb, tree, state, at)[0]
 
-    @property
-    def training(self) -> Training:
-        return self.run.plan.training
-
     @cached_property
     def states(self) -> list[State | None]:
         """What the clients remember, where the run has a folder; else they have never taken part."""
         if self.run.path is None:
             return [None] * len(self.clients)
-        found, _ = checkpoint.newest(self.run.path / "checkpoint", self.task.device)
+        found, _ = checkpoint.find_newest(self.run.path / "checkpoint", self.task.device)
         if found is None or found.round != self.round:
             return [None] * len(self.clients)
         store = ClientStore(self.run.path / "checkpoint", self.task.device)
@@ -149,7 +145,7 @@ class Subject:
     @cached_property
     def updates(self) -> Tree:
         """w_i − w_t after one more round of local training of each client, stacked; nothing of it is kept."""
-        engine = SerialEngine(self.task, self.method, self.training)
+        engine = SerialEngine(self.task, self.method, self.run.plan.training)
         message, lr = broadcast(self.method, self.server), self.run.plan.lr_at(self.round)
         outcomes = engine.train(message, self.round, lr, self.clients, self.states)
         return stack([outcome.report["delta"] for outcome in outcomes])

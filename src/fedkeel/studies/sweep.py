@@ -198,21 +198,21 @@ def _beyond(
     """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
     where no experiment takes the next value, the grid ends."""
     for word, value in best:
-        values = sorted(v for v in grid[word] if positive(v))
+        values = sorted(v for v in grid[word] if is_positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        further = like(values, value * value / inner)
-        if further not in values and taken(sweep, method, with_value(best, word, further)):
+        further = round_like(values, value * value / inner)
+        if further not in values and is_taken(sweep, method, with_value(best, word, further)):
             return word, further
     return None
 
 
-def positive(value: Any) -> bool:
+def is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def like(values: Iterable[Any], number: float) -> int | float:
+def round_like(values: Iterable[Any], number: float) -> int | float:
     """A number in a few digits; a whole one where all others are."""
     return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
 
@@ -221,7 +221,7 @@ def with_value(setting: Setting, word: str, value: Any) -> Setting:
     return tuple((key, value if key == word else old) for key, old in setting)
 
 
-def taken(sweep: Sweep, method: str, setting: Setting) -> bool:
+def is_taken(sweep: Sweep, method: str, setting: Setting) -> bool:
     try:
         sweep.experiment(method, setting, sweep.seeds[0])
     except RequestError:
@@ -260,14 +260,14 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
     """The best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
-    if not all(positive(v) for v in tried):
+    if not all(is_positive(v) for v in tried):
         return []
     neighbours = [
         max((v for v in tried if v < value), default=None),
         min((v for v in tried if v > value), default=None),
     ]
     means = [math.sqrt(value * other) for other in neighbours if other is not None]
-    return [with_value(tuned.best, word, like(tried, float(f"{mean:.4g}"))) for mean in means]
+    return [with_value(tuned.best, word, round_like(tried, float(f"{mean:.4g}"))) for mean in means]
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
