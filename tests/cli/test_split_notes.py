@@ -57,6 +57,4 @@ def test_an_old_run_that_leaks_is_neither_shown_as_found_nor_resumed(fedkeel):
     for command in (asked, ("resume", "here", "--rounds", "2")):
         refused = fedkeel(*command)
         assert refused.code != 0
-        assert refused.err.startswith(
-            "error: here was started when copies of validation or test samples were trained on"
-        )
+        assert refused.err.startswith("error: here was begun when copies of validation or test samples were trained on")

@@ -17,7 +17,7 @@ import ray
 
 import fedkeel as fk
 from fedkeel.runs.folder import read_rounds
-from fedkeel.studies.ray_cluster import Cluster, RunRequest, execute, finished_result, import_ray, runs_on_ray
+from fedkeel.studies.ray_cluster import Cluster, RunRequest, execute, finished_result, imported, runs_on_ray
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +29,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def two_workers():
     path = os.path.dirname(os.path.dirname(fk.__file__))
-    import_ray().init(
+    imported().init(
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,

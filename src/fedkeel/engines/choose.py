@@ -121,7 +121,7 @@ class Contest:
             try:
                 trials[name](short_job, total / max(1, short_job.passes_left))
             except Exception as error:
-                self.left_out[name] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                self.left_out[name] = first_line(error)
         if "serial" not in self.seconds:
             return None, Choice("serial")
         best = min(self.seconds, key=lambda n: self.seconds[n] * (PREFERENCE if n == "serial" else 1.0))
@@ -184,6 +184,10 @@ def duration(seconds: float) -> str:
     """Write seconds as a short duration."""
     unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 2 * size), ("s", 1))
     return f"{seconds / size:.3g} {unit}"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def make_engine(name: str, job: Job) -> Engine:

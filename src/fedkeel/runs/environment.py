@@ -25,7 +25,7 @@ BY_SAMPLE = "by sample"
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
 
 
-def describe_environment(
+def environment(
     device: torch.device,
     dtype: torch.dtype,
     engine: str,

@@ -28,7 +28,7 @@ from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import describe_environment, edited, engines_before, leaks, precision_before
+from fedkeel.runs.environment import edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import ENVIRONMENT, RunFolder, read_environment, rounds_in
@@ -130,9 +130,7 @@ class Prepared:
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
-            made_with = describe_environment(
-                on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track
-            )
+            made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             loop.folder.write_json(ENVIRONMENT, made_with)
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
@@ -234,7 +232,7 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
             )
         if has_rounds and leaks(folder.path, experiment.plan):
             raise FolderError(
-                f"{folder.path} was started when copies of validation or test samples were trained on: "
+                f"{folder.path} was begun when copies of validation or test samples were trained on: "
                 "its scores are too high.",
                 "choose another folder with --out, and compare no scores with this run's",
             )

@@ -50,7 +50,7 @@ class Cluster:
     """Which cluster, and how much of it one run takes.
 
     `address` is a running Ray ("auto", "host:port"); None starts one on this machine. A run on a GPU takes `gpus` of
-    it: 0.5 puts two runs on each. `attempts` is how often a run is started when its process or machine dies.
+    it: 0.5 puts two runs on each. `attempts` is how often a run is begun when the process or the machine it is on dies.
     """
 
     address: str | None = None
@@ -66,7 +66,7 @@ def execute(
 ) -> list[Finished]:
     """Make every run that is not made yet; answers in the order of the requests, `tell` in the order of finishing.
 
-    A run whose process or machine dies is started again elsewhere and goes on from its last checkpoint. One that fails
+    A run whose process or machine dies is begun again elsewhere and goes on from its last checkpoint. One that fails
     for a reason of its own is not tried again, and does not stop the others.
     """
     ends: dict[int, Finished] = {}
@@ -119,7 +119,7 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
 def run_on_cluster(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
     """Hand requests to the cluster; those whose worker dies are handed out again."""
     with connected(cluster) as ray:
-        remote = ray.remote(max_retries=0)(make_run)  # a crash is counted here, not there
+        remote = ray.remote(max_retries=0)(make)  # a crash is counted here, not there
 
         def begin(number: int) -> Any:
             request = requests[number]
@@ -129,7 +129,7 @@ def run_on_cluster(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iter
         attempts = dict.fromkeys(requests, 1)
         running = {begin(number): number for number in requests}
         while running:
-            number = running.pop(done := wait_for_next(ray, running))
+            number = running.pop(done := first(ray, running))
             try:
                 result, problem = ray.get(done)
             except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
@@ -142,7 +142,7 @@ def run_on_cluster(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iter
             yield number, Finished(requests[number], result, problem)
 
 
-def wait_for_next(ray: Any, running: Iterable[Any]) -> Any:
+def first(ray: Any, running: Iterable[Any]) -> Any:
     """The next of these that ends. Ray hears no signal while it waits, so it waits for a moment at a time."""
     done: list[Any] = []
     while not done:
@@ -156,7 +156,7 @@ def wait_for_next(ray: Any, running: Iterable[Any]) -> Any:
 @contextlib.contextmanager
 def connected(cluster: Cluster = Cluster()) -> Iterator[Any]:  # noqa: B008 - frozen
     """Ray, connected; left as it was found. Around several calls it is started once for all of them."""
-    ray = import_ray()
+    ray = imported()
     mine = not ray.is_initialized()
     if mine:
         ray.init(address=cluster.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -167,7 +167,7 @@ def connected(cluster: Cluster = Cluster()) -> Iterator[Any]:  # noqa: B008 - fr
             ray.shutdown()
 
 
-def make_run(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
+def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
     """One run, on a worker."""
     from fedkeel.runs.start import run
 
@@ -193,7 +193,7 @@ def uses_gpu(ray: Any, request: RunRequest) -> bool:
     return request.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
 
 
-def import_ray() -> Any:
+def imported() -> Any:
     # every run says whether it takes a GPU; without this Ray warns that it will stop hiding them from those that do not
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

@@ -6,7 +6,7 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.errors import RequestError
-from fedkeel.studies.ray_cluster import import_ray
+from fedkeel.studies.ray_cluster import imported
 from problems import small_problem
 
 
@@ -29,5 +29,5 @@ def test_the_engine_flower_without_flower(monkeypatch):
 def test_sweeps_without_ray(monkeypatch):
     forget(monkeypatch, "ray")
     with pytest.raises(RequestError, match="not installed: ray") as caught:
-        import_ray()
+        imported()
     assert caught.value.hint == 'pip install "fedkeel[ray]"'
