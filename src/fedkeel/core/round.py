@@ -189,7 +189,7 @@ def local_round(
     scan: Callable[..., tuple[Carry, Tensor]] = scan_steps,
     message_axis: int | None = None,
 ) -> tuple[State, State]:
-    """Train from `message`; return (report, client). `work` holds one stretch per phase of the method.
+    """Train from `message`; return (report, client). `work` holds one item for each phase of the method.
 
     With `message_axis` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
     """

@@ -1,4 +1,4 @@
-"""A pool of serial engines in processes of their own: bitwise equal to serial, whoever finishes first."""
+"""A pool of serial engines in processes of their own: bitwise equal to serial, in whatever order clients finish."""
 
 from __future__ import annotations
 

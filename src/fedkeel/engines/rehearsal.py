@@ -21,7 +21,7 @@ from fedkeel.core.round import (
     local_round,
     server_round,
 )
-from fedkeel.core.rule import Local, Rule, State, Weighting
+from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
@@ -105,20 +105,16 @@ class Watched(Rule):
         return self.call("broadcast", message, server)
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        started, after = self.call("start", params, client, message)
-        self.compare("start", client, after)
-        return started, after
+        return self.call("start", params, client, message)
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
-        self.compare("step", client, after)
         if stepped.layout != tree.layout:
             raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
         return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         reported, after = self.call("finish", report, client, at)
-        self.compare("finish", client, after)
         for name in reported:
             if name in FACTS and name not in report:
                 raise MethodError(
@@ -153,6 +149,8 @@ class Watched(Rule):
             results = result if len(kinds) > 1 else (result,)
             if not (isinstance(results, tuple) and len(results) == len(kinds) and all(map(isinstance, results, kinds))):
                 raise MethodError(f"{place} returns {written}, not {type(result).__name__}.", f"return {written}")
+        if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
+            self.compare(stage, given[1], result[1])
         return result
 
     def compare(self, stage: str, before: State, after: State) -> None:

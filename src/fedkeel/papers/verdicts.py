@@ -71,7 +71,7 @@ class Judgement:
         return max(SHARE * abs(self.mean), self.std or 0.0)
 
     def at(self, round: int) -> Judgement:
-        """As it stood at a round, before any final tuning, with the seeds for which the ledger tells."""
+        """As it stood at a round, before any final tuning, with the seeds for which the ledger says so."""
         last = self.cell.evaluation == "last"
         reached = [entry for entry in self.entries if entry.rounds >= round]
         found = [(entry, entry.at_round(round) if last else entry.best_by(round)) for entry in reached]

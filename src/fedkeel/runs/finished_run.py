@@ -29,7 +29,7 @@ log = logging.getLogger("fedkeel")
 
 NO_SAMPLE = "no client has a validation sample"
 PERSONAL = ("reported", "reported_as", "tuned")
-"""What a result tells of clients' models beyond its rounds."""
+"""What a result says of clients' models beyond its rounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
     identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaks(folder, experiment.plan))
-    found, told = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)
+    found, warnings = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
         if RunFolder(folder).lost():
             raise FolderError(
@@ -116,12 +116,12 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
                 "restore checkpoint/ from a copy; `fedkeel report` still shows its numbers",
             )
         raise FolderError(f"{folder} has no checkpoint yet.", f"{resume_command(folder)} trains it")
-    for line in told:
+    for line in warnings:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
     final = result(records, found.server["params"], experiment.plan.evaluate_every, identity)
     written = read_json(folder / RESULT)
-    if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run stands at an earlier one
+    if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     return Run(experiment, records, final, found.server, folder, None, None)
 
@@ -134,8 +134,8 @@ def validation_score(run: Run) -> float | None:
     """
     if (policy := run.plan.evaluation) is not None:
         judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
-        told = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
-        return None if told is None else told[1] if told[0] == "accuracy" else -told[1]
+        reported = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
+        return None if reported is None else reported[1] if reported[0] == "accuracy" else -reported[1]
     accuracies = run.curve("validation_accuracy")
     if accuracies:
         return max(accuracies)

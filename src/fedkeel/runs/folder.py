@@ -240,7 +240,7 @@ class Rounds(NamedTuple):
 
 
 def rounds_in(path: Path) -> Rounds:
-    """The rounds of a run folder, as far as they are whole."""
+    """Read the rounds of a run folder, as far as they are whole."""
     file, found = path / ROUNDS, Rounds([], [], None)
     sums = [(name, total) for name, total in read_sums(path).items() if name != RESULT]  # before the lines
     if not file.exists():
@@ -267,7 +267,7 @@ def rounds_in(path: Path) -> Rounds:
 
 
 def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
-    """The rounds of a run folder, all or the first ones; an error where one of them is damaged or lost."""
+    """Read the rounds of a run folder, all or the first ones; refuse one of them that is damaged or lost."""
     found = rounds_in(path)
     reached = needed if needed is not None else max(map(round_of, list_checkpoints(path / "checkpoint")), default=0)
     problem = found.problem
@@ -281,5 +281,5 @@ def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
 
 
 def resume_command(path: Path) -> str:
-    """The command that goes on with a run."""
+    """Write the command that goes on with a run."""
     return f"`fedkeel resume {shlex.quote(str(path))}`"

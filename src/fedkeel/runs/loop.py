@@ -96,7 +96,7 @@ class Loop:
             return
         there = self.folder.read_experiment()
         identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
-        found, told = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity)
+        found, warnings = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
             if found.round > self.plan.rounds:
                 raise FolderError(
@@ -115,7 +115,7 @@ class Loop:
         lines = self.folder.lines_of(None if found is None else found.round)
         read_environment(self.folder.path)  # to know that it can be read
         self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
-        for line in told:
+        for line in warnings:
             log.warning("%s", line)
         # nothing is written before everything there was read
         checkpoint.put_aside(self.folder.checkpoints, self.done)

@@ -1,4 +1,4 @@
-"""What is measured in every round besides the record's own numbers: observers, chosen by name.
+"""What else is measured in every round, beyond the record's own numbers: observers, chosen by name.
 
 `fk.run(experiment, track=("drift", "spectrum"))` adds their numbers to each record's `extra`. An observer only reads:
 tracking changes no result.

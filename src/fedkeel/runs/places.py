@@ -28,7 +28,7 @@ def engines_of(environment: Mapping[str, Any]) -> str:
 
 
 def keep_one_place(items: Sequence[T], place_of: Callable[[T], str]) -> list[T]:
-    """The items of the place that most of them share; of the first such place where several are shared alike."""
+    """Keep the items of the place that most of them share; of two such places, those of the first."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(place_of(item), []).append(item)

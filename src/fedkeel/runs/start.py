@@ -59,7 +59,7 @@ def run(
 ) -> Run:
     """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
 
-    `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
+    `track` names what else is measured in every round: "drift", "spectrum", "state", or functions of one's own.
     """
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, as_list(track))
     with session(on.device) as closing:
@@ -68,7 +68,7 @@ def run(
 
 @contextlib.contextmanager
 def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
-    """In which runs are made: what they open is closed at its end."""
+    """Provide what runs are made in: what they open is closed at the end."""
     with steady(), explain_out_of_memory(device), contextlib.ExitStack() as closing:
         yield closing
 
@@ -116,7 +116,7 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is checked, and stands where it was left, before it has an engine."""
+    """A run that is checked and brought to its last checkpoint, and has no engine yet."""
 
     loop: Loop
     on: Place
@@ -125,7 +125,7 @@ class Prepared:
     began: float
 
     def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
-        """Note the engine beside the run, and tell who follows it."""
+        """Write the engine into the folder, and tell the progress display."""
         loop, on = self.loop, self.on
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
@@ -180,7 +180,7 @@ def start(
     progress: Progress | None,
     closing: contextlib.ExitStack,
 ) -> Started:
-    """A run on this machine, up to its first round."""
+    """Start a run on this machine, up to its first round."""
     prepared = prepare(experiment, out, on, closing)
     loop, engines = prepared.loop, prepared.engines
 

@@ -87,7 +87,7 @@ class ClientStore:
         self._forget(leaving)
 
     def save(self) -> Places:
-        """Have every state reach the disk, those written before as they are; return where each stands."""
+        """Have every state reach the disk, those written before as they are; return the file of each."""
         new = bool(self.changed or self.unsynced)
         self._write(self.changed, synced=True)
         _each(sync, [self.folder / name for name in self.unsynced])

@@ -126,7 +126,7 @@ class Wandb:
 
 
 class Several:
-    """One `Progress` that tells several, in order."""
+    """One `Progress` that calls several, in order."""
 
     def __init__(self, members: Iterable[Progress | None]):
         self.members: Sequence[Progress] = [member for member in members if member is not None]
