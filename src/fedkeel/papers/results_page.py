@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
@@ -12,29 +13,8 @@ from fedkeel.papers.ledger import Entry, spent, standing
 from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, both_at, judge, leads, measure_gap
 from fedkeel.text import make_printable
 
-HEAD = f"""# Results: reported against measured
-
-Made by `fedkeel reproduce --page docs/results.md` from `results/ledger.jsonl`, where each line is one run with its
-settings, environment and fingerprint; nothing here is typed by hand. Any row is run again with
-`fedkeel reproduce PAPER:TABLE --cell 'ROW, COLUMN'`. `fedkeel report --ledger results/ledger.jsonl` draws the same.
-A run serves every cell that is the same experiment, so some appear more than once.
-
-**Rounds** in bold mark a run that was *shortened*: it stopped before the paper's last round. Schedules go by the round,
-so it is the beginning of the full run; its number is not held against the paper's, only its order among rows that have
-come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: before, order says little.
-
-**Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
-(the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
-*ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
-column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
-reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing, unless
-both are of full length and the paper's gap is larger than theirs by more than that.
-*differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
-of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
-nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
-paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves, and never
-averaged over several machines or engines: where there are several, those of the one with most seeds count.
-"""
+HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
+"""What the page begins with; in braces, what verdicts go by."""
 
 Judged = list[tuple[Table, list[Judgement]]]
 
@@ -44,7 +24,8 @@ def page(entries: Sequence[Entry]) -> str:
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    parts = [HEAD, *write_overview(made, entries), *write_leads(every), *write_checks(every)]
+    head = HEAD.format(early=100 * EARLY, noise=NOISE, share=100 * SHARE)
+    parts = [head, *write_overview(made, entries), *write_leads(every), *write_checks(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
