@@ -156,11 +156,10 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
     """What the ledger keeps of a run."""
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
-    of_cell = {name: getattr(cell, name) for name in OF_CELL}
-    points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
+    known: dict[str, Any] = {name: getattr(cell, name) for name in OF_CELL}
+    known |= {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
     entry = Entry(
-        **of_cell,
-        **points,
+        **known,
         seed=run.plan.seed,
         measured=None,
         rounds=int(result["rounds"]),
