@@ -66,7 +66,6 @@ def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngin
 
     `before` names the engine of the rounds that are done: a run continues with one that gives the same bits.
     """
-    check_name(name)
     if name != "auto":
         return ChosenEngine(make_engine(name, job), Choice(name, name))
     names = candidates(job, before)

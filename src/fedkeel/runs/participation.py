@@ -73,11 +73,6 @@ class Participation:
     def selected(self, round: int) -> list[int]:
         """The clients of this round, sorted."""
         if self.schedule is not None:
-            if round >= len(self.schedule):
-                raise ExperimentError(
-                    f"participants cover {len(self.schedule)} rounds, not {round + 1}.",
-                    "list one more, or train fewer rounds",
-                )
             return sorted(self.schedule[round])
         chosen = choice(key(self.seed, "participation", round), self.population, self._count(round))
         return chosen if self.able is None else [int(self.able[i]) for i in chosen]
