@@ -34,7 +34,7 @@ class Contradiction:
 
 
 def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> list[Contradiction]:
-    """One for each experiment that contradicts a number or was also tried with other settings, with all its cells."""
+    """Find each experiment that contradicts a number or was also tried with other settings, with all its cells."""
     groups: dict[str, list[Judgement]] = {}
     made_for: dict[tuple[str, ...], list[Entry]] = {}
     asked = [entry for entry in entries if entry.paper == QUESTIONS]
@@ -76,7 +76,7 @@ def describe_number(judged: Judgement) -> str:
 
 
 def list_tries(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:
-    """Runs made for the cell with other settings, or for a question with one other: what was changed, what came out."""
+    """List runs for the cell with other settings, or for a question with one other: what was changed, what came out."""
     cell, base = judged.cell, settings_of(judged.cell)
     if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
         return []  # what is asked about is meant to vary; other numbers follow from these
@@ -106,7 +106,7 @@ def list_tries(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]
 
 
 def describe_outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
-    """What a try gave, in words."""
+    """Say what a try gave."""
     if not values:
         return f"target not reached in {rounds} rounds"
     mean = sum(values) / len(values)
@@ -114,7 +114,7 @@ def describe_outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
 
 
 def find_changes(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Each setting that differs, what it was and what it is; None where it is not set."""
+    """Find each setting that differs, what it was and what it is; None where it is not set."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in {**base, **other}:
         mine, theirs = base.get(key), other.get(key)

@@ -98,13 +98,13 @@ class Entry:
         return self.seconds / self.rounds
 
     def best_by(self, round: int) -> float | None:
-        """The best accuracy up to a round; None where the line does not tell."""
+        """Return the best accuracy up to a round; None where the line does not say."""
         if round >= self.rounds:
             return self.best
         return next((value for at, value in reversed(self.bests) if at <= round), None)
 
     def at_round(self, round: int) -> float | None:
-        """The accuracy of a round; None where the line does not tell."""
+        """Return the accuracy of a round; None where the line does not say."""
         return self.last if round == self.rounds else self.curve.get(str(round))
 
     def until(self, round: int) -> Entry | None:
@@ -128,7 +128,7 @@ class Entry:
         )
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reached an accuracy."""
+        """Find the first round that reached an accuracy."""
         return next((int(at) for at, value in self.bests if value >= accuracy), None)
 
     def dumps(self) -> str:
@@ -181,7 +181,7 @@ def check_writable(path: Path) -> None:
 
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
-    """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
+    """Read every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
     if not path.exists():
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
@@ -208,7 +208,7 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
 
 
 def read_entry(line: bytes) -> Entry:
-    """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
+    """Read a line of the ledger; a ValueError names a field that cannot be what it is."""
     entry = Entry(**read_line(Entry, json.loads(line)))
     if any(len(pair) != 2 for pair in entry.bests):
         raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
@@ -216,12 +216,12 @@ def read_entry(line: bytes) -> Entry:
 
 
 def standing(entries: Iterable[Entry]) -> list[Entry]:
-    """The runs that count: all but the superseded."""
+    """Keep the runs that count: all but the superseded."""
     return [entry for entry in entries if not entry.superseded]
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:
-    """Each run once, as far as it came."""
+    """Keep each run once, as far as it came."""
     found: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
         if entry.run not in found or found[entry.run].rounds < entry.rounds:
@@ -230,14 +230,14 @@ def furthest(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
-    """How many runs there are, the hours they took, and on what."""
+    """Count the runs and the hours they took, and list on what."""
     runs = furthest(entries)
     devices = sorted({str(entry.environment.get("device")) for entry in runs})
     return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
 
 
 def longest(entries: Iterable[Entry]) -> list[Entry]:
-    """Of these runs those that went on longest, one for each seed."""
+    """Keep the runs that went on longest, one for each seed."""
     found = list(entries)
     length = max((entry.rounds for entry in found), default=0)
     by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
@@ -245,7 +245,7 @@ def longest(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
-    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
+    """Return the number that a run of its experiment gives for a cell, in the cell's unit; None where there is none.
 
     `others` are runs of other experiments, for numbers that are differences.
     """

@@ -12,12 +12,12 @@ ORDER = "order"
 
 
 def parts() -> dict[str, Any]:
-    """The file as it is."""
+    """Read the file as it is."""
     return read_file(ORDER)
 
 
 def in_order(part: str | None = None) -> list[Cell]:
-    """The cells of one part, or of all, each once."""
+    """List the cells of one part, or of all, each once."""
     known = parts()
     names = known if part is None else [require_known(part, known, "the order has no part", "parts")]
     found: dict[tuple[str, str, str], Cell] = {}

@@ -20,7 +20,7 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 
 def page(entries: Sequence[Entry]) -> str:
-    """Markdown: what it comes to, a section for each table that has a run, contradictions, what is not measured."""
+    """Write Markdown: a summary, a section for each table that has a run, contradictions, what is not measured."""
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
@@ -49,7 +49,7 @@ def worth(table: Table, judged: Sequence[Judgement], entries: Sequence[Entry]) -
 
 
 def shown(judged: Sequence[Judgement]) -> list[Judgement]:
-    """The cells that have a run; what a shortened run has not reached yet says nothing, and is left out."""
+    """Keep the cells that have a run; what a shortened run has not reached yet says nothing, and is left out."""
     return [one for one in judged if one.entries and (one.mean is not None or not one.shortened)]
 
 
@@ -69,7 +69,7 @@ def write_overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
 
 
 def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[tuple[Table, Lead]]:
-    """Every lead once, though several tables may show the two runs; again where another number is reported for it."""
+    """List every lead once, though several tables may show it; again where another number is reported for it."""
     found: list[tuple[Table, Lead]] = []
     seen: dict[tuple[Any, ...], set[float | None]] = {}
     for table, judged in every:
@@ -96,7 +96,7 @@ measured at the last round that both have reached, over the seeds that both have
 
 
 def write_checks(every: Judged) -> list[str]:
-    """Leads that others have measured, beside ours at the same round."""
+    """Write leads that others have measured, beside ours at the same round."""
     rows = []
     for paper in PAPERS:
         for check in checks(paper):
@@ -124,7 +124,7 @@ def write_section(table: Table, judged: Sequence[Judgement]) -> list[str]:
 
 
 def write_question(table: Table, judged: Sequence[Judgement]) -> list[str]:
-    """A question of our own: nothing is reported, so what is missing is named instead."""
+    """Write a question of our own: nothing is reported, so what is missing is named instead."""
     run = shown(judged)
     lines = [write_heading(table), *(f"{note}\n" for note in dict.fromkeys(one.cell.note for one in judged) if note)]
     if run:
@@ -147,7 +147,7 @@ def write_heading(table: Table) -> str:
 
 
 def meaning(judged: Sequence[Judgement]) -> str:
-    """What the numbers are."""
+    """Say what the numbers are."""
     kinds = {one.cell.kind for one in judged}
     rules = {one.cell.evaluation for one in judged if one.cell.kind == "accuracy"}
     words = [*(KINDS[kind] for kind in KINDS if kind in kinds), *(EVALUATIONS[rule] for rule in sorted(rules))]
@@ -156,7 +156,7 @@ def meaning(judged: Sequence[Judgement]) -> str:
 
 
 def list_notes(judged: Sequence[Judgement]) -> list[str]:
-    """What is open in single cells, each note once."""
+    """List what is open in single cells, each note once."""
     found = dict.fromkeys(one.cell.note for one in judged if one.cell.note)
     return ["", *(f"- {' '.join(note.split())}" for note in found)] if found else []
 
@@ -190,7 +190,7 @@ SUPERSEDED = ["table", "cell", "seed", "rounds", "measured then", "why it no lon
 
 
 def superseded(entries: Sequence[Entry]) -> list[list[str]]:
-    """A row for each run that no longer counts."""
+    """List a row for each run that no longer counts."""
     return [
         [
             f"{entry.paper}:{entry.table}",
@@ -217,7 +217,7 @@ def write_unmeasured() -> list[str]:
 
 
 def unmeasured() -> list[tuple[str, str, int]]:
-    """Tables with cells for which no run here gives a number, why, and how many they are."""
+    """List tables with cells for which no run here gives a number, why, and how many they are."""
     reasons: dict[tuple[str, str], int] = {}
     for paper in PAPERS:
         for table in tables(paper):
@@ -230,7 +230,7 @@ def unmeasured() -> list[tuple[str, str, int]]:
 
 # ---- words ---------------------------------------------------------------------------------------------------------
 def write_grid(names: Sequence[str], sides: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; `sides` is l or r for each column."""
+    """Write a Markdown table; `sides` is l or r for each column."""
     rule = " | ".join("---:" if side == "r" else "---" for side in sides)
     return [f"| {' | '.join(names)} |", f"| {rule} |", *(f"| {' | '.join(cells)} |" for cells in rows)]
 
@@ -247,7 +247,7 @@ def signed(value: float | None, kind: str = "accuracy") -> str:
 
 
 def reached(round: int, rounds: int) -> str:
-    """How far a run, or two of them, have come."""
+    """Say how far a run, or two of them, have come."""
     return f"**{round} of {rounds}**" if round < rounds else f"{round}"
 
 

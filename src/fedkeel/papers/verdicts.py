@@ -71,14 +71,14 @@ class Judgement:
         return max(SHARE * abs(self.mean), self.std or 0.0)
 
     def at(self, round: int) -> Judgement:
-        """As it stood at a round, before any final tuning, with the seeds for which the ledger says so."""
+        """Return it as it was at a round, before any final tuning, with the seeds for which the ledger says so."""
         last = self.cell.evaluation == "last"
         reached = [entry for entry in self.entries if entry.rounds >= round]
         found = [(entry, entry.at_round(round) if last else entry.best_by(round)) for entry in reached]
         return self.only([(entry, value) for entry, value in found if value is not None])
 
     def only(self, found: Sequence[tuple[Entry, float | None]]) -> Judgement:
-        """The same cell with these runs and values alone."""
+        """Return the same cell with these runs and values alone."""
         return replace(self, entries=tuple(entry for entry, _ in found), values=tuple(value for _, value in found))
 
 
@@ -104,7 +104,7 @@ def _gather_runs(cell: Cell, entries: Sequence[Entry]) -> Judgement:
 
 
 def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
-    """Runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
+    """Find runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
     alike = settings_of(cell) | {"method": None}
     devices = {entry.environment.get("device") for entry in found}
     return [
@@ -174,7 +174,7 @@ def is_early(round: int, rounds: int) -> bool:
 
 
 def _bring_together(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Both at the last round that they have reached, with the seeds that they have in common.
+    """Cut both to the last round that they have reached, with the seeds that they have in common.
 
     Where one went on, or was interrupted, what the other gained by a final tuning does not count: the first was not
     tuned at that round.
@@ -187,12 +187,12 @@ def _bring_together(mine: Judgement, other: Judgement) -> tuple[Judgement, Judge
 
 
 def both_at(mine: Judgement, other: Judgement, round: int) -> tuple[Judgement, Judgement]:
-    """Both as they stood at a round, with the seeds that they have in common."""
+    """Return both as they were at a round, with the seeds that they have in common."""
     return _keep_common_seeds(mine.at(round), other.at(round))
 
 
 def _keep_common_seeds(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Both with the seeds they have in common, where there are any."""
+    """Return both with the seeds they have in common, where there are any."""
     common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
     if not common:
         return mine, other
@@ -201,7 +201,7 @@ def _keep_common_seeds(mine: Judgement, other: Judgement) -> tuple[Judgement, Ju
 
 
 def measure_gap(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
-    """How far one is ahead of the other, None where a value is missing; and over how many seeds."""
+    """Measure how far one is ahead of the other, None where a value is missing; and over how many seeds."""
     here, there = mine.mean, other.mean
     seeds = min(len(mine.entries), len(other.entries))
     if here is None or there is None or None in (*mine.values, *other.values):
@@ -236,7 +236,7 @@ class Lead:
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
-    """The differences that a table is about, of accuracies alone; over the seeds that both rows have."""
+    """List the differences that a table is about, of accuracies alone; over the seeds that both rows have."""
     found = []
     by_name = {(one.cell.row, one.cell.column): one for one in judged if one.entries and one.cell.kind == "accuracy"}
     for row, over in table.leads:

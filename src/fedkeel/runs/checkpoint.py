@@ -90,7 +90,7 @@ class Checkpoint:
 
 
 def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
-    """The checksums of the files of clients' states: what a checkpoint knows them by."""
+    """Read the checksums of the files of clients' states, by which a checkpoint knows them."""
     try:
         return {name: stored_check(read_header(folder / name)) for name in sorted(set(places.values()))}
     except OSError as error:
@@ -106,7 +106,7 @@ def read_scores(kept: Mapping[str, Sequence[float]]) -> Scores:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first; of one that is not there, none."""
+    """List the checkpoints of a folder, newest first; none where there is no folder."""
     hint = "put back the folder of checkpoints; nothing was changed here"
     with explain_os_errors(f"cannot read {folder}", hint), contextlib.suppress(FileNotFoundError):
         found = [path for path in folder.iterdir() if SERVER.fullmatch(path.name)]

@@ -54,7 +54,7 @@ def environment(
 
 
 def sources(rules: Iterable[Rule]) -> dict[str, str]:
-    """The digest of each module, other than fedkeel's own, that rules come from."""
+    """Compute the digest of each module, other than fedkeel's own, that rules come from."""
     modules = {type(rule).__module__ for rule in rules}
     found = {}
     for name in sorted(modules):
@@ -96,7 +96,7 @@ def tracked_before(folder: Path) -> list[str]:
 
 
 def version_of(name: str) -> str | None:
-    """The version of a package; of fedkeel also where it runs from a checkout that was never installed."""
+    """Find the version of a package; of fedkeel also where it runs from a checkout that was never installed."""
     try:
         return __version__ if name == "fedkeel" else version(name)
     except PackageNotFoundError:
@@ -104,7 +104,7 @@ def version_of(name: str) -> str | None:
 
 
 def git_revision() -> str | None:
-    """Of the repository in the current folder, if it is one."""
+    """Find the revision of the repository in the current folder, if it is one."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -68,7 +68,7 @@ class Judge:
         return self.tested.unchanged
 
     def settle(self, trained: Iterable[int]) -> None:
-        """A round is complete, in which these clients trained."""
+        """Note that a round is complete in which these clients trained."""
         policy, clients = self.plan.evaluation, list(trained)
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
@@ -150,7 +150,7 @@ class Judge:
         return Scorer(Workspace(own))
 
     def by_clients(self, measures: Measures, personal: Measures) -> Measures:
-        """The measures of a round that is judged by clients' models: the server's get names of their own."""
+        """Rename the measures of a round that is judged by clients' models: the server's get names of their own."""
         found = {SERVERS.get(name, name): value for name, value in measures.items()} | personal
         return found | ({"accuracy": personal["client_accuracy"]} if "client_accuracy" in personal else {})
 

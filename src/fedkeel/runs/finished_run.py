@@ -64,15 +64,15 @@ class Run:
         return self.server["params"].named()
 
     def curve(self, measure: str) -> list[float]:
-        """A measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
+        """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
         return [value for record in self.records if (value := record.measure(measure)) is not None]
 
     def rounds(self, measure: str) -> list[int]:
-        """The rounds that `curve` has values of."""
+        """List the rounds that `curve` has values of."""
         return [record.round for record in self.records if record.measure(measure) is not None]
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reaches an accuracy."""
+        """Find the first round that reaches an accuracy."""
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
     def model(self, *, trust: bool = False) -> nn.Module:
@@ -144,7 +144,7 @@ def validation_score(run: Run) -> float | None:
 
 
 def unscored(run: Run) -> str:
-    """Why a run has no score on validation data."""
+    """Say why a run has no score on validation data."""
     measure = "validation_" if run.plan.evaluation is None else "validation_client_"
     if any(name.startswith(measure) for record in run.records for name in record.extra):
         return "the loss on validation data is not finite"

@@ -36,7 +36,7 @@ RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 
 
 def folder_name(label: str) -> str:
-    """A label as the name of one folder that no shell has to quote; never `..`, a hidden one or a device."""
+    """Turn a label into the name of one folder that no shell has to quote; never `..`, a hidden one or a device."""
     name = re.sub(r"[^\w.+@=-]+", "-", label)
     name = re.sub(r"^\.+", "-", name) or "-"
     if len(name.encode()) > 150:  # most systems end at 255 bytes
@@ -107,7 +107,7 @@ class RunFolder:
         return bool(found.lines or found.problem) and (self.kept_before() or not self.checkpoints.exists())
 
     def lines_of(self, done: int | None) -> list[str]:
-        """The lines of the rounds that a checkpoint counts; an error where they, or all checkpoints, are lost.
+        """Read the lines of the rounds that a checkpoint counts; refuse a folder that lost them or all checkpoints.
 
         A run that was killed before its first checkpoint (None) begins again. Nothing is changed here.
         """
@@ -207,7 +207,7 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A file of a run; nothing where it is absent, an error where it is damaged."""
+    """Read a file of a run; nothing where it is absent, an error where it is damaged."""
     if not file.exists():
         return {}
     hint = (

@@ -169,7 +169,7 @@ class Loop:
         return run
 
     def patience(self) -> float:
-        """Seconds between checkpoints; 0 asks for one after every round."""
+        """Return the seconds between checkpoints; 0 asks for one after every round."""
         return max(self.checkpoint_seconds, SHARE * self.saving) if self.checkpoint_seconds else 0.0
 
     def _write_timing(self) -> None:

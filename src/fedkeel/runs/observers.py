@@ -45,7 +45,7 @@ Observer = Callable[[Seen], Mapping[str, float]]
 
 
 def observe_drift(seen: Seen) -> dict[str, float]:
-    """The numbers of `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
+    """Measure `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
     found = drift(seen.reports["delta"]).named()
     return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
@@ -66,7 +66,7 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
 
 
 def observe_curve(name: str, seen: Seen) -> dict[str, float]:
-    """What the method's rules say can be drawn under a name.
+    """Measure what the method's rules say can be drawn under a name.
 
     A number that the server sent, as it is; one that each client has, as its mean, least and most over the clients of
     the round; one for each layer, as the mean over the clients.
@@ -89,7 +89,7 @@ def observe_curve(name: str, seen: Seen) -> dict[str, float]:
 
 
 def observe_state(seen: Seen) -> dict[str, float]:
-    """Every number that rules keep or report, whatever it means.
+    """Read every number that rules keep or report, whatever it means.
 
     0-d slots of the server as `state/NAME`, the mean over clients of scalars in their reports as `report/NAME`; a slot
     with a few scalars per layer gives `…/NAME/LAYER`.

@@ -21,7 +21,7 @@ def describe_place(environment: Mapping[str, Any], timing: Mapping[str, Any]) ->
 
 
 def engines_of(environment: Mapping[str, Any]) -> str:
-    """The engine, or all that took part where a run went on with another."""
+    """Name the engine, or all that took part where a run went on with another."""
     given = environment.get("engines")
     listed = [one.get("engine") for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
     return " and ".join(dict.fromkeys(str(name) for name in (*listed, environment.get("engine"))))

@@ -66,7 +66,7 @@ class ClientStore:
         return state
 
     def put(self, client: int, state: State, round: int) -> None:
-        """The state in which `round` left a client."""
+        """Keep the state in which `round` left a client."""
         old = self.memory.pop(client, None)
         self.held += state_bytes(state) - (state_bytes(old) if old is not None else 0)
         self.memory[client] = state

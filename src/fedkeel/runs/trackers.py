@@ -22,13 +22,13 @@ MEASURES = ("loss", "accuracy", "drift", "backward_passes", "bytes_down", "bytes
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """Every number of a round by name; those that are missing are left out."""
+    """Return every number of a round by name, without those that are missing."""
     found = {name: record.measure(name) for name in (*MEASURES, *record.extra)}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def settings(experiment: Experiment) -> dict[str, str]:
-    """Nested settings under dotted names."""
+    """Return nested settings under dotted names."""
     return {name: str(value) for name, value in flatten(experiment.save()).items()}
 
 

@@ -58,15 +58,15 @@ class Extent:
             raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
 
 
-def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Where in the spectrum clients disagree: gradients, perturbations (where the method has them) and updates."""
+def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure where in the spectrum clients disagree: gradients, perturbations (if any) and updates."""
     kinds = {"gradient": subject.gradients, "perturbation": subject.perturbations, "update": subject.updates}
-    high_pass = filter_of(subject)
+    high_pass = find_filter(subject)
     low_high = heterogeneity(subject.gradients, by(high_pass))
     return {
         "clients": subject.clients,
         "bands": extent.bands,
-        "kinds": {name: bands_of(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
+        "kinds": {name: measure_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
         "ratio": high_pass.ratio,
         "divergence": {
             "before": layer_divergence(subject.gradients),
@@ -76,7 +76,7 @@ def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     }
 
 
-def bands_of(tree: Tree, bands: int) -> dict[str, Any]:
+def measure_bands(tree: Tree, bands: int) -> dict[str, Any]:
     found, variance = band_drift(tree, bands), band_variance(tree, bands)
     return {
         "distance": found.distance.tolist(),
@@ -87,13 +87,13 @@ def bands_of(tree: Tree, bands: int) -> dict[str, Any]:
     }
 
 
-def filter_of(subject: Subject) -> HighPass:
-    """The method's own filter, or one to compare with."""
+def find_filter(subject: Subject) -> HighPass:
+    """Find the method's own filter, or one to compare with."""
     return next((rule for rule in subject.method.rules if isinstance(rule, HighPass)), HighPass(RATIO))
 
 
 def by(rule: Rule) -> Callable[[Tree], Tree]:
-    """A filter as a function of a tree, stacked or not."""
+    """Turn a filter into a function of a tree, stacked or not."""
 
     def filtered(tree: Tree) -> Tree:
         zero, count = tree.scalar(), torch.zeros((), dtype=torch.int64)
@@ -102,8 +102,8 @@ def by(rule: Rule) -> Callable[[Tree], Tree]:
     return filtered
 
 
-def drift_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """How far the clients move in one more round, how much they agree, and how well the model serves each of them."""
+def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure how far the clients move in one more round, how much they agree, and how well the model serves each."""
     accuracies = subject.accuracies()
     return {
         "clients": subject.clients,
@@ -114,8 +114,8 @@ def drift_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     } | drift(subject.updates).named()
 
 
-def cka_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Linear CKA between the clients' models after local training, layer by layer, on common test samples."""
+def measure_cka(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure linear CKA between the clients' models after local training, by layer, on common test samples."""
     inputs = subject.test_samples(min(extent.samples, 500))
     features = [layer_features(module, *(inputs[:-1] or inputs)) for module in subject.local_models]
     layers = {name: pairwise_cka([found[name] for found in features]) for name in features[0]}
@@ -131,8 +131,8 @@ def off_diagonal_mean(table: Tensor) -> float:
     return float((table.sum() - table.trace()) / max(models * (models - 1), 1)) if models > 1 else 1.0
 
 
-def embedding_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
+def embed_models(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Draw perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
 
     Parameters are w_i − w_t: a projection does not see the common start. Features have a point for each class.
     """
@@ -155,7 +155,7 @@ class Points(NamedTuple):
 
 
 def features_by_class(subject: Subject, extent: Extent) -> Points:
-    """The mean feature of each class in each client's model and in the server's, before the last layer.
+    """Compute the mean feature of each class in each client's model and in the server's, before the last layer.
 
     Of the first ten classes, on common test samples; where samples have no class, all their features in one row.
     """
@@ -172,7 +172,7 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
 
 
 def take_before_last(features: Mapping[str, Tensor]) -> Tensor:
-    """What goes into the last layer, as the layer before it gives it out."""
+    """Take what goes into the last layer, as the layer before it gives it out."""
     return [*features.values()][-2:][0]
 
 
@@ -187,8 +187,8 @@ def project_points(points: Points, of: int) -> dict[str, Any]:
     return found
 
 
-def hessian_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Top eigenvalues and trace of the Hessian of the training loss, and the sharpness at a radius."""
+def measure_hessian(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure top eigenvalues and trace of the Hessian of the training loss, and the sharpness at a radius."""
     product = hessian_product(subject.loss, subject.params)
     count = min(extent.eigenvalues, subject.params.layout.size)
     top = top_eigenvalues(product, subject.params, count, extent.lanczos_steps, subject.seed)
@@ -204,8 +204,8 @@ def hessian_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     }
 
 
-def landscape_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """The training loss along one and two directions."""
+def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure the training loss along one and two directions."""
     if extent.directions == "eigen":
         product = hessian_product(subject.loss, subject.params)
         found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
@@ -223,19 +223,19 @@ def landscape_of(subject: Subject, extent: Extent) -> dict[str, Any]:
 
 
 DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
-    "spectrum": spectrum_of,
-    "drift": drift_of,
-    "cka": cka_of,
-    "embedding": embedding_of,
-    "hessian": hessian_of,
-    "landscape": landscape_of,
+    "spectrum": measure_spectrum,
+    "drift": measure_drift,
+    "cka": measure_cka,
+    "embedding": embed_models,
+    "hessian": measure_hessian,
+    "landscape": measure_landscape,
 }
 
 
 def analyse(
     run: Run, names: Iterable[str] = (), extent: Extent | None = None, device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
-    """The named diagnostics of a run, all of them when none is named; written beside a run that has a folder."""
+    """Take the named diagnostics of a run, all when none is named; write them beside a run that has a folder."""
     extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
     for name in wanted:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
@@ -255,6 +255,6 @@ def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:
 
 
 def read_diagnostics(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `analyse` left in a run's folder, by name."""
+    """Read what `analyse` left in a run's folder, by name."""
     files = {name: folder / ANALYSIS / f"{name}.json" for name in DIAGNOSTICS}
     return {name: read_json(file) for name, file in files.items() if file.exists()}

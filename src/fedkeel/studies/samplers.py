@@ -58,7 +58,7 @@ def _whole(values: Sequence[Any]) -> bool:
 
 
 def find_end(sweep: Sweep, tuned: Tuned) -> str:
-    """A key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
+    """Find a key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
     for word, value in tuned.best or ():
         values = sweep.grids[tuned.method][word]
         if not _ordered(values) or (low := min(values)) == (high := max(values)):

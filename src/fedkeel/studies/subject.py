@@ -54,12 +54,12 @@ class Subject:
 
     # ---- samples -------------------------------------------------------------------------------------------------
     def rows(self, client: int) -> Rows:
-        """The rows of a client that are looked at: all, or `samples` of them."""
+        """Choose the rows of a client that are looked at: all, or `samples` of them."""
         size = int(self.task.clients.sizes[client])
         return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
 
     def loss_of(self, client: int) -> LossParts:
-        """The mean loss on a client's training samples, as parts that add up to it."""
+        """Return the mean loss on a client's training samples, as parts that add up to it."""
         rows = self.rows(client)
         return self._parts([(client, rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
 
@@ -72,7 +72,7 @@ class Subject:
         return self._parts([(int(c), drawn[owner == c] - offsets[c]) for c in np.unique(owner)])
 
     def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> LossParts:
-        """Samples of several clients, gathered into parts of CHUNK samples."""
+        """Gather samples of several clients into parts of CHUNK samples."""
         total = sum(len(rows) for _, rows in chosen)
         raw = [self.task.prepare(self.task.clients.rows(client, rows)) for client, rows in chosen]
         joined = tuple(torch.cat(part) for part in zip(*raw, strict=True))
@@ -91,7 +91,7 @@ class Subject:
         return losses.mean() * (len(tensors[0]) / total)
 
     def test_samples(self, count: int) -> Sample:
-        """The first samples of the test set; of the clients, when there is none."""
+        """Take the first samples of the test set; of the clients, when there is none."""
         test = self.task.test
         if test is not None:
             return self.task.prepare(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
@@ -152,7 +152,7 @@ class Subject:
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree) -> nn.Module:
-        """A module of its own with these weights, and the server's buffers."""
+        """Make a module of its own with these weights, and the server's buffers."""
         if self.task.module is None:
             raise RequestError("this problem has no module, only params.", "--cka and --embedding need layers")
         made = copy.deepcopy(self.task.module).eval()
@@ -171,7 +171,7 @@ class Subject:
 
     @torch.no_grad()
     def accuracies(self) -> list[float] | None:
-        """The server model's accuracy on the training samples of each client; None where there are no classes."""
+        """Measure the server model's accuracy on the samples of each client; None where there are no classes."""
         if self.task.module is None:
             return None
         module, found = self.model(self.params), []

@@ -90,7 +90,7 @@ class Sweep:
         return sweep
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
-        """One method with one setting."""
+        """Make the experiment of one method with one setting."""
         data: dict[str, Any] = dict(self.base) | {"seed": seed, "method": {"name": method}}
         for word, value in setting:
             part, dot, rest = word.partition(".")
@@ -132,7 +132,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """Every combination of a grid's values."""
+    """List every combination of a grid's values."""
     return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -154,7 +154,7 @@ class Tuned:
         return max(known, key=lambda setting: known[setting]) if known else None
 
     def save(self) -> dict[str, Any]:
-        """As plain data: what was chosen, and every setting that was tried, with its score."""
+        """Return plain data: what was chosen, and every setting that was tried, with its score."""
         return {
             "method": self.method,
             "chosen": None if self.best is None else dict(self.best),
@@ -195,8 +195,8 @@ def attempt(sweep: Sweep, tuned: Tuned, settings: Sequence[Setting], execute: Ex
 def _beyond(
     sweep: Sweep, method: str, grid: Mapping[str, Sequence[Any]], best: Setting
 ) -> tuple[str, int | float] | None:
-    """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
-    where no experiment takes the next value, the grid ends."""
+    """Find a key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have
+    edges; where no experiment takes the next value, the grid ends."""
     for word, value in best:
         values = sorted(v for v in grid[word] if is_positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
@@ -213,7 +213,7 @@ def is_positive(value: Any) -> bool:
 
 
 def round_like(values: Iterable[Any], number: float) -> int | float:
-    """A number in a few digits; a whole one where all others are."""
+    """Round a number to a few digits; to a whole one where all others are."""
     return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
 
 
@@ -239,7 +239,7 @@ def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute
 
 
 def unequal(tuned: Sequence[Tuned]) -> list[str]:
-    """Each method that tried fewer settings than others, in words: nothing was left between the values of its grid."""
+    """List in words each method that tried fewer settings than others: nothing was left between its grid's values."""
     most = max(len(one.scores) for one in tuned)
     fewer = [one for one in tuned if one.best is not None and len(one.scores) < most]
     return [f"{one.method} was tuned with {len(one.scores)} of {most} tries" for one in fewer]
@@ -257,7 +257,7 @@ def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
 
 
 def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
-    """The best setting with one number replaced by what lies halfway to the next one that was tried."""
+    """List the best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
     if not all(is_positive(v) for v in tried):
@@ -271,7 +271,7 @@ def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
-    """The chosen setting with every seed."""
+    """List the chosen setting with every seed."""
     if tuned.best is None:
         return []
     label = label_of(tuned.method, tuned.best)
