@@ -252,7 +252,7 @@ def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
 
     folder = RunFolder(plan.folder)
     try:
-        if not checkpoint.names(folder.checkpoints) and not folder.lost():  # it has not begun
+        if not checkpoint.list_checkpoints(folder.checkpoints) and not folder.lost():  # it has not begun
             return
         run = load_run(plan.folder)
     except FolderError as error:
@@ -264,9 +264,9 @@ def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
 
 def environment_of(folder: Path) -> dict[str, object]:
     """What of a run's environment the ledger keeps."""
-    from fedkeel.runs.folder import RunFolder
+    from fedkeel.runs.folder import TIMING, read_environment, read_json
 
-    data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
+    data, timing = read_environment(folder), read_json(folder / TIMING)
     kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
     packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
     return kept | packages | {"shared": bool(timing.get("shared"))}
