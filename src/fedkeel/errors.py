@@ -14,7 +14,7 @@ FedkeelError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fedkeel.text import make_printable, shorten
 
@@ -69,6 +69,15 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
+
+
+def require_known(
+    word: str, known: Collection[str], fault: str, what: str, error: type[FedkeelError] = RequestError
+) -> str:
+    """Return a word that is known; refuse another with the fault, the word and the known one nearest to it."""
+    if word not in known:
+        raise error(f"{fault}: {word}", nearest(word, known, what))
+    return word
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:

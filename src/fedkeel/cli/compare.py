@@ -82,7 +82,7 @@ def show(
 
     What was `tuned` for each method does not.
     """
-    from fedkeel.errors import nearest
+    from fedkeel.errors import require_known
     from fedkeel.runs.places import NOT_AVERAGED
     from fedkeel.studies.compare import common_target, document, machines, unfair, unfinished
 
@@ -93,9 +93,7 @@ def show(
     if len(places := machines(groups)) > 1:
         say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
     names = [group.label for group in groups]
-    if baseline is not None and baseline not in names:
-        raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))
-    base = groups[names.index(baseline)] if baseline is not None else groups[0]
+    base = groups[names.index(require_known(baseline or names[0], names, "none of these runs is", "runs"))]
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")

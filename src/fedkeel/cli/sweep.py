@@ -13,7 +13,7 @@ from fedkeel.cli import pages
 from fedkeel.cli.compare import Baseline, Target, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
-from fedkeel.errors import RequestError, RunError, nearest
+from fedkeel.errors import RequestError, RunError, require_known
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
@@ -101,8 +101,8 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     names = [
         asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
     ]
-    if baseline is not None and baseline not in names:
-        raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
+    if baseline is not None:
+        require_known(baseline, names, "this sweep has no method", "methods")
 
 
 def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:

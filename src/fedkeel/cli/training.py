@@ -14,7 +14,7 @@ from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
-from fedkeel.errors import FolderError, RequestError, RunError, nearest
+from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import edited, leaks
 from fedkeel.runs.experiment import Experiment
@@ -52,10 +52,7 @@ class Machine:
         check_name(self.engine)
         check_device(self.device)
         check_workers(self.workers)
-        if self.precision not in PRECISIONS:
-            raise RequestError(
-                f"unknown precision: {self.precision}", nearest(self.precision, PRECISIONS, "precisions")
-            )
+        require_known(self.precision, PRECISIONS, "unknown precision", "precisions")
 
     @property
     def stacks(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedkeel.errors import ModelError, nearest
+from fedkeel.errors import ModelError, nearest, require_known
 from fedkeel.models.bottleneck import with_code
 from fedkeel.models.card import Images, ModelCard, Numbers, Shape, Tokens
 from fedkeel.models.classifier import head
@@ -203,9 +203,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -
 
 
 def card_of(name: str) -> ModelCard:
-    if name not in MODELS:
-        raise ModelError(f"unknown model: {name}", hint=nearest(name, MODELS, "models"))
-    return MODELS[name]
+    return MODELS[require_known(name, MODELS, "unknown model", "models", ModelError)]
 
 
 def _check_request(name: str, shape: Shape, options: dict[str, Any]) -> None:

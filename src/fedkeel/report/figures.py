@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeel.errors import FolderError, RequestError, nearest
+from fedkeel.errors import FolderError, require_known
 from fedkeel.report.content import Content, Setting, group_id, looks
 from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import STYLES, Chart, add_legend, finish, lay_out, new_figure, numbers, plain
@@ -53,8 +53,7 @@ DECADES = 100.0  # from how many times the least value on a scale is logarithmic
 def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
     """Every chart in every format asked for; the files written, in order."""
     for kind in kinds:
-        if kind not in KINDS:
-            raise RequestError(f"unknown type of image file: {kind}", nearest(kind, KINDS, "types"))
+        require_known(kind, KINDS, "unknown type of image file", "types")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = []

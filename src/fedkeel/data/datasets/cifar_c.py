@@ -23,7 +23,7 @@ from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, ope
 from fedkeel.data.storage.folder import Draft, damaged, open_array, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.data.storage.web import fetch_from_url
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, require_known
 
 CORRUPTIONS = (
     "gaussian_noise",
@@ -98,10 +98,7 @@ def published_bytes(card: DatasetCard) -> int:
 
 def open_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
     """Map the test images under one corruption from the published array."""
-    if corruption not in (*CORRUPTIONS, *EXTRA):
-        raise DataError(
-            f"unknown corruption {corruption!r}", nearest(corruption, (*CORRUPTIONS, *EXTRA), "corruptions")
-        )
+    require_known(corruption, (*CORRUPTIONS, *EXTRA), "unknown corruption", "corruptions", DataError)
     if severity not in range(1, SEVERITIES + 1):
         raise DataError(f"severity must be 1 … {SEVERITIES}: {severity}", hint=f"papers use {SEVERITY}")
     count = per_severity(card)
