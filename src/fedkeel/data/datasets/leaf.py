@@ -13,15 +13,6 @@ from typing import Any, NamedTuple
 from fedkeel.data.storage.archives import Room, read_files
 from fedkeel.errors import DataError
 
-CITATION = """@article{caldas2018leaf,
-  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
-            Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
-  title = {{LEAF}: A Benchmark for Federated Settings},
-  journal = {arXiv preprint arXiv:1812.01097},
-  year = {2018}
-}"""
-
-
 FILE, WHOLE = 2 << 30, 64 << 30
 """Bytes of one file, and of all, at most: the 800 000 samples of FEMNIST are some 13 GB of text in 36 files."""
 
