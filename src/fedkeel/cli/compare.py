@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import count, duration, in_json, megabytes, say, stderr, stdout, table
-from fedkeel.cli.pages import option
+from fedkeel.cli.pages import examples, option
 from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
 
@@ -35,17 +34,14 @@ def finite(given: float | None) -> float | None:
     return given
 
 
-Target = Annotated[
+TargetAccuracy = Annotated[
     float | None,
     option(metavar="ACC", callback=share, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, compare, "fedkeel compare runs/comparison", "fedkeel compare runs/a runs/b --target 0.75")
-
-
+@examples("fedkeel compare runs/comparison", "fedkeel compare runs/a runs/b --target 0.75")
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
     target: Annotated[

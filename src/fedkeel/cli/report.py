@@ -8,23 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli import pages
 from fedkeel.cli.compare import share
 from fedkeel.cli.console import byte_size, say, stderr
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        report,
-        "fedkeel report runs/comparison",
-        "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
-        "fedkeel report runs/comparison --figures figures --target 0.8",
-        "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
-    )
-
-
+@examples(
+    "fedkeel report runs/comparison",
+    "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
+    "fedkeel report runs/comparison --figures figures --target 0.8",
+    "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
+)
 def report(
     runs: Annotated[
         list[Path] | None, argument(metavar="RUN…", help="Run folders, or folders that hold several.")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli import pages
-from fedkeel.cli.compare import Baseline, Target, show
+from fedkeel.cli.compare import Baseline, TargetAccuracy, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
+from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
 from fedkeel.errors import RequestError, RunError, require_known
 
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, sweep, "fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
-
-
+@examples("fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Experiment, grids, methods and seeds.")],
     engine: Engine = "auto",
@@ -35,7 +32,7 @@ def sweep(
         "runs/sweep"
     ),
     on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
-    target: Target = None,
+    target: TargetAccuracy = None,
     baseline: Baseline = None,
     trust: Trusting = False,
     json: Json = False,
@@ -51,7 +48,7 @@ def sweep(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import note_other_default, read
-    from fedkeel.cli.training import Machine, Plan, settle_engine, train
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
@@ -73,10 +70,10 @@ def sweep(
                 from fedkeel.studies.ray_cluster import runs_on_ray
 
                 return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
-            plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-            machine = settle_engine(plans, machine)  # once, for settings that are tried later too
-            outcomes = train(plans, machine, shown)
-            broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
+            targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+            machine = settle_engine(targets, machine)  # once, for settings that are tried later too
+            outcomes = train(targets, machine, shown)
+            broken.update({one.target.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
