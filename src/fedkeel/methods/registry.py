@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import MethodError, require_known
+from fedkeel.errors import MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
 from fedkeel.typed_values import check_keys, read_values, types_of
@@ -92,12 +92,14 @@ def settings_of(name: str, trust: Trust = Trust.TYPED) -> dict[str, Any]:
 def _maker(name: str, trust: Trust) -> Callable[..., Method]:
     if ":" in name:
         return _own(name, trust)
+    if name in METHODS:
+        return METHODS[name]
     if name in PLUGINS:
         raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
     for point in installed():
         if point.name == name:
             return _own(point.value, min(trust, Trust.INSTALLED))
-    return METHODS[require_known(name, METHODS, "unknown method", "methods", MethodError)]
+    raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
 
 
 def _own(name: str, trust: Trust) -> Callable[..., Method]:

@@ -29,10 +29,7 @@ class User(NamedTuple):
 def read_users(path: Path) -> Iterator[User]:
     """Every client of every file, file by file: a whole FEMNIST does not fit into memory as JSON."""
     for name, content in read_files(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
+        document = parse_json(name, content)
         if not isinstance(document, dict) or "user_data" not in document:
             continue
         for user, data in document["user_data"].items():
@@ -41,6 +38,13 @@ def read_users(path: Path) -> Iterator[User]:
             if len(data["x"]) != len(data["y"]):
                 raise DataError(f"{name} has {len(data['x'])} inputs and {len(data['y'])} labels for user {user!r}")
             yield User(part_of(name), user, data["x"], data["y"])
+
+
+def parse_json(name: str, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
 def part_of(name: str) -> str:

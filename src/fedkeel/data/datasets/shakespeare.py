@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard, Lazy
 from fedkeel.data.datasets.cards import make_source
-from fedkeel.data.datasets.leaf import read_users
+from fedkeel.data.datasets.leaf import parse_json, read_users
 from fedkeel.data.storage.archives import Room, basename, read_files
 from fedkeel.data.storage.download import BATCH, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft, damaged, remark_untested
@@ -77,7 +77,7 @@ def cut_points(windows: int) -> tuple[int, int]:
 
 
 def open_text(card: DatasetCard, folder: Path, root: Path) -> Dataset:
-    roles = read_roles(folder / FILE)
+    roles: dict[str, str] = read_roles(folder / FILE)
     texts = [code for _, lines in sorted(roles.items()) if len(code := encode(plain_text(lines))) > LENGTH]
     if not texts:
         raise damaged(folder / FILE, f"has no role of more than {LENGTH} letters")
@@ -113,12 +113,12 @@ def count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.arange(ends[-1]) - (ends - counts).repeat(counts))
 
 
-def read_roles(path: Path) -> dict[str, str]:
+def read_roles(path: Path) -> Any:
     try:
         roles = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(roles, dict) or not all(isinstance(lines, str) for lines in roles.values()):
+    if not is_roles(roles):
         raise damaged(path, "is no object of role and text")
     return roles
 
@@ -161,13 +161,6 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
 def is_role_file(place: PurePosixPath) -> bool:
     """LEAF keeps the whole text beside the folder of roles."""
     return place.suffix == ".txt" and place.parent.name == "by_play_and_character"
-
-
-def parse_json(name: str, content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
 def is_roles(document: Any) -> bool:

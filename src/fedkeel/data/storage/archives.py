@@ -188,27 +188,20 @@ def basename(name: str) -> str:
     return PurePosixPath(name).name
 
 
-def digest(path: Path, algorithm: str = "md5") -> str:
-    total = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            total.update(block)
-    return total.hexdigest()
-
-
 def check_file(path: Path, checksums: Mapping[str, str]) -> None:
     """Compare a file whose name has a published checksum with it; other files are judged by their content."""
-    if (published := checksums.get(path.name)) is not None and path.is_file():
-        algorithm, expected = published.split(":")
-        check_digest(str(path), digest(path, algorithm), expected, algorithm)
+    if path.name in checksums and path.is_file():
+        with path.open("rb") as file:
+            check_content(str(path), file, checksums[path.name])
 
 
 def check_bytes(name: str, content: bytes, checksums: Mapping[str, str]) -> None:
-    if (published := checksums.get(basename(name))) is not None:
-        algorithm, expected = published.split(":")
-        check_digest(name, hashlib.new(algorithm, content, usedforsecurity=False).hexdigest(), expected, algorithm)
+    if basename(name) in checksums:
+        check_content(name, io.BytesIO(content), checksums[basename(name)])
 
 
-def check_digest(name: str, actual: str, expected: str, algorithm: str) -> None:
-    if actual != expected:
+def check_content(name: str, file: io.BufferedReader | io.BytesIO, published: str) -> None:
+    algorithm, expected = published.split(":")
+    total = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    if (actual := total.hexdigest()) != expected:
         raise DataError(f"{name} has {algorithm} {actual}, not the published {expected}", hint=AGAIN)
