@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli.console import count, duration, in_json, megabytes, say, stderr, stdout, table
+from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
 from fedkeel.cli.pages import examples, option
 from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
+from fedkeel.text import duration
 
 if TYPE_CHECKING:
     from fedkeel.studies.compare import RunGroup

@@ -14,9 +14,10 @@ from typing import Annotated
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.console import byte_size, count, facts, stdout
+from fedkeel.cli.console import count, facts, stdout
 from fedkeel.cli.pages import argument, examples
 from fedkeel.cli.run import Trusting
+from fedkeel.text import byte_size
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]

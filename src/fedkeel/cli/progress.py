@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedkeel.cli.console import byte_size, duration, measured, stderr
+from fedkeel.cli.console import measured, stderr
 from fedkeel.cli.telling import LOG, show_log
+from fedkeel.text import byte_size, duration
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment

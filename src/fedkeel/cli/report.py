@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli.compare import share
-from fedkeel.cli.console import byte_size, say, stderr
+from fedkeel.cli.console import say, stderr
 from fedkeel.cli.pages import argument, examples, option
+from fedkeel.text import byte_size
 
 
 @examples(

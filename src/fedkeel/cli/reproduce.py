@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli.console import complain, count, duration, stdout, table
+from fedkeel.cli.console import complain, count, stdout, table
 from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.writing import writing
+from fedkeel.text import duration
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedkeel.data.partition.heatmap import plot_heatmap
 from fedkeel.errors import FolderError, require_known
 from fedkeel.report.content import Content, Setting, group_id, looks
 from fedkeel.report.diagnostic_figures import diagnostic_charts
@@ -136,15 +137,6 @@ def bands(setting: Setting) -> Figure:
 
 
 def label_map(labels: Labels) -> Figure:
-    """Classes by clients, the share of a client's samples as a shade."""
-    table, group = np.ma.masked_equal(np.asarray(labels.shares), 0.0), labels.group
-    figure = new_figure(6.4, float(np.clip(1.4 + 0.16 * len(table), 2.2, 5.0)), fitted=True)
-    axes = figure.subplots()
-    rows, columns = (np.arange(size + 1) - 0.5 for size in table.shape)
-    image = axes.pcolormesh(group * columns, rows, table, cmap="Blues", vmin=0, vmax=1, rasterized=True)
-    axes.invert_yaxis()
-    axes.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
-    if len(table) <= 20:
-        axes.set_yticks(range(len(table)))
-    figure.colorbar(image, ax=axes, label="share of its samples")
-    return figure
+    """Classes by clients, the share of a client's samples as a shade, and the clients' sizes above."""
+    cells = np.asarray(labels.shares).T * np.asarray(labels.sizes)[:, None]
+    return plot_heatmap(cells, labels.group, labels.clients, width=6.4)

@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Spread
 from fedkeel.report.source import Group
-from fedkeel.report.tables import td
+from fedkeel.report.tables import sortable_table, td
 from fedkeel.studies.diagnose import RATIO
 
 Found = Mapping[str, Any]
@@ -68,18 +68,12 @@ def numbers(index: int, setting: Setting) -> str:
     if not there:
         return ""
     heads = ["method", *(COLUMNS[k][1] for k in there)]
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
-    body = "".join(
-        f'<tr data-group="{group_id(index, i)}"><td>{escape(group.label)}</td>'
-        + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
-        + "</tr>"
+    rows = {
+        group_id(index, i): f"<td>{escape(group.label)}</td>" + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
         for i, group in enumerate(setting.groups)
         if any(value is not None for value in table[i])
-    )
-    return (
-        f'<div class="static" data-setting="{index}"><p class="soft">{escape(note(setting))}</p><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
-    )
+    }
+    return sortable_table(index, note(setting), heads, rows, ' class="static"')
 
 
 def cell(value: Spread | None, write: Callable[[float], str]) -> str:
