@@ -60,7 +60,7 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
         written = []
         for setting in made.settings:
             before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
-            for chart in charts(setting, POINTS):
+            for chart in charts(setting, POINTS, [*AXES]):
                 add_legend(chart.figure)
                 lay_out(chart.figure)
                 for kind in kinds:
@@ -71,14 +71,14 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
         raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
 
 
-def charts(setting: Setting, points: int) -> Iterator[Chart]:
-    """All charts of a setting, in the order of the page; a curve has at most so many points."""
+def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> Iterator[Chart]:
+    """All charts of a setting, in the order of the page; a curve has at most so many points, accuracy several axes."""
     for measure in measures(setting.groups):
         file, name = measure.replace("/", "-").replace("_", "-"), NAMES.get(measure, measure)
         part, note = PARTS.get(measure.split("/")[0], "curves"), NOTES.get(measure, "")
-        for against, (word, _) in AXES.items() if measure == "accuracy" else [("rounds", AXES["rounds"])]:
-            title = name if against == "rounds" else f"{name} by {word}"
-            yield Chart(f"{file}-by-{word}", part, title, note, curves(setting, measure, against, points))
+        for against in axes if measure == "accuracy" else axes[:1]:
+            drawn = curves(setting, measure, against, points)
+            yield Chart(f"{file}-by-{AXES[against][0]}", part, name, note, drawn)
     if any(spectra(group) for group in setting.groups):
         note = "of client updates, mean over the tracked rounds; band 1 is the lowest"
         yield Chart("spectrum", "spectrum", "Distance between clients by band", note, bands(setting))

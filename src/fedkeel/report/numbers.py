@@ -61,7 +61,7 @@ def spread_of(group: Group, column: Column) -> Spread | None:
     return Spread.of(number(run.diagnostics[diagnostic]) for run in group.runs if diagnostic in run.diagnostics)
 
 
-def numbers(index: int, setting: Setting) -> str:
+def numbers(setting: Setting) -> str:
     """The table of a setting; nothing where none of its runs was analysed."""
     table = [[spread_of(group, column) for column in COLUMNS] for group in setting.groups]
     there = [k for k in range(len(COLUMNS)) if any(row[k] is not None for row in table)]
@@ -69,11 +69,12 @@ def numbers(index: int, setting: Setting) -> str:
         return ""
     heads = ["method", *(COLUMNS[k][1] for k in there)]
     rows = {
-        group_id(index, i): f"<td>{escape(group.label)}</td>" + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
+        group_id(setting.index, i): f"<td>{escape(group.label)}</td>"
+        + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
         for i, group in enumerate(setting.groups)
         if any(value is not None for value in table[i])
     }
-    return sortable_table(index, note(setting), heads, rows, ' class="static"')
+    return sortable_table(setting.index, note(setting), heads, rows, ' class="static"')
 
 
 def cell(value: Spread | None, write: Callable[[float], str]) -> str:

@@ -23,7 +23,7 @@ Cell = tuple[str, float | None]
 """Text, and the number it is sorted by."""
 
 
-def summary(index: int, setting: Setting) -> str:
+def summary(setting: Setting) -> str:
     """One row per method: what it reached and what it cost, mean ± standard deviation over seeds."""
     measure = setting.groups[0].measure or "loss"
     over = {min(50, sum(r.measure(measure) is not None for r in run.records)) for g in setting.groups for run in g.runs}
@@ -36,7 +36,7 @@ def summary(index: int, setting: Setting) -> str:
         heads += [f"rounds to {goal}", f"sent to {goal}", f"time to {goal}"]
     leading = leaders(setting.rows, measure, results)
     made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
-    body = {group_id(index, i): found for i, found in enumerate(made)}
+    body = {group_id(setting.index, i): found for i, found in enumerate(made)}
     policy = setting.groups[0].runs[0].policy
     name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
@@ -47,7 +47,7 @@ def summary(index: int, setting: Setting) -> str:
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
-    return sortable_table(index, note, heads, body)
+    return sortable_table(setting.index, note, heads, body)
 
 
 def sortable_table(index: int, note: str, heads: Sequence[str], rows: Mapping[str, str], mark: str = "") -> str:
@@ -126,9 +126,9 @@ def measured(value: float, measure: str) -> str:
 
 
 # ---- cards and commands --------------------------------------------------------------------------------------------
-def cards(index: int, setting: Setting) -> str:
+def cards(setting: Setting) -> str:
     return "".join(
-        method_card(index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
+        method_card(setting.index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
     )
 
 
@@ -144,7 +144,7 @@ def method_card(index: int, label: str, method: dict[str, object]) -> str:
     return f'{head}{about}<dl class="rules">{rules}</dl>{papers}</div>'
 
 
-def commands(index: int, setting: Setting) -> str:
+def commands(setting: Setting) -> str:
     """For each run the command that makes it again, and for each method the experiment file it needs."""
     parts = []
     for group in setting.groups:
@@ -159,7 +159,8 @@ def commands(index: int, setting: Setting) -> str:
             )
         toml = escape(group.runs[0].toml)
         parts.append(
-            f'<details class="card" data-setting="{index}"><summary>{escape(group.label)}</summary>{"".join(lines)}'
+            f'<details class="card" data-setting="{setting.index}"><summary>{escape(group.label)}</summary>'
+            f"{''.join(lines)}"
             f"<details><summary>experiment.toml of seed {group.runs[0].seed}</summary><pre>{toml}</pre></details>"
             "</details>"
         )
