@@ -96,7 +96,7 @@ def reproduce(
     cells = tried(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
-        raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
+        raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     wanted, skipped = list(some_numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
@@ -213,7 +213,7 @@ def carry_out(
 
 
 def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
-    """The runs of a group. What cannot be run so is told, unless it is all that was asked for, and the others go on."""
+    """The runs of a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
     from fedkeel.cli.training import Outcome, train
     from fedkeel.errors import RequestError
 

@@ -104,7 +104,7 @@ def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]])
 
 
 def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> None:
-    """Methods and seeds are lists with an option of their own: what --set gives besides would be lost."""
+    """Methods and seeds are lists with an option of their own: what --set gives in addition would be lost."""
     for option, given, path in (("--method", request.methods, ("method",)), ("--seeds", request.seeds, ("seed",))):
         if given and any(path == changed for changed, _ in changes):
             raise RequestError(f"given twice: {option} and --set {path[0]}=…", f"leave out --set {path[0]}=…")

@@ -146,7 +146,7 @@ def finished(target: Target) -> Run | None:
 def train(targets: Sequence[Target], machine: Machine, display: Display) -> list[Outcome]:
     """All targets in turn, those that differ in seed, split or learning rate as one stack where the engine stacks.
 
-    One that fails is told, and the others go on.
+    One that fails is reported, and the others go on.
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
     found = {id(target): made for target in targets if (made := finished(target)) is not None}

@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: what cannot be written is told in one line."""
+"""Files that a command is asked to write: what cannot be written is an error in one line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refuse_folder(file: Path, example: str) -> None:
-    """The name of a file is needed, and this is a folder: told before any work is done."""
+    """The name of a file is needed, and this is a folder: refused before any work is done."""
     if file.is_dir():
         raise FolderError(f"{file} is a folder, and a file is to be written.", f"for example: {file / example}")

@@ -110,7 +110,7 @@ def _own(name: str, trust: Trust) -> Callable[..., Method]:
         def make() -> Method:
             return found
 
-        make.__module__ = name.partition(":")[0]  # what its card is told from
+        make.__module__ = name.partition(":")[0]  # where its card looks for its family
         return make
     return cast(Callable[..., Method], found)
 
