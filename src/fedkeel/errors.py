@@ -13,8 +13,10 @@ FedkeelError
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 from fedkeel.text import make_printable, shorten
 
@@ -69,6 +71,21 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
+
+
+@contextlib.contextmanager
+def writing(path: Path, hint: str = "choose another place") -> Iterator[None]:
+    """Make what the system refuses within the block an error about the path that was asked for."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(f"cannot write {path}: {error.strerror}", hint) from error
+
+
+def refuse_folder(file: Path, example: str) -> None:
+    """Refuse a folder where the name of a file is needed, before any work is done."""
+    if file.is_dir():
+        raise FolderError(f"{file} is a folder, and a file is to be written.", f"for example: {file / example}")
 
 
 def require_known(

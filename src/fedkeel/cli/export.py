@@ -31,9 +31,8 @@ def model(
     from safetensors.torch import save_file
 
     from fedkeel.cli.console import count, stderr
-    from fedkeel.cli.writing import refuse_folder
     from fedkeel.core.states import write_atomically
-    from fedkeel.errors import RequestError
+    from fedkeel.errors import RequestError, refuse_folder
     from fedkeel.runs.finished_run import load_run
     from fedkeel.text import byte_size
 

@@ -46,7 +46,7 @@ def write_pages(folder: Path, name: str | None) -> None:
     """Every method's page and the index, or one method's page alone."""
     from fedkeel.catalogue.cards import card
     from fedkeel.catalogue.pages import write_pages as write
-    from fedkeel.cli.writing import writing
+    from fedkeel.errors import writing
 
     only = None if name is None else card(name)
     with writing(folder):

@@ -44,7 +44,7 @@ def report(
     It opens without a network. What `fedkeel analyse` found in a run is part of it. Prints the files that it wrote.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.cli.writing import refuse_folder, writing
+    from fedkeel.errors import refuse_folder, writing
     from fedkeel.report.figures import write_figures
     from fedkeel.report.page import write_report
 

@@ -12,7 +12,7 @@ from fedkeel.cli.console import complain, count, stdout, table
 from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
-from fedkeel.cli.writing import writing
+from fedkeel.errors import writing
 from fedkeel.text import duration
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def carry_out(
 
 
 def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
-    """The runs of a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
+    """Train a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
     from fedkeel.cli.training import Outcome, train
     from fedkeel.errors import RequestError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedkeel.errors import ExperimentError, FolderError, RequestError
+from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
@@ -50,10 +50,8 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
         "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
-    try:
+    with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
     for name in FILES:
         text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
         write_text(folder / name, text if name.endswith(".sh") else text.format(**values))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedkeel.data.partition.heatmap import plot_heatmap
-from fedkeel.errors import FolderError, require_known
+from fedkeel.errors import require_known, writing
 from fedkeel.report.content import Content, Setting, group_id, looks
 from fedkeel.report.diagnostic_figures import diagnostic_charts
 from fedkeel.report.drawing import STYLES, Chart, add_legend, finish, lay_out, new_figure, numbers, plain
@@ -55,9 +55,9 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
     """Every chart in every format asked for; the files written, in order."""
     for kind in kinds:
         require_known(kind, KINDS, "unknown type of image file", "types")
-    try:
+    written = []
+    with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = []
         for setting in made.settings:
             before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
             for chart in charts(setting, POINTS, [*AXES]):
@@ -66,9 +66,7 @@ def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> 
                 for kind in kinds:
                     written.append(folder / f"{before}{chart.file}.{kind}")
                     chart.figure.savefig(written[-1], dpi=200)
-        return written
-    except OSError as error:
-        raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
+    return written
 
 
 def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> Iterator[Chart]:

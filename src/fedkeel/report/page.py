@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from fedkeel.core.states import write_atomically
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import RequestError, writing
 from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import charts
@@ -42,11 +42,9 @@ def write_report(
         raise RequestError("a report needs at least one run.", "give the folders that `fedkeel run` printed")
     made = content([Source.read(folder) for folder in folders], target)
     text = page(made, title)
-    try:
+    with writing(file, "choose another file with -o"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise FolderError(f"cannot write {file}: {error.strerror}", "choose another file with -o") from error
     return made
 
 

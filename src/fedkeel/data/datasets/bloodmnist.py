@@ -22,7 +22,7 @@ from fedkeel.errors import DataError
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not a whole numpy archive", hint=draft.source.import_hint)
+        raise DataError(f"{path} is not a whole numpy archive")
     with reading(path), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         for split in ("train", "test"):

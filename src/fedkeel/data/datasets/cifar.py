@@ -69,7 +69,7 @@ def convert(
         form = binary if batches.keys() & {name for files in binary.values() for name in files} else pickled
         for split, files in form.items():
             if missing := [name for name in files if name not in batches]:
-                raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
+                raise DataError(f"{path} lacks {', '.join(missing)}")
             images, labels = zip(*(batches[name] for name in files), strict=True)
             draft.save_split(split, np.concatenate(images), np.concatenate(labels))
 

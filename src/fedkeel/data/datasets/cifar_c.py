@@ -108,7 +108,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         if draft.progress is not None:
             draft.progress(basename(name), len(copied), len(wanted))
     if missing := sorted(wanted - copied):
-        raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
+        raise DataError(f"{path} lacks {', '.join(missing)}")
     if check:
         check_file(draft.folder / "labels.npy", draft.card.checksums)
 

@@ -43,9 +43,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     elif writers["train"] and writers["test"]:
         save_writers(draft, merge_writers(writers["train"]), merge_writers(writers["test"]))
     else:
-        raise DataError(
-            f"{path} holds no LEAF files with users, or only half of a split", hint=draft.source.import_hint
-        )
+        raise DataError(f"{path} holds no LEAF files with users, or only half of a split")
 
 
 def read_pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:

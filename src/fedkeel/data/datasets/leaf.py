@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.data.storage.archives import Room, read_files
+from fedkeel.data.storage.archives import Room, read_files, reading
 from fedkeel.errors import DataError
 
 FILE, WHOLE = 2 << 30, 64 << 30
@@ -29,7 +29,8 @@ class User(NamedTuple):
 def read_users(path: Path) -> Iterator[User]:
     """Every client of every file, file by file: a whole FEMNIST does not fit into memory as JSON."""
     for name, content in read_files(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
-        document = parse_json(name, content)
+        with reading(name, ValueError, RecursionError):
+            document = json.loads(content)
         if not isinstance(document, dict) or "user_data" not in document:
             continue
         for user, data in document["user_data"].items():
@@ -38,13 +39,6 @@ def read_users(path: Path) -> Iterator[User]:
             if len(data["x"]) != len(data["y"]):
                 raise DataError(f"{name} has {len(data['x'])} inputs and {len(data['y'])} labels for user {user!r}")
             yield User(part_of(name), user, data["x"], data["y"])
-
-
-def parse_json(name: str, content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
 def part_of(name: str) -> str:

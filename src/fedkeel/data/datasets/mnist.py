@@ -51,7 +51,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             check_bytes(plain_name(name), raw, draft.card.checksums)
         arrays[plain_name(name)] = read_idx(name, raw)
     if missing := sorted(wanted - arrays.keys()):
-        raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
+        raise DataError(f"{path} lacks {', '.join(missing)}")
     for split, (images, labels) in files.items():
         draft.save_split(split, arrays[images], arrays[labels])
 

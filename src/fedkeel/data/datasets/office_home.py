@@ -44,7 +44,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         at = place(name)
         assert at is not None
         if len(images) == IMAGES:
-            raise DataError(f"{path} has more than {IMAGES} images", hint=draft.source.import_hint)
+            raise DataError(f"{path} has more than {IMAGES} images")
         images.append(decode_image(name, content, draft.card.shape, resize=True))
         places.append(at)
         names.append(name)
@@ -53,7 +53,6 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         raise DataError(
             f"{path} has {len(classes)} classes in {len({domain for domain, _ in places})} domains, "
             f"not {draft.card.classes} in {len(DOMAINS)}",
-            hint=draft.source.import_hint,
         )
     order = sorted(range(len(names)), key=lambda i: (DOMAINS.index(places[i][0]), places[i][1], names[i]))
     save(

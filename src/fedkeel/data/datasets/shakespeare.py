@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard, Lazy
 from fedkeel.data.datasets.cards import make_source
-from fedkeel.data.datasets.leaf import parse_json, read_users
-from fedkeel.data.storage.archives import Room, basename, read_files
+from fedkeel.data.datasets.leaf import read_users
+from fedkeel.data.storage.archives import Room, basename, read_files, reading
 from fedkeel.data.storage.download import BATCH, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft, damaged, remark_untested
 from fedkeel.errors import DataError
@@ -137,8 +137,11 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         return is_role_file(PurePosixPath(path.name, name))
 
     for name, content in read_files(path, is_whole, Room(path, MOST)):
-        if name.endswith(".json") and is_roles(document := parse_json(name, content)):
-            return save_roles(draft, document)
+        if name.endswith(".json"):
+            with reading(name, ValueError, RecursionError):
+                document = json.loads(content)
+            if is_roles(document):
+                return save_roles(draft, document)
     lines = {
         basename(name)[: -len(".txt")]: content.decode("utf-8", "replace")
         for name, content in read_files(path, is_role, Room(path, MOST))
@@ -154,7 +157,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             )
         texts[name] = join_windows(name, x, y)
     if not texts:
-        raise DataError(f"{path} holds no roles", hint=draft.source.import_hint)
+        raise DataError(f"{path} holds no roles")
     save_roles(draft, texts)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.datasets.cards import make_source
-from fedkeel.data.storage.archives import Room, basename, open_files
+from fedkeel.data.storage.archives import Room, basename, open_files, reading
 from fedkeel.data.storage.download import BATCH, check_count, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft
 from fedkeel.errors import DataError
@@ -79,10 +79,8 @@ def parse_lines(name: str, lines: IO[str]) -> Iterator[list[str]]:
                 raise DataError(f"{name} has a line of more than {LINE} letters", hint="fetch the file again")
             yield line
 
-    try:
+    with reading(name, csv.Error):
         yield from csv.reader(whole())
-    except csv.Error as error:
-        raise DataError(f"{name} is damaged: {error}", hint="fetch the file again") from error
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
@@ -101,7 +99,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
                         )
                     yield int(fields[0]) - 1, " ".join(fields[1:])
         if not present:
-            raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)
+            raise DataError(f"{path} lacks {split}.csv")
 
     save(draft, rows_of)
 
@@ -111,7 +109,7 @@ def fetch(draft: Draft) -> None:
     for split, rows in splits.items():
         check_count(draft, split, len(rows))
         if missing := [column for column in TEXT_COLUMNS if column not in rows.column_names]:
-            raise DataError(f"{draft.card.home} has no column {missing[0]!r}", hint=draft.source.import_hint)
+            raise DataError(f"{draft.card.home} has no column {missing[0]!r}")
 
     def rows_of(split: str) -> Iterator[Row]:
         for batch in splits[split].iter(batch_size=BATCH):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.partition.partition import Integers
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import RequestError, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,10 +54,8 @@ def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
     clients = len(histogram)
     group = group_size(clients, COLUMNS)
     figure = plot_heatmap(add_up_groups(histogram, group, axis=0), group, clients)
-    try:
+    with writing(path, "choose another file name"):
         figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise FolderError(f"cannot write {path}: {error.strerror}", hint="choose another file name") from error
     return path
 
 

@@ -39,11 +39,12 @@ AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """Turn the many ways in which an archive says it is cut off into one line."""
+def reading(path: Path | str, *faults: type[Exception]) -> Iterator[None]:
+    """Turn the many ways in which a file says that it is cut off, an archive's or `faults`, into one line."""
+    refused = faults or DAMAGED
     try:
         yield
-    except DAMAGED as error:
+    except refused as error:
         raise DataError(f"{path} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
@@ -167,12 +168,10 @@ def unzip(name: str, content: bytes, most: int) -> bytes:
 
 def read_array(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
     """Read an array in numpy's format after checking its type and size in the header; never one of objects."""
-    try:
+    with reading(name, ValueError):
         major = np.lib.format.read_magic(file)[0]
         header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(file)
-    except ValueError as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or min(shape, default=0) < 0:
         raise DataError(f"{name} holds {dtype} of shape {shape}, not numbers", hint="fetch the published file")
