@@ -172,17 +172,12 @@ def value_of(text: str) -> Any:
     return found["value"] if len(found) == 1 else text
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """`0,1,2` as whole numbers."""
+def some_numbers(text: str) -> tuple[int, ...]:
+    """`0,1,2` as whole numbers, at least one."""
     try:
-        return tuple(int(word) for word in words(text))
+        found = tuple(int(word) for word in words(text))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
-
-
-def some_numbers(text: str) -> tuple[int, ...]:
-    """The same, at least one."""
-    found = numbers(text)
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
     return found

@@ -10,21 +10,14 @@ from pathlib import Path
 import tomli_w
 
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
+from fedkeel.federation.local_data import PARTITION
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import write_text
 
-PARTITION = "partition"
-FILES = (
-    "pyproject.toml",
-    "client_app.py",
-    "server_app.py",
-    "make_keys.sh",
-    "superlink.sh",
-    "supernode.sh",
-    "README.md",
-)
+SCRIPTS = ("make_keys.sh", "superlink.sh", "supernode.sh")
+FILES = ("pyproject.toml", "client_app.py", "server_app.py", *SCRIPTS, "README.md")
 
 
 def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
@@ -54,7 +47,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
-        write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
+        write_text(folder / name, text if name in SCRIPTS else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
     return [folder / name for name in (*FILES, "experiment.toml")]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeel.data.partition.heatmap import plot_heatmap
 from fedkeel.errors import require_known, writing
-from fedkeel.report.content import Content, Setting, group_id, looks
-from fedkeel.report.diagnostic_figures import diagnostic_charts
-from fedkeel.report.drawing import STYLES, Chart, add_legend, finish, lay_out, new_figure, numbers, plain
+from fedkeel.report.content import Content, Setting
+from fedkeel.report.diagnostic_figures import BANDS, diagnostic_charts, shown, spectrum
+from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain
 from fedkeel.report.labels import Labels
 from fedkeel.report.series import curve, measures, spectra, spent_by
+from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,23 +94,17 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
     axes = figure.subplots()
     every: list[float] = []
     factor = 100.0 if measure.endswith("accuracy") else 1.0
-    for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
-        found = curve(group, measure, points)
+    for one in shown(setting, lambda group: (group, curve(group, measure, points)), every=True):
+        group, found = one.data
         if found is None:
             continue
         x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
         x = x / 1e6 if against == "bytes" else x
         y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
-        marker = "o" if len(x) == 1 else None
-        axes.plot(
-            x, y, color=colour, linestyle=STYLES[dash], linewidth=1.3, marker=marker, markersize=4,
-            label=plain(group.label), gid=group_id(setting.index, i),
-        )  # fmt: skip
+        axes.plot(x, y, **one.look, linewidth=1.3, marker="o" if len(x) == 1 else None, markersize=4)
         every += y[np.isfinite(y)].tolist()
         if d.any():
-            axes.fill_between(
-                x, y - d, y + d, color=colour, alpha=0.15, linewidth=0, gid=f"band-{group_id(setting.index, i)}"
-            )
+            axes.fill_between(x, y - d, y + d, color=one.colour, alpha=0.15, linewidth=0, gid=f"band-{one.id}")
     if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
         axes.set_yscale("log")
     name = NAMES.get(measure, plain(measure))
@@ -119,19 +114,12 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
 
 def bands(setting: Setting) -> Figure:
     """Dist(m) and Std(m) of the clients' updates by band, mean over the tracked rounds.  (SpecGradFilter fig. 1)"""
-    figure = new_figure(4.6, 4.6)
-    above, below = figure.subplots(2, 1, sharex=True)
-    for axes, kind, label in ((above, "distance", "Dist(m)"), (below, "deviation", "Std(m)")):
-        for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
-            if found := spectra(group, kind):
-                mean = np.mean(numbers(found["values"]), axis=0)
-                axes.plot(
-                    range(1, len(mean) + 1), mean, "o", markersize=3, color=colour, linestyle=STYLES[dash],
-                    linewidth=1.2, label=plain(group.label), gid=group_id(setting.index, i),
-                )  # fmt: skip
-        finish(axes, ylabel=label)
-    below.set_xlabel("frequency band")
-    return figure
+
+    def tracked(group: Group) -> dict[str, Any]:
+        found = {kind: spectra(group, kind) for kind in ("distance", "deviation")}
+        return {kind: np.mean(numbers(one["values"]), axis=0) for kind, one in found.items() if one}
+
+    return spectrum(shown(setting, tracked, every=True), BANDS[:2])
 
 
 def label_map(labels: Labels) -> Figure:

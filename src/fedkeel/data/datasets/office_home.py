@@ -37,30 +37,20 @@ def place(name: str) -> tuple[str, str] | None:
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
-    images: list[NDArray[np.uint8]] = []
-    places: list[tuple[str, str]] = []
-    names: list[str] = []
+    found: list[tuple[int, str, str, NDArray[np.uint8]]] = []
     for name, content in read_files(path, lambda name: place(name) is not None, Room(path, WHOLE, IMAGE)):
         at = place(name)
         assert at is not None
-        if len(images) == IMAGES:
+        if len(found) == IMAGES:
             raise DataError(f"{path} has more than {IMAGES} images")
-        images.append(decode_image(name, content, draft.card.shape, resize=True))
-        places.append(at)
-        names.append(name)
-    classes = sorted({label for _, label in places})
-    if len(classes) != draft.card.classes or {domain for domain, _ in places} != set(DOMAINS):
+        found.append((DOMAINS.index(at[0]), at[1], name, decode_image(name, content, draft.card.shape, resize=True)))
+    found.sort(key=lambda one: one[:3])
+    domains, classes = {one[0] for one in found}, sorted({one[1] for one in found})
+    if len(classes) != draft.card.classes or len(domains) != len(DOMAINS):
         raise DataError(
-            f"{path} has {len(classes)} classes in {len({domain for domain, _ in places})} domains, "
-            f"not {draft.card.classes} in {len(DOMAINS)}",
+            f"{path} has {len(classes)} classes in {len(domains)} domains, not {draft.card.classes} in {len(DOMAINS)}",
         )
-    order = sorted(range(len(names)), key=lambda i: (DOMAINS.index(places[i][0]), places[i][1], names[i]))
-    save(
-        draft,
-        [images[i] for i in order],
-        [classes.index(places[i][1]) for i in order],
-        [DOMAINS.index(places[i][0]) for i in order],
-    )
+    save(draft, [one[3] for one in found], [classes.index(one[1]) for one in found], [one[0] for one in found])
 
 
 def fetch(draft: Draft) -> None:

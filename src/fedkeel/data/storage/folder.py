@@ -46,11 +46,11 @@ def is_complete(card: DatasetCard, folder: Path) -> bool:
 def open_folder(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     """Map the arrays of a complete folder. Headers and labels are checked; images are not read."""
     train, test = (open_split(card, folder, split, getattr(card, split)) for split in ("train", "test"))
-    groups = [
+    owners, test_owners = (
         open_labels(folder / f"{split}_groups.npy", len(labels), None) if card.natural else None
         for split, (_, labels) in (("train", train), ("test", test))
-    ]
-    return Dataset(card, *train, *test, *groups, root, remark_untested(card, *groups))
+    )
+    return Dataset(card, *train, *test, owners, test_owners, root, remark_untested(card, owners, test_owners))
 
 
 def open_split(card: DatasetCard, folder: Path, split: str, count: int = 0) -> tuple[NDArray[Any], NDArray[np.int64]]:
