@@ -19,11 +19,13 @@ from fedkeel.cli.compare import compare
 from fedkeel.cli.console import complain, say, stderr, tolerate
 from fedkeel.cli.datasets import datasets
 from fedkeel.cli.doctor import doctor
+from fedkeel.cli.leaderboard import leaderboard
 from fedkeel.cli.methods import methods
 from fedkeel.cli.models import models
 from fedkeel.cli.report import report
 from fedkeel.cli.reproduce import reproduce
 from fedkeel.cli.run import resume, run
+from fedkeel.cli.search import search
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.cli.sweep import sweep
 from fedkeel.cli.telling import LOG, show_log
@@ -50,7 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-pages.add(app, run, resume, compare, sweep, reproduce, report, analyse, methods, datasets, models)
+pages.add(app, run, resume, compare, sweep, search, leaderboard, reproduce, report, analyse, methods, datasets, models)
 app.add_typer(export.group, name="export")
 pages.add(app, export.cite, doctor)
 
