@@ -13,9 +13,10 @@ FedkeelError
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 from fedkeel.text import make_printable, shorten
 
@@ -72,13 +73,24 @@ class RunError(FedkeelError):
     exit_code = 1
 
 
-@contextmanager
+@contextlib.contextmanager
 def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderError) -> Iterator[None]:
     """Turn an error of the system within the block into one line, the fault and the reason, and a hint."""
     try:
         yield
     except OSError as problem:
         raise error(f"{fault}: {problem.strerror}", hint) from problem
+
+
+def writing(path: Path, hint: str = "choose another place") -> contextlib.AbstractContextManager[None]:
+    """Make what the system refuses within the block an error about the path that was asked for."""
+    return explain_os_errors(f"cannot write {path}", hint)
+
+
+def refuse_folder(file: Path, example: str) -> None:
+    """Refuse a folder where the name of a file is needed, before any work is done."""
+    if file.is_dir():
+        raise FolderError(f"{file} is a folder, and a file is to be written.", f"for example: {file / example}")
 
 
 def require_known(

@@ -271,7 +271,7 @@ def test_nothing_is_written_before_everything_was_read(run, name, damage):
 
 def test_damaged_weights_are_told_by_who_wants_them(run, tmp_path, capsys):
     """None of them shows or writes a model that was not trained."""
-    for file in checkpoint.names(run / "checkpoint"):
+    for file in checkpoint.list_checkpoints(run / "checkpoint"):
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)

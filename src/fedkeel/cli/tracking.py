@@ -1,4 +1,4 @@
-"""What `run`, `resume` and others measure and log besides: `--track`, `--tensorboard`, `--mlflow`, `--wandb`."""
+"""What `run`, `resume` and others measure and log in addition: `--track`, `--tensorboard`, `--mlflow`, `--wandb`."""
 
 from __future__ import annotations
 
