@@ -82,6 +82,21 @@ def trained(fedkeel):
 
 
 @pytest.fixture
+def drawn_only(monkeypatch):
+    """No chart of a page is drawn, which takes longest; `drawn_only("Test accuracy")`: no other one is."""
+    from fedkeel.report import drawing, page, reproduction
+
+    def choose(*titles):
+        for module in (page, reproduction):
+            monkeypatch.setattr(
+                module, "embed", lambda figure, title: drawing.embed(figure, title) if title in titles else "<svg></svg>"
+            )
+
+    choose()
+    return choose
+
+
+@pytest.fixture
 def untrained(monkeypatch):
     """Nothing may be trained from here on."""
     monkeypatch.setattr(training, "run", None)

@@ -279,7 +279,7 @@ def test_a_sweep_file_is_a_file(hostile, capsys):
     assert call(["sweep", "sweep.toml", "--no-progress", "--trust"]) == 0
 
 
-def test_a_ledger_is_a_file(hostile, capsys):
+def test_a_ledger_is_a_file(hostile, capsys, drawn_only):
     from fedkeel.papers import find
 
     cell = find("fedfft:1")[0]

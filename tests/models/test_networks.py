@@ -59,6 +59,14 @@ def sample(name: str, shape: tuple[int, ...], batch: int, seed: int = 0, dtype: 
     return torch.randn(batch, *shape, generator=draw, dtype=dtype)
 
 
+@pytest.fixture
+def constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that need not be drawn, where only shapes are looked at."""
+    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_", "xavier_uniform_"):
+        monkeypatch.setattr(nn.init, name, lambda tensor, *how, **more: tensor.data.fill_(0.01))
+
+
+@pytest.mark.usefixtures("constant")
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), PUBLISHED)
 def test_number_of_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     module = build(name, shape=shape, classes=classes, seed=0)
@@ -69,6 +77,7 @@ def test_every_model_has_a_published_size() -> None:
     assert {name for name, *_ in PUBLISHED} == MODELS.keys()
 
 
+@pytest.mark.usefixtures("constant")
 @pytest.mark.parametrize("side", [28, 64])
 @pytest.mark.parametrize("name", [name for name, card in MODELS.items() if not isinstance(card.takes, Tokens)])
 def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
@@ -113,7 +122,12 @@ def test_fedfft_normalises_by_group_after_the_last_dense_block_only() -> None:
     assert sum(isinstance(part, nn.BatchNorm2d) for part in module.modules()) == 119
 
 
-@pytest.mark.parametrize("name", STACKABLE)
+LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that smaller networks have too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in STACKABLE]
+)
 def test_stacked_clients_equal_single_ones(name: str) -> None:
     """Logits and gradients of two clients under vmap, in float64."""
     takes = MODELS[name].takes
