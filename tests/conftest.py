@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checked_once import CHECKS
 from shared_workers import close_all, worker
 from small_runs import SMALL
 
@@ -26,6 +27,15 @@ def shared_workers():
         patch.setattr(processes, "Worker", worker)
         yield
     close_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checked_once():
+    """The same method is checked, and rehearsed on the same layout, once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), check in CHECKS.items():
+            patch.setattr(module, name, check)
+        yield
 
 
 @pytest.fixture
@@ -94,6 +104,13 @@ def drawn_only(monkeypatch):
 
     choose()
     return choose
+
+
+@pytest.fixture
+def constant_weights(monkeypatch):
+    """Weights of networks are not drawn: for tests that count them or look at shapes."""
+    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):
+        monkeypatch.setattr(torch.nn.init, name, lambda tensor, *how, **more: tensor.data.fill_(0.01))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_memory_is_what_the_doctor_predicts(method, share, onednn):
     ],
 )
 def test_memory_measured_elsewhere_is_what_the_doctor_predicts_there(
-    monkeypatch, machine_name, method, share, measured
+    monkeypatch, constant_weights, machine_name, method, share, measured
 ):
     """Measured once by the program above, on one machine of each kind."""
     monkeypatch.setattr(platform, "machine", lambda: machine_name)

@@ -59,14 +59,7 @@ def sample(name: str, shape: tuple[int, ...], batch: int, seed: int = 0, dtype: 
     return torch.randn(batch, *shape, generator=draw, dtype=dtype)
 
 
-@pytest.fixture
-def constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that need not be drawn, where only shapes are looked at."""
-    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_", "xavier_uniform_"):
-        monkeypatch.setattr(nn.init, name, lambda tensor, *how, **more: tensor.data.fill_(0.01))
-
-
-@pytest.mark.usefixtures("constant")
+@pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), PUBLISHED)
 def test_number_of_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     module = build(name, shape=shape, classes=classes, seed=0)
@@ -77,7 +70,7 @@ def test_every_model_has_a_published_size() -> None:
     assert {name for name, *_ in PUBLISHED} == MODELS.keys()
 
 
-@pytest.mark.usefixtures("constant")
+@pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize("side", [28, 64])
 @pytest.mark.parametrize("name", [name for name, card in MODELS.items() if not isinstance(card.takes, Tokens)])
 def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
@@ -116,6 +109,7 @@ def test_every_tensor_takes_part_and_only_batch_norm_has_buffers(name: str) -> N
     assert bool(list(module.buffers())) == (name in WITH_BUFFERS)
 
 
+@pytest.mark.usefixtures("constant_weights")
 def test_fedfft_normalises_by_group_after_the_last_dense_block_only() -> None:
     module = build("densenet121-fedfft", shape=(3, 32, 32), classes=10, seed=0)
     assert [name for name, part in module.named_modules() if isinstance(part, nn.GroupNorm)] == ["norm"]
@@ -162,6 +156,7 @@ def test_the_initial_norm_of_resnet18_is_torchvisions() -> None:
     } <= squares.keys()
 
 
+@pytest.mark.usefixtures("constant_weights")
 def test_the_imagenet_stem_divides_the_side_by_four_and_the_cifar_stem_keeps_it() -> None:
     for name, side in [("resnet18-gn", 8), ("resnet18-gn-cifar", 32)]:
         module = build(name, shape=(3, 32, 32), classes=10, seed=0)

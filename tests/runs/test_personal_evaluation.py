@@ -26,7 +26,7 @@ def experiment(method="fedavg", **changes):
     problem = fk.Problem(
         model=base.model, loss=base.loss, clients=base.clients, tests=base.clients, test=base.test, classes=3
     )
-    settings = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 4, "lr": 0.1} | changes
+    settings = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 8, "lr": 0.1} | changes
     quick = {"name": "fedala", "passes": 2} if method == "fedala" else method
     return fk.Experiment(problem=problem, method=quick, **settings)
 
