@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checked_once import CHECKS
+from done_once import DONE_ONCE
 from shared_workers import close_all, worker
 from small_runs import SMALL
 
@@ -30,11 +30,11 @@ def shared_workers():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def checked_once():
-    """The same method is checked, and rehearsed on the same layout, once."""
+def done_once():
+    """The same method is checked, and rehearsed on the same layout, once; so is the command line built."""
     with pytest.MonkeyPatch.context() as patch:
-        for (module, name), check in CHECKS.items():
-            patch.setattr(module, name, check)
+        for (module, name), once in DONE_ONCE.items():
+            patch.setattr(module, name, once)
         yield
 
 

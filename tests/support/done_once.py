@@ -1,4 +1,8 @@
-"""Checks that need not be made again: of a method that was made before, and of one on the same layout."""
+"""What need not be done again: checks of a method, alone and on the same layout; the command line's own building."""
+
+from functools import cache
+
+import typer
 
 from fedkeel.core import method as methods
 from fedkeel.runs import prepare
@@ -26,7 +30,8 @@ def on_a_task(method, task):
     return method, task.module is None, start.layout, start.buffer.dtype, None if buffers is None else buffers.layout
 
 
-CHECKS = {
+DONE_ONCE = {
+    (typer.main, "get_command"): cache(typer.main.get_command),
     (methods, "check_method"): once(methods.check_method, lambda method: method),
     (prepare, "rehearse"): once(prepare.rehearse, on_a_task),
 }
