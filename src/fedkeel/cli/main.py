@@ -18,12 +18,14 @@ from fedkeel.cli import (
     datasets,
     doctor,
     export,
+    leaderboard,
     methods,
     models,
     pages,
     report,
     reproduce,
     run,
+    search,
     sweep,
 )
 from fedkeel.cli.console import complain, say, stderr, tolerate
@@ -53,7 +55,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, compare, sweep, reproduce, report, analyse, methods, datasets, models, export, doctor):
+for module in (
+    run,
+    compare,
+    sweep,
+    search,
+    leaderboard,
+    reproduce,
+    report,
+    analyse,
+    methods,
+    datasets,
+    models,
+    export,
+    doctor,
+):
     module.add_to(app)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -222,8 +222,12 @@ def common_target(groups: Sequence[RunGroup]) -> float:
 
 
 def paired(group: RunGroup, baseline: RunGroup, name: str = "best") -> Paired | None:
-    """mean(group − baseline) over the seeds both have, with a Student interval."""
-    mine, other = group.values(name), baseline.values(name)
+    """mean(group − baseline) of a number of their results."""
+    return paired_differences(group.values(name), baseline.values(name))
+
+
+def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Paired | None:
+    """The mean difference over the seeds both have, with a Student interval."""
     differences = [mine[seed] - other[seed] for seed in mine if seed in other]
     if not differences:
         return None
