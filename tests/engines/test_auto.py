@@ -237,8 +237,8 @@ def test_a_real_pool_can_be_prepared_again():
     """As after measuring: what the workers were made for before leaves no trace."""
     problem = small_problem()
     method, training, task = build("fedavg"), Training(0, 2, 4), Task(problem)
-    short = Job(task, method, training, Task, 2, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
-    pool = ProcessesEngine(short.task, method, short.training, workers=2, make_task=short.make_task)
+    short = Job(task, method, training, Task, 1, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
+    pool = ProcessesEngine(short.task, method, short.training, workers=1, make_task=short.make_task)
     try:
         assert measure.time_round(pool, short) > 0
         pool.prepare(task, method, training, Task)

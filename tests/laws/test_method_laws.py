@@ -121,8 +121,8 @@ def test_what_is_not_a_number_reaches_nobody_else(name):
     plain = problem()
     inputs, labels = plain.clients[2]
     broken = problem(clients=[*plain.clients[:2], (inputs * torch.nan, labels), *plain.clients[3:]])
-    with_it = run(name, broken, participants=[[0, 1, 2], [0, 1]], rounds=2)
-    without = run(name, plain, participants=[[0, 1], [0, 1]], rounds=2)
+    with_it = run(name, broken, participants=[[1, 2, 3], [1, 3]], rounds=2)
+    without = run(name, plain, participants=[[1, 3], [1, 3]], rounds=2)
     assert with_it.records[0].dropped == [2]
     assert with_it.result["model_digest"] == without.result["model_digest"]
 

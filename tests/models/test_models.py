@@ -11,7 +11,6 @@ from fedkeel.errors import ModelError
 from fedkeel.models import MODELS, build
 from fedkeel.models.card import Tokens
 
-
 LARGE = {"resnet18-gn", "resnet18-gn-cifar", "resnet18-bn-cifar", "densenet121-gn", "densenet121-fedfft"}
 
 

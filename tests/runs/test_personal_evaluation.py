@@ -156,7 +156,7 @@ def test_engines_judge_alike(engine, model):
     exp = experiment("fedala", evaluation=policy, rounds=2)
     # stacked clients are trained in another order of additions, but judged in the same batches
     near = 0.0 if engine == "processes" else 1e-12
-    workers = {"workers": 2} if engine == "processes" else {}
+    workers = {"workers": 1} if engine == "processes" else {}
     one, other = fk.run(exp, dtype=F64, engine="serial"), fk.run(exp, dtype=F64, engine=engine, **workers)
     for mine, theirs in zip(one.records, other.records, strict=True):
         assert theirs.extra == pytest.approx(mine.extra, rel=near, abs=near)

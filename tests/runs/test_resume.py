@@ -15,6 +15,7 @@ from fedkeel.errors import FolderError
 from fedkeel.runs import checkpoint, store
 from problems import small_problem
 
+
 def experiment(rounds, **changes):
     settings = dict(method="fedfft-s", participation=0.5, epochs=1, batch_size=4, lr=0.05, lr_decay=0.99, clip=5.0)
     return fk.Experiment(problem=small_problem(), rounds=rounds, **settings | changes)
@@ -41,7 +42,7 @@ MANY = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("seed", "times", "spilled"),
-    [(0, 6, False), (1, 6, True), pytest.param(2, 24, False, marks=MANY), pytest.param(3, 24, True, marks=MANY)],
+    [(0, 4, False), (1, 4, True), pytest.param(2, 24, False, marks=MANY), pytest.param(3, 24, True, marks=MANY)],
 )
 def test_killed_at_random_moments(tmp_path, monkeypatch, seed, times, spilled):
     if spilled:  # no state stays in memory, each has a file of its own

@@ -27,7 +27,7 @@ from fedkeel.problems.task import Task
 from problems import model_for
 
 RATES = (0.1, 0.03)
-ROUNDS = ([[0, 3], [1]], [[1, 3], [0, 1, 4]])
+ROUNDS = ([[0, 3], [1]], [[3], [0, 1]])
 """In each round, whom each of two runs chooses."""
 
 
