@@ -15,8 +15,8 @@ hand. `fedkeel leaderboard` goes on where it stopped. What has not been run is n
 Every method had {tries} tries on validation data: seed {seed}, shorter runs, its paper's values for what the grid does
 not name. The chosen setting was then trained on all data with {seeds} fresh seeds, each with its own split, and scored
 on the test set once. **last** is the last model; **best** is the best round on the test set, as papers report it, a
-number that nobody can choose without the test set. Differences are of **last** to {baseline}, paired over seeds, with a 95 %
-interval. *Gradients* are backward passes of all clients; they and rounds are means over the seeds that reached the
+number that nobody can choose without the test set. Differences are of **last** to {baseline}, paired over seeds, with a
+95 % interval. *Gradients* are backward passes of all clients; they and rounds are means over the seeds that reached the
 target. Numbers in brackets are the lowest and the highest seed.
 """
 COLUMNS = (
