@@ -56,7 +56,7 @@ def test_a_rule_is_registered_by_its_module_and_none_is_forgotten():
 
 def test_a_method_is_registered_by_its_module_and_none_is_forgotten():
     made = {
-        public_name(name): value
+        public_name(name): inspect.unwrap(value)
         for module in FAMILIES
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")

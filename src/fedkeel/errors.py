@@ -14,7 +14,8 @@ FedkeelError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 from fedkeel.text import make_printable, shorten
 
@@ -69,6 +70,24 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
+
+
+@contextmanager
+def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderError) -> Iterator[None]:
+    """Turn an error of the system within the block into one line, the fault and the reason, and a hint."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"{fault}: {problem.strerror}", hint) from problem
+
+
+def require_known(
+    word: str, known: Collection[str], fault: str, what: str, error: type[FedkeelError] = RequestError
+) -> str:
+    """Return a word that is known; refuse another with the fault, the word and the known one nearest to it."""
+    if word not in known:
+        raise error(f"{fault}: {word}", nearest(word, known, what))
+    return word
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:

@@ -71,6 +71,27 @@ def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
     assert "Traceback (most recent call last)" in fedkeel("methods").err
 
 
+def test_a_package_that_is_missing_or_broken_is_named(fedkeel, monkeypatch):
+    assert fedkeel("run", *SMALL, "--rounds", "1", "--method", "fedavg", "--out", "here").code == 0
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = fedkeel("report", "here")
+    line = "error: a package that is needed is not installed: matplotlib.figure\n\nhint: pip install matplotlib\n"
+    assert (done.code, done.out, done.err) == (2, "", line)
+
+    def breaks():
+        raise ImportError("libpng.so:\nno such file", name="PIL._imaging")
+
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", breaks)
+    line = "error: a package that is needed cannot be imported: PIL._imaging\n\nhint: libpng.so: no such file\n"
+    assert (fedkeel("methods").code, fedkeel("methods").err) == (2, line)
+
+
+def test_the_help_names_every_exit_code(fedkeel):
+    told = " ".join(fedkeel("--help").out.split())
+    assert "Exit codes: 0 done; 1 the run failed; 2 the request was wrong; 130 interrupted" in told
+    assert "143 terminated" in told
+
+
 @pytest.mark.parametrize(("number", "code", "word"), [(2, 130, "interrupted"), (15, 143, "terminated")])
 def test_a_signal_while_nothing_trains(fedkeel, monkeypatch, number, code, word):
     def stop():

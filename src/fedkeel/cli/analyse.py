@@ -49,7 +49,8 @@ def analyse(
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.studies.diagnose import Extent, plain
+    from fedkeel.runs.record import nonfinite_to_null
+    from fedkeel.studies.diagnose import Extent
     from fedkeel.studies.diagnose import analyse as diagnose
 
     chosen = {
@@ -68,7 +69,7 @@ def analyse(
     if json:
         from json import dumps
 
-        typer.echo(dumps(plain(found), indent=2))
+        typer.echo(dumps(nonfinite_to_null(found), indent=2))
         return
     console = stdout()
     for path_name, data in found.items():

@@ -60,11 +60,11 @@ def section(console: Console, heading: str, rows: Rows) -> None:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    from fedkeel.runs.environment import installed
+    from fedkeel.runs.environment import version_of
 
     yield "python", sys.version.split()[0]
     for name in PACKAGES:
-        yield name, installed(name) or "not installed as a package"
+        yield name, version_of(name) or "not installed as a package"
 
 
 def devices() -> Iterator[tuple[str, str]]:

@@ -41,7 +41,7 @@ CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] +
 HELP = """Federated learning under client drift: train, compare and look up methods.
 
 Results go to stdout, progress to stderr. Exit codes: 0 done; 1 the run failed; 2 the request was wrong;
-130 interrupted, with the checkpoint written.
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM), both with the checkpoint written.
 """
 
 app = typer.Typer(
@@ -123,6 +123,15 @@ def end_of(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", "the same command again goes on with what is not finished")
         return stopped.exit_code
+    except ImportError as error:
+        if error.name is None or os.environ.get("FEDKEEL_TRACEBACK"):
+            return unexpected(error)
+        missing = isinstance(error, ModuleNotFoundError)
+        complain(
+            f"a package that is needed {'is not installed' if missing else 'cannot be imported'}: {error.name}",
+            f"pip install {error.name.partition('.')[0]}" if missing else make_one_line(error),
+        )
+        return 2
     except OSError as error:
         if error.filename is None or os.environ.get("FEDKEEL_TRACEBACK"):
             return unexpected(error)
@@ -137,9 +146,13 @@ def unexpected(error: Exception) -> int:
     if os.environ.get("FEDKEEL_TRACEBACK"):
         traceback.print_exc()
     complain(
-        f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())} (set FEDKEEL_TRACEBACK=1 to see it)",
+        f"unexpected error: {type(error).__name__}: {make_one_line(error)} (set FEDKEEL_TRACEBACK=1 to see it)",
     )
     return 1
+
+
+def make_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def usage(error: Any) -> tuple[str, str]:

@@ -246,11 +246,17 @@ def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
 def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
     """What an interrupted run has reached is a shortened run, if it is a tenth of what was asked for at least."""
     from fedkeel.errors import FolderError
+    from fedkeel.runs import checkpoint
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.runs.folder import RunFolder
 
+    folder = RunFolder(plan.folder)
     try:
+        if not checkpoint.list_checkpoints(folder.checkpoints) and not folder.lost():  # it has not begun
+            return
         run = load_run(plan.folder)
-    except FolderError:  # it has not begun
+    except FolderError as error:
+        complain(f"{plan.label}: {error.message}", error.hint)
         return
     if len(run.records) >= plan.experiment.plan.rounds / 10:
         keep(cell, run, ledger, again=False)
@@ -258,9 +264,9 @@ def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
 
 def environment_of(folder: Path) -> dict[str, object]:
     """What of a run's environment the ledger keeps."""
-    from fedkeel.runs.folder import RunFolder
+    from fedkeel.runs.folder import TIMING, read_environment, read_json
 
-    data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
+    data, timing = read_environment(folder), read_json(folder / TIMING)
     kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
     packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
     return kept | packages | {"shared": bool(timing.get("shared"))}

@@ -205,10 +205,10 @@ def report_on(folders: list[Path], page: Path) -> None:
 def how_to_go_on(plans: list[Plan]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
     from fedkeel.methods.named import own_names
-    from fedkeel.runs.checkpoint import names
+    from fedkeel.runs.checkpoint import list_checkpoints
 
     plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
-    saved = names(plan.folder / "checkpoint")
+    saved = list_checkpoints(plan.folder / "checkpoint")
     if not saved:
         return f"{plan.label} had not begun. The same command again goes on."
     done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""

@@ -48,7 +48,7 @@ def search(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import note_other_default, read
+    from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Plan, settle_engine, train
     from fedkeel.runs.folder import folder_name
     from fedkeel.studies.compare import group_runs
@@ -57,7 +57,6 @@ def search(
 
     asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
     machine = Machine(engine, workers, device, precision)
-    note_other_default(asked.base)
 
     def make(plans: Sequence[Plan]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""

@@ -16,8 +16,10 @@ from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trustin
 from fedkeel.errors import RequestError, RunError, nearest
 
 if TYPE_CHECKING:
+    from fedkeel.cli.training import Machine, Plan
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
+    from fedkeel.studies.ray_cluster import RunRequest
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
@@ -50,9 +52,10 @@ def sweep(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import note_other_default, read
+    from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Plan, settle_engine, train
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.ray_cluster import runs_on_ray
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
@@ -63,18 +66,16 @@ def sweep(
     if on not in ("here", "ray"):
         raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
     check_baseline(asked, baseline)
-    note_other_default(asked.base)
     broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         nonlocal machine
         with display(not no_progress, [label for label, _ in requests]) as shown:
-            if on == "ray":
-                from fedkeel.studies.ray_cluster import runs_on_ray
-
-                return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
             plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-            machine = settle_engine(plans, machine)  # once, for settings that are tried later too
+            # once, for settings that are tried later too
+            machine = settle_engine(plans, machine, choose_on_ray if on == "ray" else None)
+            if on == "ray":
+                return runs_on_ray([(plan.label, for_ray(plan, machine)) for plan in plans])
             outcomes = train(plans, machine, shown)
             broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]
@@ -159,6 +160,21 @@ def cluster(on: str) -> contextlib.AbstractContextManager[object]:
     from fedkeel.studies.ray_cluster import connected
 
     return connected()
+
+
+def for_ray(plan: Plan, machine: Machine) -> RunRequest:
+    """A plan as it is handed to a cluster."""
+    from fedkeel.studies.ray_cluster import RunRequest
+
+    out, engine = str(plan.folder.absolute()), machine.engine_of(plan)
+    return RunRequest(plan.experiment.save(), out, engine, machine.device, machine.precision, machine.workers)
+
+
+def choose_on_ray(plans: Sequence[Plan], machine: Machine) -> str:
+    """One engine for all plans, chosen on the cluster."""
+    from fedkeel.studies import ray_cluster
+
+    return ray_cluster.choose_on_ray([for_ray(plan, machine) for plan in plans])
 
 
 def show_tuning(tuned: Sequence[Tuned]) -> None:

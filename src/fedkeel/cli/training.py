@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,14 +110,20 @@ def asked_in(plan: Plan) -> Asked:
     return Asked(plan.experiment, plan.folder)
 
 
-def settle_engine(plans: Sequence[Plan], machine: Machine) -> Machine:
-    """The machine with one engine for all plans, where `auto` was asked for."""
+def settle_engine(
+    plans: Sequence[Plan], machine: Machine, choose: Callable[[Sequence[Plan], Machine], str] | None = None
+) -> Machine:
+    """The machine with one engine for all plans, where `auto` was asked for; `choose` finds it, or this machine."""
     if machine.engine != "auto" or all((plan.folder / "result.json").exists() for plan in plans):
         return machine
+    return replace(machine, engine=(choose or choose_here)(plans, machine), chosen=True)
+
+
+def choose_here(plans: Sequence[Plan], machine: Machine) -> str:
+    """The engine that suits all plans on this machine."""
     stacked = any(len(group) > 1 for group in stacks(plans, machine))
     place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
-    engine = choose_for_all([asked_in(plan) for plan in plans], *place, stacks=stacked)
-    return replace(machine, engine=engine, chosen=True)
+    return choose_for_all([asked_in(plan) for plan in plans], *place, stacks=stacked)
 
 
 def titles(plans: Sequence[Plan]) -> list[str]:

@@ -44,8 +44,10 @@ def summary(index: int, setting: Setting) -> str:
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
+    leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
+    told = "".join(f'<p class="soft">{escape(line)}</p>' for line in (note, *leaks))
     return (
-        f'<div data-setting="{index}"><p class="soft">{escape(note)}</p><div class="scroll">'
+        f'<div data-setting="{index}">{told}<div class="scroll">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 

@@ -121,7 +121,7 @@ def partition_key(plan: Plan) -> int:
 
 
 def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
-    """How a task is made from a problem: here and in every worker process alike."""
+    """Return the function that makes a task from a problem, the same here and in every worker process."""
     return partial(
         Task,
         device=device,
