@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import tomllib
 from dataclasses import replace
 from functools import cache
@@ -16,9 +15,9 @@ import fedkeel as fk
 from fedkeel.core.trees import tensors
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
+from fedkeel.runs import start
 from problems import model_for, quick, small_problem
 
-start = sys.modules["fedkeel.runs.start"]
 SIZES = (7, 4, 5, 1, 6)
 everything = pytest.mark.parametrize("name", METHODS)
 

@@ -5,14 +5,13 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
 
 import fedkeel as fk
 from fedkeel.errors import FolderError
-from fedkeel.runs import checkpoint, store
+from fedkeel.runs import checkpoint, loop, store
 from problems import small_problem
 
 
@@ -46,7 +45,7 @@ MANY = pytest.mark.slow
 )
 def test_killed_at_random_moments(tmp_path, monkeypatch, seed, times, spilled):
     if spilled:  # no state stays in memory, each has a file of its own
-        monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
+        monkeypatch.setattr(loop, "state_budget", lambda device: 0)
         monkeypatch.setattr(store, "SHARED", 1)
     whole, broken, rounds = tmp_path / "whole", tmp_path / "broken", 4 * times
     began = time.perf_counter()

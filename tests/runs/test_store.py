@@ -1,7 +1,6 @@
 """Client states: kept in memory while they fit, in files beyond, and never for those who have not taken part."""
 
 import random
-import sys
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 import fedkeel as fk
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RunError
+from fedkeel.runs import loop
 from fedkeel.runs import store as stores
 from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints
 from fedkeel.runs.store import ClientStore
@@ -141,7 +141,7 @@ def test_a_run_with_a_tiny_budget_gives_the_same_result(tmp_path, monkeypatch, o
         problem=small_problem(), method="scaffold", rounds=6, participation=0.5, epochs=1, batch_size=4, lr=0.05
     )
     expected = fk.run(exp, engine="serial")
-    monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
+    monkeypatch.setattr(loop, "state_budget", lambda device: 0)
     spilled = fk.run(exp, out=tmp_path if out else None, engine="serial", checkpoint_seconds=0)
     assert spilled.result == expected.result
     if out:
