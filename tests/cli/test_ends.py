@@ -33,7 +33,7 @@ from fedkeel.errors import RunError
         (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
         (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
         (["models", "resnet"], "unknown model: resnet", "did you mean 'resnet"),
-        (["datasets", "cifar"], "unknown data set 'cifar'", "did you mean 'cifar"),
+        (["datasets", "cifar"], "unknown data set: cifar", "did you mean 'cifar"),
         (["datasets", "mnist", "--partition", "iid:clients=3"], "mnist is not in", "--from PATH"),
         (["datasets", "mnist", "--from", "nowhere"], "nowhere does not exist", "--from PATH"),
         (["datasets", "--partition", "iid:clients=3"], "needs the name of a data set", "fedkeel datasets digits"),

@@ -19,8 +19,8 @@ from fedkeel.data import load
 from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.engines.flower.message_schema import expected_messages
-from fedkeel.engines.machine import state_budget, uses_onednn
-from fedkeel.engines.memory import activation_bytes
+from fedkeel.engines.machine import uses_onednn
+from fedkeel.engines.memory import activation_bytes, state_budget
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task

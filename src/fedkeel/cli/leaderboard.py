@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import say, stderr
-from fedkeel.cli.pages import option
+from fedkeel.cli.pages import examples, option
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 
 if TYPE_CHECKING:
@@ -19,16 +18,11 @@ if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        leaderboard,
-        "fedkeel leaderboard --method fedavg,feddyn --device cuda",
-        "fedkeel leaderboard --minutes 20 --page docs/leaderboard.md",
-        "fedkeel leaderboard --page docs/leaderboard.md --minutes 0",
-    )
-
-
+@examples(
+    "fedkeel leaderboard --method fedavg,feddyn --device cuda",
+    "fedkeel leaderboard --minutes 20 --page docs/leaderboard.md",
+    "fedkeel leaderboard --page docs/leaderboard.md --minutes 0",
+)
 def leaderboard(
     file: Annotated[
         Path | None, typer.Argument(metavar="TABLE.toml", help="Settings and seeds; default: the package's own.")
@@ -59,8 +53,8 @@ def leaderboard(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Plan, settle_engine, train
-    from fedkeel.cli.writing import writing
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.errors import writing
     from fedkeel.methods import build
     from fedkeel.papers.reproduce import place_of
     from fedkeel.runs.folder import write_text
@@ -77,10 +71,10 @@ def leaderboard(
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         nonlocal machine
-        plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-        machine = settle_engine(plans, machine)
+        targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+        machine = settle_engine(targets, machine)
         with display(not no_progress, [label for label, _ in requests]) as shown:
-            return [outcome.run for outcome in train(plans, machine, shown)]
+            return [outcome.run for outcome in train(targets, machine, shown)]
 
     for arena, name in list(board.missing(known, methods)):
         if arena not in chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Sequence
@@ -11,27 +12,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedkeel import __version__
-from fedkeel.cli import (
-    analyse,
-    compare,
-    datasets,
-    doctor,
-    export,
-    leaderboard,
-    methods,
-    models,
-    pages,
-    report,
-    reproduce,
-    run,
-    search,
-    sweep,
-)
+from fedkeel import __version__, importing
+from fedkeel.cli import export, pages
+from fedkeel.cli.analyse import analyse
+from fedkeel.cli.compare import compare
 from fedkeel.cli.console import complain, say, stderr, tolerate
-from fedkeel.cli.progress import telling
+from fedkeel.cli.datasets import datasets
+from fedkeel.cli.doctor import doctor
+from fedkeel.cli.leaderboard import leaderboard
+from fedkeel.cli.methods import methods
+from fedkeel.cli.models import models
+from fedkeel.cli.report import report
+from fedkeel.cli.reproduce import reproduce
+from fedkeel.cli.run import resume, run
+from fedkeel.cli.search import search
 from fedkeel.cli.stopping import Stopped, stopping
-from fedkeel.cli.telling import warnings_told
+from fedkeel.cli.sweep import sweep
+from fedkeel.cli.telling import LOG, show_log
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.streams import survive_lost_streams
 
@@ -55,22 +52,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (
-    run,
-    compare,
-    sweep,
-    search,
-    leaderboard,
-    reproduce,
-    report,
-    analyse,
-    methods,
-    datasets,
-    models,
-    export,
-    doctor,
-):
-    module.add_to(app)
+pages.add(app, run, resume, compare, sweep, search, leaderboard, reproduce, report, analyse, methods, datasets, models)
+app.add_typer(export.group, name="export")
+pages.add(app, export.cite, doctor)
 
 
 def show_version(wanted: bool) -> None:
@@ -92,7 +76,7 @@ def fedkeel(
 def call(arguments: Sequence[str]) -> int:
     """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
     tolerate()
-    with survive_lost_streams() as streams, warnings_told():
+    with survive_lost_streams() as streams, show_log(LOG, logging.WARNING):
         code = end_of(arguments)
         streams.out.flush()
         if streams.out.problem is not None and code == 0:
@@ -105,7 +89,7 @@ def call(arguments: Sequence[str]) -> int:
 def end_of(arguments: Sequence[str]) -> int:
     """The exit code of a command."""
     try:
-        with stopping(), telling():
+        with stopping(), show_log(importing.log, logging.INFO):
             command = typer.main.get_command(app)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
         return code if isinstance(code, int) else 0

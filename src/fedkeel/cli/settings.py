@@ -103,7 +103,7 @@ def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]])
 
 
 def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> None:
-    """Methods and seeds are lists with an option of their own: what --set gives besides would be lost."""
+    """Methods and seeds are lists with an option of their own: what --set gives in addition would be lost."""
     for option, given, path in (("--method", request.methods, ("method",)), ("--seeds", request.seeds, ("seed",))):
         if given and any(path == changed for changed, _ in changes):
             raise RequestError(f"given twice: {option} and --set {path[0]}=…", f"leave out --set {path[0]}=…")
@@ -171,17 +171,12 @@ def value_of(text: str) -> Any:
     return found["value"] if len(found) == 1 else text
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """`0,1,2` as whole numbers."""
+def some_numbers(text: str) -> tuple[int, ...]:
+    """`0,1,2` as whole numbers, at least one."""
     try:
-        return tuple(int(word) for word in words(text))
+        found = tuple(int(word) for word in words(text))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
-
-
-def some_numbers(text: str) -> tuple[int, ...]:
-    """The same, at least one."""
-    found = numbers(text)
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
     return found

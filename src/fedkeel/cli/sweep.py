@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli import pages
-from fedkeel.cli.compare import Baseline, Target, show
+from fedkeel.cli.compare import Baseline, TargetAccuracy, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
+from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
-from fedkeel.errors import RequestError, RunError, nearest
+from fedkeel.errors import RequestError, RunError, require_known
 
 if TYPE_CHECKING:
-    from fedkeel.cli.training import Machine, Plan
+    from fedkeel.cli.training import Machine, Target
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.studies.ray_cluster import RunRequest
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, sweep, "fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
-
-
+@examples("fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Experiment, grids, methods and seeds.")],
     engine: Engine = "auto",
@@ -37,7 +34,7 @@ def sweep(
         "runs/sweep"
     ),
     on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
-    target: Target = None,
+    target: TargetAccuracy = None,
     baseline: Baseline = None,
     trust: Trusting = False,
     json: Json = False,
@@ -53,7 +50,7 @@ def sweep(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Plan, settle_engine, train
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.ray_cluster import runs_on_ray
     from fedkeel.studies.samplers import propose, tuner
@@ -71,13 +68,13 @@ def sweep(
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         nonlocal machine
         with display(not no_progress, [label for label, _ in requests]) as shown:
-            plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+            targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
             # once, for settings that are tried later too
-            machine = settle_engine(plans, machine, choose_on_ray if on == "ray" else None)
+            machine = settle_engine(targets, machine, choose_on_ray if on == "ray" else None)
             if on == "ray":
-                return runs_on_ray([(plan.label, for_ray(plan, machine)) for plan in plans])
-            outcomes = train(plans, machine, shown)
-            broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
+                return runs_on_ray([(target.label, for_ray(target, machine)) for target in targets])
+            outcomes = train(targets, machine, shown)
+            broken.update({one.target.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
@@ -102,8 +99,8 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     names = [
         asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
     ]
-    if baseline is not None and baseline not in names:
-        raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
+    if baseline is not None:
+        require_known(baseline, names, "this sweep has no method", "methods")
 
 
 def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
@@ -162,19 +159,19 @@ def cluster(on: str) -> contextlib.AbstractContextManager[object]:
     return connected()
 
 
-def for_ray(plan: Plan, machine: Machine) -> RunRequest:
-    """A plan as it is handed to a cluster."""
+def for_ray(target: Target, machine: Machine) -> RunRequest:
+    """A target as it is handed to a cluster."""
     from fedkeel.studies.ray_cluster import RunRequest
 
-    out, engine = str(plan.folder.absolute()), machine.engine_of(plan)
-    return RunRequest(plan.experiment.save(), out, engine, machine.device, machine.precision, machine.workers)
+    out, engine = str(target.folder.absolute()), machine.engine_of(target)
+    return RunRequest(target.experiment.save(), out, engine, machine.device, machine.precision, machine.workers)
 
 
-def choose_on_ray(plans: Sequence[Plan], machine: Machine) -> str:
+def choose_on_ray(targets: Sequence[Target], machine: Machine) -> str:
     """One engine for all plans, chosen on the cluster."""
     from fedkeel.studies import ray_cluster
 
-    return ray_cluster.choose_on_ray([for_ray(plan, machine) for plan in plans])
+    return ray_cluster.choose_on_ray([for_ray(target, machine) for target in targets])
 
 
 def show_tuning(tuned: Sequence[Tuned]) -> None:

@@ -131,15 +131,14 @@ def compute_check(header: bytes) -> str:
     return f"{zlib.crc32(header[:at] + BLANK.encode() + header[at + len(BLANK) :]):08x}"
 
 
-def checksum(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+def checksum(array: NDArray[Any], before: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
 def checksum_of_all(arrays: Arrays) -> int:
     total = 0
     for name in sorted(arrays):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total)
+        total = checksum(arrays[name], zlib.crc32(name.encode(), total))
     return total
 
 
@@ -164,7 +163,3 @@ def from_arrays(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device:
             slot, tensor = name.removeprefix(prefix), torch.from_numpy(array).to(device)
             state[slot] = Tree(tensor, Layout.loads(layouts[slot])) if slot in layouts else tensor
     return state
-
-
-def state_bytes(state: State) -> int:
-    return sum((slot.buffer if isinstance(slot, Tree) else slot).nbytes for slot in state.values())

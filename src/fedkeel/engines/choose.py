@@ -14,7 +14,7 @@ from fedkeel.engines.measure import TIMES, Job, time_call, time_round, without_t
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 
 ENGINES = ("serial", "processes", "stacked", "flower")
 BITWISE = ("serial", "processes")  # these give the same bits as each other
@@ -58,8 +58,7 @@ class ChosenEngine(NamedTuple):
 
 def check_name(name: str) -> None:
     """Refuse the name of no engine."""
-    if name not in (*ENGINES, "auto"):
-        raise RequestError(f"unknown engine: {name}", nearest(str(name), (*ENGINES, "auto"), "engines"))
+    require_known(str(name), (*ENGINES, "auto"), "unknown engine", "engines")
 
 
 def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngine:
@@ -67,7 +66,6 @@ def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngin
 
     `before` names the engine of the rounds that are done: a run continues with one that gives the same bits.
     """
-    check_name(name)
     if name != "auto":
         return ChosenEngine(make_engine(name, job), Choice(name, name))
     names = candidates(job, before)

@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import MethodError, nearest
+from fedkeel.errors import MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
 from fedkeel.typed_values import check_keys, read_values, types_of
@@ -140,15 +140,13 @@ def _own(name: str, trust: Trust) -> Callable[..., Method]:
         def make() -> Method:
             return found
 
-        make.__module__ = name.partition(":")[0]  # what its card is told from
+        make.__module__ = name.partition(":")[0]  # where its card looks for its family
         return make
     return cast(Callable[..., Method], found)
 
 
 def _plugin(name: str) -> Callable[..., Method]:
-    if name not in PLUGINS:
-        raise MethodError(f"unknown plug-in: {name}", nearest(name, PLUGINS, "plug-ins"))
-    return PLUGINS[name]
+    return PLUGINS[require_known(name, PLUGINS, "unknown plug-in", "plug-ins", MethodError)]
 
 
 def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:

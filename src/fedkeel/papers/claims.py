@@ -19,7 +19,7 @@ from importlib.resources import files
 from itertools import product
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import require_known
 from fedkeel.papers.cells import Cell, find
 
 CLAIMS = "claims"
@@ -73,11 +73,9 @@ def read_claims() -> dict[str, Claim]:
 
 
 def find_claimed_cells(name: str | None = None) -> list[Cell]:
-    """The cells that decide one claim, or all of them, each once."""
+    """List the cells that decide one claim, or all of them, each once."""
     known = read_claims()
-    if name is not None and name not in known:
-        raise RequestError(f"there is no claim: {name}", nearest(name, known, "claims"))
-    wanted = known.values() if name is None else [known[name]]
+    wanted = known.values() if name is None else [known[require_known(name, known, "there is no claim", "claims")]]
     return list({(cell.paper, cell.table, cell.label): cell for claim in wanted for cell in claim.cells}.values())
 
 

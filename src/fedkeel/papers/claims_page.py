@@ -10,7 +10,7 @@ from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, De
 from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
-from fedkeel.papers.results_page import grid, plural
+from fedkeel.papers.results_page import plural, write_grid
 
 LONG = 300
 """A run counts as one of full length from this many rounds on, if it has all of its cell's."""
@@ -58,7 +58,7 @@ def write_overview(decisions: Sequence[Decision]) -> list[str]:
     rows = [[PAPERS[d.claim.paper].partition(":")[0], d.claim.says, f"**{d.verdict}**", explain(d)] for d in decisions]
     return [
         f"{plural(len(decisions), 'claim')}: {counts}.\n",
-        *grid(["paper", "claim", "verdict", "why"], "llll", rows),
+        *write_grid(["paper", "claim", "verdict", "why"], "llll", rows),
     ]
 
 
@@ -83,7 +83,7 @@ def write_section(decision: Decision) -> list[str]:
     if claim.unmeasured:
         command = f" One run is looked at with `{claim.command}`." if claim.command else ""
         return [*lines, f"Undecided: not run, because {claim.unmeasured}.{command}"]
-    lines += grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
+    lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
     if any(finding.verdict == UNDECIDED for finding in decision.findings):
@@ -138,7 +138,7 @@ def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> l
 {plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's and none superseded.
 {len(used)} of them are sides of claims, some of several; the others answer questions, or try other settings.
 """
-    return [about, *grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
+    return [about, *write_grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
 
 
 def find_full_length(entries: Sequence[Entry]) -> list[Entry]:
