@@ -251,8 +251,8 @@ def local_round(
 
 # ---- the server's half ---------------------------------------------------------------------------------------------
 @torch.no_grad()
-def server_round(method: Method, server: State, reports: State) -> State:
-    """Combine `reports`, which are stacked on a leading client axis, in client order."""
+def server_round(method: Method, server: State, reports: State, rate: float = 1.0) -> State:
+    """Combine `reports`, which are stacked on a leading client axis, in client order; step at a share of the rate."""
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
@@ -263,4 +263,4 @@ def server_round(method: Method, server: State, reports: State) -> State:
     for rule in method.rules:
         update, server = rule.server_step(update, server, reports)
     params: Tree = server["params"]
-    return server | {"params": params | params.only(update.layout) + method.server_lr * update}
+    return server | {"params": params | params.only(update.layout) + method.server_lr * rate * update}

@@ -39,9 +39,9 @@ class Setting(NamedTuple):
 
     layout: Layout  # of the model
     head: tuple[str, ...]  # names of the classifier's parameters
-    epochs: int  # local epochs; the most, where they are drawn
+    epochs: float  # local epochs; the most, where they are drawn
     mean_size: float = 0.0  # samples of a client, on average; known to the server
-    lr: float = 0.0  # the learning rate of the first round
+    lr: float = 0.0  # the learning rate of the first round, before any schedule
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 

@@ -19,8 +19,8 @@ WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
 class Schedule(ABC):
     """The share of the rate at time t, in rounds from 0. In the first `warmup` = W rounds it is (t + 1) / (W + 1).
 
-    by = "round" keeps the rate for a whole round. by = "step" lets it change with every local step: step k of K in round
-    t is at time t + k / K.
+    by = "round" keeps the rate for a whole round. by = "step" lets it change with every local step: step k of K in
+    round t is at time t + k / K.
     """
 
     warmup: Whole = 0
@@ -46,7 +46,7 @@ class Schedule(ABC):
         fitted = self.lengthen(rounds, key)
         if not _is_positive(fitted, rounds - 1):
             raise ExperimentError(
-                f"{key} leaves no rate in round {rounds}: a share of {fitted.share_at(rounds - 1):g}.",
+                f"{key} leaves no rate in round {rounds} that is a number above 0.",
                 f"{key}.end = 0.01, or a schedule as long as the run",
             )
         return fitted
@@ -70,7 +70,7 @@ def _is_positive(schedule: Schedule, time: float) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
+class ConstantRate(Schedule):
     """The same rate in all rounds."""
 
     def shape(self, time: float) -> float:
@@ -78,7 +78,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Schedule):
+class ExponentialRate(Schedule):
     """γ^(t − W).  decay = 1 is constant. Without warm-up it is what `lr_decay` does."""
 
     decay: Positive = 0.998
@@ -115,7 +115,7 @@ class Lasting(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Lasting):
+class LinearRate(Lasting):
     """1 − (1 − end) p, where p = (t − W) / (T − W).  end = 1 is constant."""
 
     def shape(self, time: float) -> float:
@@ -123,15 +123,15 @@ class Linear(Lasting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Lasting):
-    """end + (1 − end) (1 + cos π p) / 2, where p = (t − W) / (T − W).  end = 1 is constant.  (Loshchilov et al. 2017)"""
+class CosineRate(Lasting):
+    """end + (1 − end) (1 + cos π p) / 2, where p = (t − W) / (T − W).  end = 1 is constant.  (SGDR, 2017)"""
 
     def shape(self, time: float) -> float:
         return self.end + (1.0 - self.end) * (1.0 + cos(pi * self.progress(time))) / 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Schedule):
+class StepRate(Schedule):
     """φ^n, where n milestones have been reached: rounds of the run, counted from 0.  factor = 1 is constant."""
 
     milestones: tuple[Count, ...]
@@ -151,7 +151,7 @@ class Step(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cyclic(Schedule):
+class CyclicRate(Schedule):
     """1 − (1 − end) p, where p is the share of a cycle of C rounds that is over; then the next begins at 1.
 
     end = 1 is constant.  (Stochastic weight averaging, Izmailov et al. 2018)
@@ -173,12 +173,12 @@ class Cyclic(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "exponential": Exponential,
-    "linear": Linear,
-    "cosine": Cosine,
-    "step": Step,
-    "cyclic": Cyclic,
+    "constant": ConstantRate,
+    "exponential": ExponentialRate,
+    "linear": LinearRate,
+    "cosine": CosineRate,
+    "step": StepRate,
+    "cyclic": CyclicRate,
 }
 """The schedules by name."""
 

@@ -78,7 +78,7 @@ class Loop:
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
         self.server_engine: SerialEngine | None = None
-        self.participation = self.plan.schedule(task.clients.sizes)
+        self.participation = self.plan.participation_of(task.clients.sizes)
 
     def rounds_left(self) -> int:
         return self.plan.rounds - self.done
@@ -198,7 +198,7 @@ class Loop:
             reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
             if self.method.server_phase is not None:
                 reports["learned"] = self.learn(message, reports, t, lr)
-            server = server_round(self.method, server, reports)
+            server = server_round(self.method, server, reports, self.plan.server_share_at(t))
             if not bool(torch.isfinite(server["params"].buffer).all()):
                 raise RunError(
                     f"the server's model is not finite after round {t + 1}, though the clients' are.",
