@@ -139,6 +139,11 @@ class Method:
         taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
         return frozenset(one for one in taken if one is not None)
 
+    @property
+    def deploys_another(self) -> bool:
+        """Whether another model is evaluated and exported than the one that is trained."""
+        return any("deploy" in rule.stages for rule in self.rules)
+
     def travels(self, params: Tree) -> Tree:
         """What of the server's model is sent to clients."""
         for rule in self.rules:

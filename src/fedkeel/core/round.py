@@ -263,4 +263,15 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     for rule in method.rules:
         update, server = rule.server_step(update, server, reports)
     params: Tree = server["params"]
-    return server | {"params": params | params.only(update.layout) + method.server_lr * rate * update}
+    server = server | {"params": params | params.only(update.layout) + method.server_lr * rate * update}
+    for rule in method.rules:
+        server = rule.remember(server)
+    return server
+
+
+def deploy(method: Method, server: State) -> State:
+    """The model that is evaluated and exported: the server's own, unless a rule deploys another."""
+    model = {name: server[name] for name in ("params", "buffers") if name in server}
+    for rule in method.rules:
+        model = rule.deploy(model, server)
+    return model

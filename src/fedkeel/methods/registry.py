@@ -14,7 +14,17 @@ from typing import Any, cast
 from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Kind, Trust, installed, look_up
-from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
+from fedkeel.methods import (
+    adaptive,
+    averaged,
+    averaging,
+    correction,
+    lookback,
+    personalised,
+    sharpness,
+    spectral,
+    weighting,
+)
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
@@ -48,6 +58,8 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": spectral.filter_gradients,
     "fedfft": spectral.filter_perturbations,
     "fsa": adaptive.with_fsa,
+    "ema": averaged.ema,
+    "swa": averaged.swa,
 }
 """What may stand before a `+`: functions of a method that give a method."""
 

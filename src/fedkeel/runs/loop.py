@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import stack, tensors
+from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
@@ -157,7 +157,9 @@ class Loop:
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
         identity = self.experiment.fingerprint()
-        final = result(self.records, self.server["params"], self.plan.evaluate_every, identity)
+        plain: Tree = self.server["params"]
+        model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
+        final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
             self.folder.write_result(final)

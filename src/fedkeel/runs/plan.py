@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedkeel.core.method import Method
+from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.dataset import DatasetCard
@@ -141,6 +142,8 @@ def plan(asked: Mapping[str, Any]) -> Plan:
     for key in ("schedule", "server_schedule"):
         if values[key] is not None:
             values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
+    if any(type(rule).fit_run is not Rule.fit_run for rule in method.rules):
+        method = method.map_rules(lambda rule: rule.fit_run(values["rounds"], values["schedule"]))
     made = Plan(**values | {"method": method, "source": source})
     _check(made)
     return made
@@ -190,6 +193,15 @@ def _check(made: Plan) -> None:
     if isinstance(made.source, Division) and isinstance(made.source.model, str) and ":" not in made.source.model:
         card_of(made.source.model)
     share_of(made.participation)
+    policy = made.evaluation
+    own = (
+        made.method.personal or made.method.final or (policy is not None and (policy.model != "global" or policy.tune))
+    )
+    if own and made.method.deploys_another:
+        raise ExperimentError(
+            f"{made.method.name} deploys an average of the server's models, of which clients' own models are no part.",
+            'average a method with one model for all, and judge that: evaluation.model = "global"',
+        )
 
 
 def _stays_finite(made: Plan) -> bool:
