@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -273,3 +274,23 @@ def test_every_base_with_one_model_for_all_can_be_averaged():
         else:
             assert not own, base
     assert math.isclose(fk.ModelEma().decay, 0.9)
+
+
+@dataclass(frozen=True)
+class MeanOfTwo(fk.Rule):
+    """The rule of docs/guides/averaged.md."""
+
+    def server_slots(self, params):
+        return {"last": params, "last_but_one": params}
+
+    def remember(self, server):
+        return server | {"last": server["params"], "last_but_one": server["last"]}
+
+    def deploy(self, model, server):
+        return model | {"params": 0.5 * (server["last"] + server["last_but_one"])}
+
+
+def test_a_rule_of_ones_own_deploys_what_it_makes():
+    run = train(fk.method("mine", weights=fk.BySize(), server=MeanOfTwo()), dtype=torch.float64)
+    *_, before, last = models_of(run)
+    torch.testing.assert_close(flat(run.params), (before + last) / 2)

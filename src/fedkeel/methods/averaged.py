@@ -22,7 +22,7 @@ def ema(base: Method, decay: ShareBelowOne = 0.9) -> Method:
 def swa(base: Method, start: ShareBelowOne = 0.75, cycle: Count = 1) -> Method:
     """The plug-in `swa+BASE`: evaluate and export the mean of the base's last models; the base trains as ever.
 
-    start = 0.75 begins after three quarters of the rounds, as the paper; start = 0 averages all rounds.
+    start = 0.75 begins after three quarters of the rounds, as is usual; start = 0 averages all rounds.
     `accuracy`, `best`, `params`, `model()` and `model_digest` are the mean's; `plain_accuracy` and `plain_digest` are
     those of the model that is trained.
     """
