@@ -22,7 +22,7 @@ LOSS = Loss()
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local work: perturb, take the gradient there, pass it through a chain, step.
+    """A part of local work: perturb, take the gradient there, pass it through a chain, step.
 
     `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
     experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model
@@ -76,7 +76,7 @@ class Phase:
         return prod(rule.scale_rate(round, done) for rule in self.rules)
 
     def count_steps(self, size: int, batch_size: int, epochs: float, steps: int | None = None) -> int:
-        """The steps of a client of that size: its own batches or epochs, else the experiment's `steps` or `epochs`.
+        """Count the steps of a client of that size: its own batches or epochs, else the experiment's `steps` or `epochs`.
 
         A share of an epoch is at least one step; a client without data takes none.
         """

@@ -31,10 +31,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def shape(self, time: float) -> float:
-        """The share after the warm-up; `time` is that of the run."""
+        """Return the share after the warm-up; `time` is that of the run."""
 
     def share_at(self, time: float) -> float:
-        """The share of the rate at that time."""
+        """Return the share of the rate at that time."""
         return (time + 1) / (self.warmup + 1) if time < self.warmup else self.shape(time)
 
     def fit(self, rounds: int, key: str) -> Self:
@@ -56,7 +56,7 @@ class Schedule(ABC):
         return self
 
     def save(self) -> dict[str, Any]:
-        """As a table for TOML."""
+        """Return it as a table for TOML."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         plain = {word: list(value) if isinstance(value, tuple) else value for word, value in values.items()}
         return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}
@@ -109,7 +109,7 @@ class Lasting(Schedule):
         return self if self.rounds is not None else replace(self, rounds=rounds)
 
     def progress(self, time: float) -> float:
-        """How much of the way from 1 to `end` is done."""
+        """Return how much of the way from 1 to `end` is done."""
         assert self.rounds is not None
         return min((time - self.warmup) / (self.rounds - self.warmup), 1.0)
 
@@ -184,12 +184,12 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def name_of(schedule: Schedule) -> str:
-    """The name that files have for a schedule."""
+    """Return the name that files have for a schedule."""
     return next((name for name, kind in SCHEDULES.items() if kind is type(schedule)), type(schedule).__name__)
 
 
 def read_schedule(given: Schedule | str | Mapping[str, Any], key: str) -> Schedule:
-    """A schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
+    """Read a schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
     if isinstance(given, Schedule):
         return given
     settings: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)

@@ -47,7 +47,7 @@ class AverageModels(Rule):
 
 
 def mix(old: Tree, new: Tree, alpha: Tensor) -> Tree:
-    """(1 − α) old + α new; for α = 1 the bits of the new one."""
+    """Return (1 − α) old + α new; for α = 1 the bits of the new one."""
     return old.elementwise(lambda a, w: torch.where(alpha >= 1, w, torch.lerp(a, w, alpha)), new)
 
 

@@ -19,7 +19,7 @@ from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.engines.engine import Training
-from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
 from fedkeel.models import card_of
@@ -91,7 +91,7 @@ class Plan:
         return Participation(self.seed, sizes, self.participation, self.unavailable, self.participants)
 
     def most_epochs(self, size: float) -> float:
-        """The local epochs of a client of that size; the most, where they are drawn."""
+        """Return the local epochs of a client of that size; the most, where they are drawn."""
         if self.steps is not None:
             return self.steps * self.batch_size / max(size, 1.0)
         assert self.epochs is not None
@@ -104,13 +104,13 @@ class Plan:
         return share > 0 and isinstance(self.source, Division) and may_repeat(self.source.partition)
 
     def lr_at(self, round: int) -> float:
-        """η_t = η_0 γ^t, or as the schedule says; after the last round the schedule stays where it is."""
+        """Return η_t = η_0 γ^t, or what the schedule says; after the last round the schedule stays where it is."""
         if self.schedule is not None:
             return self.lr * self.schedule.share_at(min(round, self.rounds - 1))
         return float(self.lr * self.lr_decay**round)
 
     def server_share_at(self, round: int) -> float:
-        """The share of the server's rate in that round."""
+        """Return the share of the server's rate in that round."""
         return 1.0 if self.server_schedule is None else self.server_schedule.share_at(round)
 
     @property
@@ -164,9 +164,7 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     method = read_method(asked["method"], Trust.TYPED)
     if problem is not None:
         return method, problem
-    if dataset not in DATASETS:
-        raise DataError(f"unknown data set: {dataset}", nearest(dataset, DATASETS, "data sets"))
-    preset = DATASETS[dataset].preset
+    preset = DATASETS[require_known(dataset, DATASETS, "unknown data set", "data sets", DataError)].preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]
     return method, Division(dataset, partition, model, asked["augment"] or preset.get("augment", "none"))
