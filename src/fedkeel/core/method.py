@@ -76,7 +76,7 @@ class Phase:
         return prod(rule.scale_rate(round, done) for rule in self.rules)
 
     def count_steps(self, size: int, batch_size: int, epochs: float, steps: int | None = None) -> int:
-        """Count the steps of a client of that size: its own batches or epochs, else the experiment's `steps` or `epochs`.
+        """Count the steps of a client of that size: its own batches or epochs, else the `steps` or `epochs` given.
 
         A share of an epoch is at least one step; a client without data takes none.
         """

@@ -270,7 +270,7 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
 
 def deploy(method: Method, server: State) -> State:
     """Return the model that is evaluated and exported: the server's own, unless a rule deploys another."""
-    model = {name: server[name] for name in ("params", "buffers") if name in server}
+    model: State = {name: server[name] for name in ("params", "buffers") if name in server}
     for rule in method.rules:
         model = rule.deploy(model, server)
     return model

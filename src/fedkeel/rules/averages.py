@@ -34,11 +34,11 @@ class AverageModels(Rule):
 
     def remember(self, server: State) -> State:
         alpha, counted = self.weigh(server)
-        averaged = {"averaged": mix(server["averaged"], server["params"], alpha)}
-        if "buffers" in server:  # the first round takes them as they are: α_1 = 1
-            averaged["averaged_buffers"] = mix(
-                server.get("averaged_buffers", server["buffers"]), server["buffers"], alpha
-            )
+        averaged: State = {"averaged": mix(server["averaged"], server["params"], alpha)}
+        if "buffers" in server:
+            newest: Tree = server["buffers"]
+            before: Tree = server["averaged_buffers"] if "averaged_buffers" in server else newest
+            averaged["averaged_buffers"] = mix(before, newest, alpha)
         return server | averaged | counted
 
     def deploy(self, model: State, server: State) -> State:
