@@ -74,7 +74,11 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers mean."""
     runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
-    return sorted({line for run in runs for line in meaning(run)})
+    deploying = [run.plan.method.name for run in runs if run.plan.method.deploys_another]
+    told = [
+        f"{', '.join(dict.fromkeys(deploying))}: of the average, which is deployed; plain_… is the model that is trained"
+    ]
+    return [*sorted({line for run in runs for line in meaning(run)}), *(told if deploying else [])]
 
 
 def meaning(run: Run) -> list[str]:
