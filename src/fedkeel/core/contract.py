@@ -28,10 +28,10 @@ GRADIENT = "gradient"
 """The name that a rule lists in `reads` when it uses `at.gradient`."""
 
 NEVER_CALLED = {
-    "personal": {"step"},
-    "server": {"start", "step"},
-    "weights": {"start", "step"},
-    "server_phase": {"server_slots", "client_slots", "broadcast", "server_step"},
+    "personal": {"scale_rate", "step"},
+    "server": {"scale_rate", "start", "step"},
+    "weights": {"scale_rate", "start", "step"},
+    "server_phase": {"server_slots", "client_slots", "broadcast", "server_step", "remember", "deploy"},
     "final": {"server_step"},
 }
 """By place: the stages that are never called for a rule in that place. In the phases of clients all are called."""

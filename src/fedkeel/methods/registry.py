@@ -14,7 +14,17 @@ from typing import Any, cast
 from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, installed, look_up
-from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
+from fedkeel.methods import (
+    adaptive,
+    averaged,
+    averaging,
+    correction,
+    lookback,
+    personalised,
+    sharpness,
+    spectral,
+    weighting,
+)
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
@@ -78,6 +88,8 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": with_ranges(spectral, "filter_gradients", "specgradfilter"),
     "fedfft": with_ranges(spectral, "filter_perturbations", "fedfft"),
     "fsa": with_ranges(adaptive, "with_fsa", "fsa"),
+    "ema": with_ranges(averaged, "ema", "ema"),
+    "swa": with_ranges(averaged, "swa", "swa"),
 }
 """What may stand before a `+`: functions of a method that give a method."""
 

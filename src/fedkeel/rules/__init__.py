@@ -2,6 +2,7 @@
 
 from fedkeel.core.rule import Rule
 from fedkeel.rules.agreement import *
+from fedkeel.rules.averages import *
 from fedkeel.rules.controls import *
 from fedkeel.rules.corrections import *
 from fedkeel.rules.critical import *
@@ -14,6 +15,7 @@ from fedkeel.rules.momentum import *
 from fedkeel.rules.personal import *
 from fedkeel.rules.perturbations import *
 from fedkeel.rules.probes import *
+from fedkeel.rules.rates import *
 from fedkeel.rules.server_rules import *
 from fedkeel.rules.weights import *
 

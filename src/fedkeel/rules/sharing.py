@@ -52,6 +52,9 @@ class Confined(Rule):
     def travels(self, params: Tree) -> Tree:
         return self.inner.travels(params)
 
+    def scale_rate(self, round: int, done: float) -> float:
+        return self.inner.scale_rate(round, done)
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         begun, client = self.inner.start(self.shared(params), client, self.see(message))
         return params | begun, client
@@ -69,6 +72,13 @@ class Confined(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         update, changed = self.inner.server_step(update, self.see(server), reports)
         return update, changed | {"params": server["params"]}
+
+    def remember(self, server: State) -> State:
+        return self.inner.remember(self.see(server)) | {"params": server["params"]}
+
+    def deploy(self, model: State, server: State) -> State:
+        deployed = self.inner.deploy(self.see(model), self.see(server))
+        return deployed | {"params": model["params"] | deployed["params"]}
 
     def server_curves(self, message: State) -> State:
         return self.inner.server_curves(self.see(message))
