@@ -189,6 +189,9 @@ REDUCTIONS = [
     ("specgradfilter+scaffold", {"ratio": 0.0}, "scaffold", {}),
     ("specgradfilter+fedprox", {"ratio": 0.0, "mu": 0.0}, "uniform", {}),
     ("fedavgm", {"momentum": 0.0}, "fedavg", {}),
+    ("fedexp", {"epsilon": 1e9}, "uniform", {}),
+    ("fednova", {}, "fedavg", {}),  # all clients take as many steps
+    ("fednova", {"mu": 1e-13}, "fedavg", {}),
     ("fedsol", {"rho": 0.0}, "fedavg", {}),
     ("fedscam-wa", {"gamma": 0.0, "beta": 0.0}, "fedavg", {}),
     ("fedscam-sam", {"alpha_rho": 0.0, "rho_max": 0.0}, "fedavg", {}),

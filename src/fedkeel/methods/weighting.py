@@ -10,6 +10,7 @@ from fedkeel.rules import (
     AtMixture,
     ByAttraction,
     ByDiscrepancy,
+    ByEffort,
     ByLoss,
     ByOthersLoss,
     ByPlaces,
@@ -19,11 +20,12 @@ from fedkeel.rules import (
     LearnMixture,
     MeasureLoss,
     OnProxy,
+    Proximal,
     Shrink,
 )
 from fedkeel.rules.weights import Metric
 
-__all__ = ["q_fedavg", "fedlw", "fednolowe", "feddisco", "fedawa", "fedawa_released", "fedlws", "fedlaw"]
+__all__ = ["q_fedavg", "fedlw", "fednolowe", "feddisco", "fedawa", "fedawa_released", "fedlws", "fedlaw", "fednova"]
 
 
 def q_fedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
@@ -103,3 +105,14 @@ def fedlaw(rate: NonNegative = 0.01, epochs: Passes = 20) -> Method:
     """
     learn = Phase((AtMixture(),), (LearnMixture(rate),), epochs=epochs, trains=False)
     return Method("fedlaw", (Phase(),), OnProxy(), server_phase=learn, papers=("fedlaw",))
+
+
+def fednova(mu: NonNegative = 0.0) -> Method:
+    """FedAvg with each update divided by the client's number of steps, so that those who take many do not pull more.
+
+    Paper: τ Σ p_i Δ_i / ‖a_i‖₁; τ is free, the mean of the steps by default. Released code: τ = Σ p_i ‖a_i‖₁, with a
+    proximal term Σ p_i K_i; with momentum and proximal term together its normaliser is neither formula's; all clients
+    take part. Here: as released; of those that take part, by size.
+    """
+    pull = [Proximal(mu)] if mu else []
+    return method("fednova", gradient=pull, weights=ByEffort(mu=mu), papers=["fednova"])
