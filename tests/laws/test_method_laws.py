@@ -190,6 +190,10 @@ REDUCTIONS = [
     ("specgradfilter+fedprox", {"ratio": 0.0, "mu": 0.0}, "uniform", {}),
     ("fedavgm", {"momentum": 0.0}, "fedavg", {}),
     ("fedexp", {"epsilon": 1e9}, "uniform", {}),
+    ("ghbm", {"beta": 0.0}, "fedavg", {}),
+    ("localghbm", {"beta": 0.0}, "fedavg", {}),
+    ("fedhbm", {"beta": 0.0}, "fedavg", {}),
+    ("fednsam", {"gamma": 0.0, "rho": 0.0}, "uniform", {}),
     ("fednova", {}, "fedavg", {}),  # all clients take as many steps
     ("fednova", {"mu": 1e-13}, "fedavg", {}),
     ("fedsol", {"rho": 0.0}, "fedavg", {}),

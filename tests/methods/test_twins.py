@@ -157,3 +157,56 @@ def test_the_effort_of_local_momentum() -> None:
     np.testing.assert_allclose(found, [sum(efforts) / 4 / effort for effort in efforts], rtol=1e-5)
     with pytest.raises(fk.MethodError, match="not of both"):
         fk.ByEffort(momentum=0.9, mu=0.1)
+
+
+# ---- momentum over rounds ------------------------------------------------------------------------------------------
+def test_ghbm_goes_on_as_the_model_went() -> None:
+    """m = (w_(t−2) − w_t) / 2 from the third round on."""
+    beta, seen = 0.6, []
+
+    def direction(i: int, k: int, x: Vector, w: Vector, lr: float) -> Vector:
+        m = (seen[-2] - w) / 2 if len(seen) >= 2 else np.zeros(2)
+        return slope(i, x) + beta / (lr * SIZES[i]) * m
+
+    def combine(w: Vector, moves: dict[int, Vector], lr: float) -> Vector:
+        seen.append(w)
+        return w + by_size(moves)
+
+    agree("ghbm", {"beta": beta, "tau": 2}, twin(direction, combine))
+
+
+@pytest.mark.parametrize("name", ["localghbm", "fedhbm"])
+def test_clients_go_on_from_where_they_last_were(name: str) -> None:
+    beta, share, last = 0.6, 0.5, {}
+
+    def direction(i: int, k: int, x: Vector, w: Vector, lr: float) -> Vector:
+        m = share * (last[i] - (w if name == "localghbm" else x)) if i in last else np.zeros(2)
+        return slope(i, x) + beta / (lr * SIZES[i]) * m
+
+    def finish(i: int, x: Vector, w: Vector, lr: float) -> None:
+        last[i] = w if name == "localghbm" else x
+
+    expected = twin(direction, lambda w, moves, lr: w + by_size(moves), finish=finish)
+    agree(name, {"beta": beta, "share": share}, expected)
+
+
+def test_ghbm_over_one_round_is_fedcm() -> None:
+    """At α times its rate, where all clients take as many steps."""
+    alpha = 0.3
+    plain = {"participants": [[0, 1], [1, 2], [0, 2]], "lr_decay": 1.0, "weight_decay": 0.0, "clip": None}
+    one = toy(build("ghbm", {"beta": 1 - alpha, "tau": 1}), lr=0.1 * alpha, **plain)
+    np.testing.assert_allclose(one, toy(build("fedcm", {"alpha": alpha}), lr=0.1, **plain), rtol=0, atol=1e-12)
+
+
+def test_fednsam_looks_ahead_and_climbs_back() -> None:
+    gamma, rho, m = 0.8, 0.1, np.zeros(2)
+
+    def direction(i: int, k: int, x: Vector, w: Vector, lr: float) -> Vector:
+        return slope(i, x + gamma * m - rho * m / (np.linalg.norm(m) + 1e-7))
+
+    def combine(w: Vector, moves: dict[int, Vector], lr: float) -> Vector:
+        nonlocal m
+        m = gamma * m + alike(moves)
+        return w + m
+
+    agree("fednsam", {"gamma": gamma, "rho": rho}, twin(direction, combine))

@@ -31,8 +31,8 @@ def quadratic(params, batch):
     return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
 
 
-INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}}
-"""Loops inside of a round, which laws need not wait for."""
+INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}, "ghbm": {"tau": 1}}
+"""Loops inside of a round, which laws need not wait for, and rounds before a momentum begins."""
 
 
 def quick(name):

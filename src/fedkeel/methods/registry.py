@@ -14,10 +14,20 @@ from typing import Any, cast
 from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Kind, Trust, installed, look_up
-from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
+from fedkeel.methods import (
+    adaptive,
+    averaging,
+    correction,
+    lookback,
+    momentum,
+    personalised,
+    sharpness,
+    spectral,
+    weighting,
+)
 from fedkeel.typed_values import check_keys, read_values, types_of
 
-FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
+FAMILIES = (averaging, correction, momentum, sharpness, lookback, spectral, adaptive, weighting, personalised)
 """The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
 
 

@@ -8,6 +8,7 @@ from fedkeel.rules.critical import *
 from fedkeel.rules.detrending import *
 from fedkeel.rules.experts import *
 from fedkeel.rules.filters import *
+from fedkeel.rules.heavy_ball import *
 from fedkeel.rules.layers import *
 from fedkeel.rules.learned import *
 from fedkeel.rules.momentum import *
