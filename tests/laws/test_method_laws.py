@@ -194,6 +194,8 @@ REDUCTIONS = [
     ("localghbm", {"beta": 0.0}, "fedavg", {}),
     ("fedhbm", {"beta": 0.0}, "fedavg", {}),
     ("fednsam", {"gamma": 0.0, "rho": 0.0}, "uniform", {}),
+    ("feddecorr", {"beta": 0.0}, "fedavg", {}),
+    ("feddecorr+scaffold", {"beta": 0.0}, "scaffold", {}),
     ("fednova", {}, "fedavg", {}),  # all clients take as many steps
     ("fednova", {"mu": 1e-13}, "fedavg", {}),
     ("fedsol", {"rho": 0.0}, "fedavg", {}),
@@ -226,6 +228,18 @@ def of_base(name, **settings):
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
     one, other = run(build(name, settings), **WHOLE), of_base(base, **base_settings)
     assert difference(one.params, other.params) < 1e-12
+
+
+def test_fedgmt_without_its_teacher_is_its_dual():
+    for name, dual, weights in (
+        ("fedgmt", fk.ActiveDual(0.1, pull=False), fk.Uniform()),
+        ("fedgmt@released", fk.DynamicDual(0.1, pull=False), fk.BySize()),
+    ):
+        one, other = (
+            run(build(name, {"gamma": 0.0}), **WHOLE),
+            run(fk.method("x", gradient=dual, weights=weights), **WHOLE),
+        )
+        assert difference(one.params, other.params) < 1e-12
 
 
 def test_feddyn_refuses_lambda_zero():

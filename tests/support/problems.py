@@ -35,6 +35,10 @@ INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"s
 """Loops inside of a round, which laws need not wait for, and rounds before a momentum begins."""
 
 
+AMPLIFIES = {"feddecorr": 1e4}
+"""By how much more than others a method enlarges rounding: it divides features by their spread, however small."""
+
+
 def quick(name):
     """The method with its inner loops cut short."""
     return build(name, INNER.get(name, {}))

@@ -58,6 +58,7 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": spectral.filter_gradients,
     "fedfft": spectral.filter_perturbations,
     "fsa": adaptive.with_fsa,
+    "feddecorr": correction.decorrelate,
 }
 """What may stand before a `+`: functions of a method that give a method."""
 

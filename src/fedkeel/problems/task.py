@@ -17,6 +17,7 @@ from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
+from fedkeel.problems.features import find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.separability import check_mean, loss_is_a_mean
@@ -88,6 +89,7 @@ class Task:
         self.initial = self._read_weights(start)
         self.buffers = self._read_buffers(start)
         self.counters = read_counters(self.module)
+        self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
         self.stochastic = self.module is not None and any(
             (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
@@ -181,6 +183,10 @@ class Task:
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
     ) -> Any:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
+        if objective.features:
+            with note_inputs(self.classifier) as inputs:
+                prediction = self.predict(model, tensors)
+            return prediction, read_features(inputs)
         if not objective.of:
             return self.predict(model, tensors)
         given = () if noise is None or "key" not in objective.asks else (noise,)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
 
@@ -107,13 +107,14 @@ class DynamicDual(Rule):
     """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
 
     lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule
-    behind the clip. `divided` also divides the mean dual by the number of selected clients.  (FedDyn, Acar et al.
-    2021)
+    behind the clip. `divided` also divides the mean dual by the number of selected clients. Without `pull` it is
+    g + λ h_i.  (FedDyn, Acar et al. 2021)
     """
 
     lam: Positive
     half: bool = False
     divided: bool = False
+    pull: bool = newer_field(True)
     stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
@@ -123,6 +124,8 @@ class DynamicDual(Rule):
         return {"h_i": params.zeros()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        if not self.pull:
+            return tree + self.lam * client["h_i"], client
         place = client["h_i"] - at.start if self.half else at.params - at.start + client["h_i"]
         return tree + self.lam * place, client
 
@@ -189,17 +192,19 @@ class DriftCorrection(Rule):
 class ActiveDual(Rule):
     """FedDyn's pull, g + λ (w − w_t + h_i), but each client sends w_i + h_i: the mean dual is that of the selected.
 
-    lam must be positive.  (FedSpeed, Sun et al. 2023)
+    lam must be positive. Without `pull` it is g + λ h_i.  (FedSpeed, Sun et al. 2023)
     """
 
     lam: Positive
+    pull: bool = newer_field(True)
     stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree + self.lam * (at.params - at.start + client["h_i"]), client
+        place = at.params - at.start + client["h_i"] if self.pull else client["h_i"]
+        return tree + self.lam * place, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         h = client["h_i"] + at.params - at.start

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedkeel.core.rule import Local, Rule, State, newer_field, require
 from fedkeel.core.trees import Tree
-from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne, Whole
 
-__all__ = ["Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "WarmUp"]
+__all__ = ["Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "Trajectory", "WarmUp"]
 
 Form = Literal["heavy-ball", "ema", "nesterov"]
 SecondMoment = Literal["adam", "yogi", "adagrad"]
@@ -130,6 +130,25 @@ class GlobalSharpness(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         server = server | ({"round": server["round"] + 1} if self.warmup else {})
         return update, server | {"pseudo_gradient": server["pseudo_gradient"] | -reports["update"]}
+
+
+@dataclass(frozen=True)
+class Trajectory(Rule):
+    """Send the mean of the models so far beside w_t: e_t = α e_(t−1) + (1 − α) w_t, e_0 = w_0.
+
+    alpha = 0 sends w_t twice. alpha = 1 sends w_0 for ever.  (FedGMT, Li et al. 2025)
+    """
+
+    alpha: Share = 0.95
+
+    def server_slots(self, params: Tree) -> State:
+        return {"trajectory": params}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"trajectory": self.alpha * server["trajectory"] + (1 - self.alpha) * server["params"]}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, self.broadcast(server, server)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Task, average_scores
 from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.runs.prepare import cross_entropy, head_of, repeated
-from problems import model_for, quick
+from problems import AMPLIFIES, model_for, quick
 
 SIZES = (7, 4, 9, 1, 5)
 ROUNDS = ([0, 2, 3], [1, 2, 4])
@@ -128,7 +128,8 @@ def test_every_method_learns_what_it_learns_serially(name: str) -> None:
         if lift is lift_by_broadcast and any(rule.random for rule in method.rules):
             continue  # never broadcast: its keys differ from client to client
         task = Task(given, dtype=torch.float64, asks=method.asks)
-        assert difference(train(StackedEngine(task, method, training, lift=lift), method, task), serial) < 1e-12
+        found = train(StackedEngine(task, method, training, lift=lift), method, task)
+        assert difference(found, serial) < 1e-12 * AMPLIFIES.get(name, 1)
 
 
 @pytest.mark.usefixtures("onednn")

@@ -24,8 +24,9 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
-from fedkeel.kernels.layers import Frame, RunningBuffers
+from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.task import Task
 
@@ -147,7 +148,7 @@ class StackedWorkspace:
     ) -> Tensor:
         """Compute the mean, or the total, of the objective over the real samples of one client."""
         if not aim.objective.of_problem:
-            given = Given(reference, histogram, message, noise)
+            given = Given(reference, histogram, message, noise, mask)
             losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
             losses = self.task.compute_loss(self.task.mean_loss, model, tensors, output)
@@ -172,7 +173,7 @@ class StackedWorkspace:
 
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
-        """Compute the output of the model that the server sent, on the same samples."""
+        """Compute the output of a model that the server sent, on the same samples."""
         if not aim.objective.reference:
             return None
         assert self.inside is not None
@@ -187,7 +188,7 @@ class StackedWorkspace:
         try:
             with explain_unstackable():
                 output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
-                    dict(aim.message["params"].items()),
+                    dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
                     self.lower_inputs(batch),
                 )
@@ -248,8 +249,13 @@ class KernelWorkspace(StackedWorkspace):
         running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
-            output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
-            losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
+            watched = Watched(self.task.classifier, []) if aim.objective.features else None
+            frame = Frame(params, into, anchor, self.task.compute, running, watched)
+            output: Any = forward(module, frame, batch.tensors[0])
+            if watched is not None:
+                output = (output, read_features(watched.given))
+            output = _pytree.tree_map(lambda part: part.to(self.task.dtype), output)
+            losses = self.losses(module, batch, aim, output, reference)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, after)
         if not losses.requires_grad:
@@ -258,7 +264,7 @@ class KernelWorkspace(StackedWorkspace):
         return Gradient(into, losses.detach(), after)
 
     def losses(
-        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Tensor, reference: Tensor | None
+        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Tensor | None
     ) -> Tensor:
         """Compute one loss for each client, those of all clients at once where the loss treats samples one by one."""
         mask = batch.mask
