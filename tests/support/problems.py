@@ -24,6 +24,17 @@ ABLATIONS = [
 ]
 """What the papers put in the place of their filters."""
 
+OPTIMISERS = [
+    fk.LocalMomentum(0.9, nesterov=True),
+    fk.LocalMomentum(0.9, dampening=0.1),
+    fk.AdamW(),
+    fk.Adagrad(),
+    fk.Lion(),
+    fk.Muon(),
+    fk.Muon(without=("fc.*",), precision="bfloat16"),
+]
+"""What a client may step with."""
+
 
 def quadratic(params, batch):
     """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: one value per sample."""

@@ -45,7 +45,9 @@ class Setting(NamedTuple):
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
-STAGES = ("server_slots", "client_slots", "broadcast", "travels", "start", "step", "finish", "server_step")
+STAGES = (
+    "server_slots", "client_slots", "round_slots", "broadcast", "travels", "start", "step", "finish", "server_step",
+)  # fmt: skip
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
 """The stages of a client, which an engine may call for many clients at once."""
 
@@ -61,6 +63,8 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+    optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it
+    coupled_decay: ClassVar[bool] = False  # an optimiser whose weight decay is part of the direction, as SGD's is
     # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;
     # counts for the class that says it: a subclass with a function of its own says it anew
     stackable: ClassVar[bool] = False
@@ -101,6 +105,10 @@ class Rule:
 
         A slot called like a fact of the client, such as "size", holds that fact in every round.
         """
+        return {}
+
+    def round_slots(self, params: Tree) -> State:
+        """What a client holds during a round only: made when the round begins, dropped when it is over."""
         return {}
 
     def broadcast(self, message: State, server: State) -> State:

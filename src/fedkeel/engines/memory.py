@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import init_client
+from fedkeel.core.round import init_client, init_round
 from fedkeel.core.trees import tensors
 from fedkeel.engines.engine import Training, plan_rows
 from fedkeel.errors import RunError
@@ -53,7 +53,8 @@ def data_budget(device: torch.device) -> int:
 def clients_that_fit(task: Task, method: Method, training: Training) -> int:
     """Estimate from the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward."""
     tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
-    slots = sum(slot.numel() * slot.element_size() for slot in tensors(init_client(method, task.initial, task.buffers)))
+    held = (init_client(method, task.initial, task.buffers), init_round(method, task.initial))
+    slots = sum(slot.numel() * slot.element_size() for slot in tensors(held))
     client_bytes = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
     count = max(1, int(SPARE * free_bytes(task.device) / client_bytes))
     return min(count, CPU_TOGETHER) if task.device.type == "cpu" else count

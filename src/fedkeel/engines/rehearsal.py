@@ -108,6 +108,9 @@ class Watched(Rule):
     def client_slots(self, params: Tree) -> State:
         return self.stands_for.client_slots(params)
 
+    def round_slots(self, params: Tree) -> State:
+        return self.stands_for.round_slots(params)
+
     def broadcast(self, message: State, server: State) -> State:
         sent: State = self.call("broadcast", message, server)
         return sent

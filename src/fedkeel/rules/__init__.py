@@ -12,6 +12,8 @@ from fedkeel.rules.heavy_ball import *
 from fedkeel.rules.layers import *
 from fedkeel.rules.learned import *
 from fedkeel.rules.momentum import *
+from fedkeel.rules.muon import *
+from fedkeel.rules.optimisers import *
 from fedkeel.rules.personal import *
 from fedkeel.rules.perturbations import *
 from fedkeel.rules.probes import *

@@ -199,13 +199,18 @@ def repeated(method: Method) -> Method:
 
 
 def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phase:
-    """A training phase's chain with clip and decay where it says they go, or at its end."""
+    """A training phase's chain with clip and decay where it says they go.
+
+    Else the clip stands in front of the optimiser, and the decay behind it, or in front where it is part of the
+    direction; without an optimiser both stand at the end.
+    """
     if not phase.trains:
         return phase
     chain = list(phase.gradient)
     for place, rules in ((ClipHere(), clip), (DecayHere(), decay)):
         if place not in chain:
-            chain.append(place)
+            is_behind = (rule.optimiser and (place == ClipHere() or rule.coupled_decay) for rule in chain)
+            chain.insert([*is_behind, True].index(True), place)
         at = chain.index(place)
         chain[at : at + 1] = rules
     return replace(phase, gradient=tuple(chain))
