@@ -28,9 +28,9 @@ GRADIENT = "gradient"
 """The name that a rule lists in `reads` when it uses `at.gradient`."""
 
 NEVER_CALLED = {
-    "personal": {"step"},
-    "server": {"start", "step"},
-    "weights": {"start", "step"},
+    "personal": {"scale_rate", "step"},
+    "server": {"scale_rate", "start", "step"},
+    "weights": {"scale_rate", "start", "step"},
     "server_phase": {"server_slots", "client_slots", "broadcast", "server_step"},
     "final": {"server_step"},
 }

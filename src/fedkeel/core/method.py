@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from fedkeel.core.contract import check_method
@@ -65,6 +65,15 @@ class Phase:
     def passes(self) -> int:
         """How many times the phase is repeated."""
         return max((rule.passes_needed() for rule in self.rules), default=1)
+
+    @property
+    def varies_rate(self) -> bool:
+        """Whether the learning rate changes from step to step."""
+        return any("scale_rate" in rule.stages for rule in self.rules)
+
+    def scale_rate(self, round: int, done: float) -> float:
+        """By what its rules together multiply the rate of a step."""
+        return prod(rule.scale_rate(round, done) for rule in self.rules)
 
     def batches_of(self, size: int, batch_size: int) -> int | None:
         """The number of steps of a client of that size; None means that the experiment's local epochs decide."""

@@ -43,6 +43,7 @@ class StepInput(NamedTuple):
     step: Tensor
     key: Tensor
     active: Tensor | None = None  # None when no step of the phase is padding
+    scale: Tensor | None = None  # of the rate; None when no rule of the phase changes it
 
 
 class PhaseContext(NamedTuple):
@@ -157,13 +158,15 @@ def make_local_step(phase: Phase, gradient: GradientOf, lift: Lift, padded: bool
 
     ascends = phase.ascends
     climbs, same_objective = ascends is not None, ascends == phase.objective
-    climb = lift(climb, (0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0))
-    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, axis, axis, 0, None, 0, 0 if padded else None, 0, 0))
+    rate = 0 if phase.varies_rate else axis  # clients with fewer steps are further in them
+    climb = lift(climb, (0 if climbs else None, 0, 0, 0, axis, rate, 0, None, 0))
+    move = lift(move, (0, 0 if climbs else None, 0, 0, 0, axis, rate, 0, None, 0, 0 if padded else None, 0, 0))
 
     def body(carry: Carry, context: PhaseContext, given: StepInput) -> tuple[Carry, Tensor]:
         params, client = carry
         start, message, lr, steps = context
-        batch, step, key, active = given
+        batch, step, key, active, scale = given
+        lr = lr if scale is None else lr * scale
         old, point, before, buffers = client, params, None, client.get("buffers")
         if ascends is not None:
             first = gradient(params, batch, ascends, message, buffers)
@@ -199,7 +202,8 @@ def local_round(
 ) -> tuple[State, State]:
     """Train from `message`; return (report, client). `work` holds one stretch per phase of the method.
 
-    With `message_axis` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
+    With `message_axis` = 0, `message` and `lr` have a client axis: stacked clients of several servers. `lr` is the rate
+    of a step that no rule changes, `facts["lr"]` the mean over the client's steps.
     """
     steps = facts["steps"]
     nothing = torch.zeros((), dtype=torch.int64)
@@ -218,18 +222,18 @@ def local_round(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor
     ) -> tuple[State, State]:
         def f(
-            report: State, client: State, params: Tree, start: Tree, message: State, lr: Tensor, steps: Tensor,
+            report: State, client: State, params: Tree, start: Tree, message: State, mean: Tensor, steps: Tensor,
             loss: Tensor,
         ) -> tuple[State, State]:  # fmt: skip
-            at = Local(params, start, message, None, lr, nothing, steps, nothing, loss)
+            at = Local(params, start, message, None, mean, nothing, steps, nothing, loss)
             for rule in rules:
                 report, client = rule.finish(report, client, at)
             return report, client
 
         if not rules:
             return report, client
-        finished: tuple[State, State] = lift(f, (0, 0, 0, 0, message_axis, message_axis, 0, 0))(
-            report, client, params, start, message, lr, steps, loss
+        finished: tuple[State, State] = lift(f, (0, 0, 0, 0, message_axis, 0, 0, 0))(
+            report, client, params, start, message, facts["lr"], steps, loss
         )
         return finished
 

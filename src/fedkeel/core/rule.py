@@ -27,7 +27,7 @@ class Local(NamedTuple):
     start: Tree  # where this phase began
     message: State  # what the server sent; "params" is w_t, unless a rule sends another model
     gradient: Tree | None  # the gradient at w, before the perturbation; None unless the phase ascends
-    lr: Tensor  # 0-d: a captured graph or compiled step must not bake it in
+    lr: Tensor  # 0-d, of this step; in `finish` the mean over the client's steps, so that lr · steps is their sum
     step: Tensor  # 0-d: 0, 1, … within the phase
     steps: Tensor  # 0-d: the local steps K_i of this client in this round
     key: Tensor  # 0-d int64: randomness for this (seed, round, client, step)
@@ -46,7 +46,8 @@ class Setting(NamedTuple):
 
 
 STAGES = (
-    "server_slots", "client_slots", "round_slots", "broadcast", "travels", "start", "step", "finish", "server_step",
+    "server_slots", "client_slots", "round_slots", "broadcast", "travels", "scale_rate", "start", "step", "finish",
+    "server_step",
 )  # fmt: skip
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
 """The stages of a client, which an engine may call for many clients at once."""
@@ -118,6 +119,13 @@ class Rule:
     def travels(self, params: Tree) -> Tree:
         """What of the server's model is sent to clients, who have the rest as it was first made."""
         return params
+
+    def scale_rate(self, round: int, done: float) -> float:
+        """By what a step's rate is multiplied when a share `done` of the client's steps in that round is taken.
+
+        Numbers alone decide it, before the round begins.
+        """
+        return 1.0
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         """Where a client begins a phase."""

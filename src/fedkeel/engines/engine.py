@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
@@ -112,6 +113,32 @@ def plan_rows(task: Task, training: Training, round: int, client: int, number: i
 def sent_steps(method: Method, lengths: Sequence[int]) -> int:
     """Count K_i: the steps that move the model which the client sends."""
     return sum(n for phase, n in zip(method.phases, lengths, strict=True) if phase.trains and phase.uploads)
+
+
+def scale_rates(method: Method, round: int, lengths: Sequence[int]) -> list[list[float] | None]:
+    """By what the rate is multiplied in the steps of each phase of so many steps; None where it does not change.
+
+    Steps that move the model which is sent are counted through all such phases, others within their own.
+    """
+    scales: list[list[float] | None] = []
+    total, taken = sent_steps(method, lengths), 0
+    for phase, steps in zip(method.phases, lengths, strict=True):
+        is_sent = phase.trains and phase.uploads
+        first, of = (taken, total) if is_sent else (0, steps)
+        taken += steps if is_sent else 0
+        varies = phase.varies_rate
+        scales.append([phase.scale_rate(round, (first + k) / of) for k in range(steps)] if varies else None)
+    return scales
+
+
+def mean_scale(method: Method, lengths: Sequence[int], scales: Sequence[list[float] | None]) -> float:
+    """By what the mean rate of the K_i steps that are sent differs from the round's."""
+    sent = [
+        ([1.0] * steps if scale is None else scale)
+        for phase, steps, scale in zip(method.phases, lengths, scales, strict=True)
+        if phase.trains and phase.uploads
+    ]
+    return math.fsum(one for scale in sent for one in scale) / max(1, sum(map(len, sent)))
 
 
 def client_state(method: Method, task: Task, state: State | None) -> State:

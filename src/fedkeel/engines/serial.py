@@ -16,7 +16,17 @@ from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import ClientOutcome, Training, client_facts, client_state, plan_rows, sent_steps, step_keys
+from fedkeel.engines.engine import (
+    ClientOutcome,
+    Training,
+    client_facts,
+    client_state,
+    mean_scale,
+    plan_rows,
+    scale_rates,
+    sent_steps,
+    step_keys,
+)
 from fedkeel.engines.machine import keep_large_buffers
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Batch, Scores, Task
@@ -51,25 +61,32 @@ class SerialEngine:
         began, spent = time.perf_counter(), self.seconds["data"] + self.seconds["gradients"]
         phases, task, training = self.method.phases, self.task, self.training
         plans = [plan_rows(task, training, round, client, i, phase) for i, phase in enumerate(phases)]
-        steps = sent_steps(self.method, [len(rows) for rows in plans])
-        facts = client_facts(self.task, client, steps, rate)
-        work = [self.phase_work(round, client, i, phase, plans[i]) for i, phase in enumerate(phases)]
+        lengths = [len(rows) for rows in plans]
+        scales = scale_rates(self.method, round, lengths)
+        mean = rate * mean_scale(self.method, lengths, scales)
+        facts = client_facts(self.task, client, sent_steps(self.method, lengths), mean)
+        work = [self.phase_work(round, client, i, phase, plans[i], scales[i]) for i, phase in enumerate(phases)]
         state = client_state(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent
         self.seconds.add("rules", time.perf_counter() - began - spent)
         return ClientOutcome(client, report, state)
 
-    def phase_work(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> PhaseWork:
+    def phase_work(
+        self, round: int, client: int, index: int, phase: Phase, plan: list[Rows], scales: list[float] | None
+    ) -> PhaseWork:
         """Make the work of a phase; inputs of steps are made one at a time, as they are used."""
         sizes = torch.tensor([len(rows) for rows in plan], dtype=self.task.dtype, device=self.task.device)
-        return PhaseWork(self.step_inputs(round, client, index, phase, plan), sizes / sizes.sum())
+        return PhaseWork(self.step_inputs(round, client, index, phase, plan, scales), sizes / sizes.sum())
 
-    def step_inputs(self, round: int, client: int, index: int, phase: Phase, plan: list[Rows]) -> Iterator[StepInput]:
+    def step_inputs(
+        self, round: int, client: int, index: int, phase: Phase, plan: list[Rows], scales: list[float] | None
+    ) -> Iterator[StepInput]:
         of = key(self.training.seed, "samples", round, client, index)
         objective_draws = "key" in self.task.asks
         random = objective_draws or any(rule.random for rule in phase.rules)
         keys = step_keys(self.training, round, client, index, len(plan), self.task.device) if random else None
+        by = None if scales is None else torch.tensor(scales, dtype=self.task.dtype, device=self.task.device)
         for step, rows in enumerate(plan):
             began = time.perf_counter()
             seeds = sample_keys(of, step, rows) if self.task.augments else None
@@ -77,7 +94,8 @@ class SerialEngine:
             noise = keys[step] if objective_draws and keys is not None else None
             batch = self.task.batch(client, rows, seeds, seed, noise)
             self.seconds.add("data", time.perf_counter() - began)
-            yield StepInput(batch, self.counter(step), self.no_key if keys is None else keys[step])
+            scale = None if by is None else by[step]
+            yield StepInput(batch, self.counter(step), self.no_key if keys is None else keys[step], None, scale)
 
     def counter(self, step: int) -> Tensor:
         if step >= len(self.counters):

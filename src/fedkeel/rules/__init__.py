@@ -17,6 +17,7 @@ from fedkeel.rules.optimisers import *
 from fedkeel.rules.personal import *
 from fedkeel.rules.perturbations import *
 from fedkeel.rules.probes import *
+from fedkeel.rules.rates import *
 from fedkeel.rules.server_rules import *
 from fedkeel.rules.weights import *
 

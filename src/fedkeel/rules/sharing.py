@@ -55,6 +55,9 @@ class Confined(Rule):
     def travels(self, params: Tree) -> Tree:
         return self.inner.travels(params)
 
+    def scale_rate(self, round: int, done: float) -> float:
+        return self.inner.scale_rate(round, done)
+
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         begun, client = self.inner.start(self.shared(params), client, self.see(message))
         return params | begun, client

@@ -16,7 +16,16 @@ from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack, unstack
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import ClientOutcome, ScoreRequest, Training, client_facts, client_state, sent_steps
+from fedkeel.engines.engine import (
+    ClientOutcome,
+    ScoreRequest,
+    Training,
+    client_facts,
+    client_state,
+    mean_scale,
+    scale_rates,
+    sent_steps,
+)
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.engines.scoring import Scorer
 from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift
@@ -141,8 +150,13 @@ class StackedEngine:
             plan_stack(self.store, self.training, round, clients, number, phase)
             for number, phase in enumerate(self.method.phases)
         ]
-        taken = [sent_steps(self.method, [int((p.sizes[:, c] > 0).sum()) for p in phases]) for c in range(len(clients))]
-        rates = rate.expand(len(clients))
+        lengths = [[int((p.sizes[:, c] > 0).sum()) for p in phases] for c in range(len(clients))]
+        taken = [sent_steps(self.method, own) for own in lengths]
+        scales = [scale_rates(self.method, round, own) for own in lengths]
+        for steps, of_phase in zip(phases, zip(*scales, strict=True), strict=True):
+            steps.set_scales(of_phase)
+        means = [mean_scale(self.method, *given) for given in zip(lengths, scales, strict=True)]
+        rates = rate.expand(len(clients)) * rate.new_tensor(means)
         facts = stack([client_facts(self.task, *given) for given in zip(clients, taken, rates, strict=True)])
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)

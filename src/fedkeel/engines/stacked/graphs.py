@@ -30,6 +30,7 @@ class Inputs(NamedTuple):
     mask: Tensor | None
     active: Tensor | None
     keys: Tensor
+    scales: Tensor | None
 
     @staticmethod
     def of(steps: StackedSteps, device: torch.device, dtype: torch.dtype) -> Inputs:
@@ -42,6 +43,7 @@ class Inputs(NamedTuple):
             None if steps.full else to_device(steps.mask()).to(dtype),
             to_device(steps.sizes > 0) if steps.padded else None,
             steps.keys.to(device),
+            steps.scales,
         )
 
 
@@ -88,7 +90,7 @@ class Graph:
         """Take some steps, chosen by the counter on the device, and put what they carry back after the last."""
         carry, place = self.carry, tensors(self.carry)
         for _ in range(count):
-            index, draws, mask, active, keys = (
+            index, draws, mask, active, keys, scale = (
                 None if part is None else part.index_select(0, self.step).squeeze(0) for part in self.inputs
             )
             assert index is not None
@@ -96,7 +98,7 @@ class Graph:
             clients, wide = index.shape
             noise = keys if self.noisy else None
             batch = StackedBatch(gather_batch(self.store, index, draws), mask, (wide,) * clients, self.histogram, noise)
-            carry, loss = self.body(carry, self.context, StepInput(batch, self.step.squeeze(0), keys, active))
+            carry, loss = self.body(carry, self.context, StepInput(batch, self.step.squeeze(0), keys, active, scale))
             self.losses.index_copy_(0, self.step, loss.to(self.losses.dtype).unsqueeze(0))
             self.step += 1
         taken = {slot.untyped_storage().data_ptr() for slot in place}

@@ -83,6 +83,13 @@ class StackedSteps:
     histogram: Tensor | None = None  # [clients, classes]
     first: int = 0  # the number of the first step
     pads: bool = False  # whether steps of the same phase are padded elsewhere
+    scales: Tensor | None = None  # [steps, clients] of the rate, where it changes from step to step
+
+    def set_scales(self, scales: Sequence[list[float] | None]) -> None:
+        """Note by what each client's rate is multiplied in each of its steps; padded steps change nothing."""
+        task = self.store.task
+        rows = [[*own, *[1.0] * (len(self.sizes) - len(own))] for own in scales if own is not None]
+        self.scales = torch.tensor(rows, dtype=task.dtype, device=task.device).T.contiguous() if rows else None
 
     def part(self, first: int, last: int, clients: int) -> StackedSteps:
         """Cut out some steps of the first clients."""
@@ -91,7 +98,9 @@ class StackedSteps:
             return None if array is None else array[first:last, :clients]
 
         histogram = None if self.histogram is None else self.histogram[:clients]
-        index, sizes, seeds, draws, keys = map(cut, (self.index, self.sizes, self.seeds, self.draws, self.keys))
+        index, sizes, seeds, draws, keys, scales = map(
+            cut, (self.index, self.sizes, self.seeds, self.draws, self.keys, self.scales)
+        )
         return StackedSteps(
             self.store,
             self.clients[:clients],
@@ -103,6 +112,7 @@ class StackedSteps:
             histogram,
             self.first + first,
             self.padded,
+            scales,
         )
 
     @property
@@ -148,7 +158,8 @@ class StackedSteps:
                 self.histogram,
                 keys[s] if self.noisy else None,
             )
-            yield StepInput(batch, steps[s], keys[s], active[s] if self.padded else None)
+            scale = None if self.scales is None else self.scales[s]
+            yield StepInput(batch, steps[s], keys[s], active[s] if self.padded else None, scale)
 
     def prepare_step(self, s: int, wide: int) -> Sample:
         """Prepare the samples that the models see in step s."""

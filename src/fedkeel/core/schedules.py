@@ -1,0 +1,202 @@
+"""How a learning rate changes over a run: a share of the rate at each time, which is counted in rounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import cos, isfinite, pi
+from typing import Any, Literal, Self
+
+from fedkeel.errors import ExperimentError, nearest
+from fedkeel.ranges import Count, NonNegative, Positive, Whole
+from fedkeel.typed_values import check_fields, check_table, show_value
+
+WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """The share of the rate at time t, in rounds from 0. In the first `warmup` = W rounds it is (t + 1) / (W + 1).
+
+    by = "round" keeps the rate for a whole round. by = "step" lets it change with every local step: step k of K in round
+    t is at time t + k / K.
+    """
+
+    warmup: Whole = 0
+    by: Literal["round", "step"] = "round"
+
+    def __post_init__(self) -> None:
+        check_fields(self, ExperimentError, f"the {name_of(self)} schedule")
+
+    @abstractmethod
+    def shape(self, time: float) -> float:
+        """The share after the warm-up; `time` is that of the run."""
+
+    def share_at(self, time: float) -> float:
+        """The share of the rate at that time."""
+        return (time + 1) / (self.warmup + 1) if time < self.warmup else self.shape(time)
+
+    def fit(self, rounds: int, key: str) -> Self:
+        """Return this schedule for a run of so many rounds; refuse one that does not fit, where `key` names it."""
+        if self.warmup >= rounds:
+            raise ExperimentError(
+                f"the warm-up of {key} takes {self.warmup} rounds, and the run has {rounds}.", f"{key}.warmup = 5"
+            )
+        fitted = self.lengthen(rounds, key)
+        if not _is_positive(fitted, rounds - 1):
+            raise ExperimentError(
+                f"{key} leaves no rate in round {rounds}: a share of {fitted.share_at(rounds - 1):g}.",
+                f"{key}.end = 0.01, or a schedule as long as the run",
+            )
+        return fitted
+
+    def lengthen(self, rounds: int, key: str) -> Self:
+        """Return this schedule with the length of the run, where it has one; refuse what lies behind its end."""
+        return self
+
+    def save(self) -> dict[str, Any]:
+        """As a table for TOML."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {word: list(value) if isinstance(value, tuple) else value for word, value in values.items()}
+        return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}
+
+
+def _is_positive(schedule: Schedule, time: float) -> bool:
+    try:
+        return isfinite(share := schedule.share_at(time)) and share > 0
+    except OverflowError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The same rate in all rounds."""
+
+    def shape(self, time: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Schedule):
+    """γ^(t − W).  decay = 1 is constant. Without warm-up it is what `lr_decay` does."""
+
+    decay: Positive = 0.998
+
+    def shape(self, time: float) -> float:
+        return float(self.decay ** (time - self.warmup))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasting(Schedule):
+    """A schedule that goes from 1 to `end` in `rounds` rounds, warm-up included, and stays there; None: all of the run.
+
+    `end` would be the share of the round behind the last.
+    """
+
+    end: NonNegative = 0.0
+    rounds: Count | None = None
+
+    def lengthen(self, rounds: int, key: str) -> Self:
+        if self.rounds is not None and self.rounds > rounds:
+            raise ExperimentError(
+                f"{key} is longer than the run: {self.rounds} rounds of {rounds}.", f"leave {key}.rounds out"
+            )
+        if self.rounds is not None and self.rounds <= self.warmup:
+            raise ExperimentError(
+                f"{key} ends after {self.rounds} rounds, in its warm-up of {self.warmup}.", f"leave {key}.rounds out"
+            )
+        return self if self.rounds is not None else replace(self, rounds=rounds)
+
+    def progress(self, time: float) -> float:
+        """How much of the way from 1 to `end` is done."""
+        assert self.rounds is not None
+        return min((time - self.warmup) / (self.rounds - self.warmup), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Lasting):
+    """1 − (1 − end) p, where p = (t − W) / (T − W).  end = 1 is constant."""
+
+    def shape(self, time: float) -> float:
+        return 1.0 - (1.0 - self.end) * self.progress(time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Lasting):
+    """end + (1 − end) (1 + cos π p) / 2, where p = (t − W) / (T − W).  end = 1 is constant.  (Loshchilov et al. 2017)"""
+
+    def shape(self, time: float) -> float:
+        return self.end + (1.0 - self.end) * (1.0 + cos(pi * self.progress(time))) / 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    """φ^n, where n milestones have been reached: rounds of the run, counted from 0.  factor = 1 is constant."""
+
+    milestones: tuple[Count, ...]
+    factor: Positive = 0.1
+
+    def shape(self, time: float) -> float:
+        return float(self.factor ** sum(time >= one for one in self.milestones))
+
+    def lengthen(self, rounds: int, key: str) -> Self:
+        late = [one for one in self.milestones if one >= rounds]
+        if late:
+            raise ExperimentError(
+                f"a milestone of {key} lies behind the last round: {late[0]}, and the run has {rounds}.",
+                f"{key}.milestones = [{max(1, rounds // 2)}]",
+            )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic(Schedule):
+    """1 − (1 − end) p, where p is the share of a cycle of C rounds that is over; then the next begins at 1.
+
+    end = 1 is constant.  (Stochastic weight averaging, Izmailov et al. 2018)
+    """
+
+    cycle: Count
+    end: NonNegative = 0.0
+
+    def shape(self, time: float) -> float:
+        return 1.0 - (1.0 - self.end) * (((time - self.warmup) % self.cycle) / self.cycle)
+
+    def lengthen(self, rounds: int, key: str) -> Self:
+        if self.warmup + self.cycle > rounds:
+            raise ExperimentError(
+                f"the first cycle of {key} ends after {self.warmup + self.cycle} rounds, and the run has {rounds}.",
+                f"{key}.cycle = {max(1, (rounds - self.warmup) // 4)}",
+            )
+        return self
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "exponential": Exponential,
+    "linear": Linear,
+    "cosine": Cosine,
+    "step": Step,
+    "cyclic": Cyclic,
+}
+"""The schedules by name."""
+
+
+def name_of(schedule: Schedule) -> str:
+    """The name that files have for a schedule."""
+    return next((name for name, kind in SCHEDULES.items() if kind is type(schedule)), type(schedule).__name__)
+
+
+def read_schedule(given: Schedule | str | Mapping[str, Any], key: str) -> Schedule:
+    """A schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
+    if isinstance(given, Schedule):
+        return given
+    settings: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise ExperimentError(f"{key} needs its name: {show_value(dict(settings))}", WHERE)
+    if name not in SCHEDULES:
+        raise ExperimentError(f"unknown schedule: {name}", nearest(name, SCHEDULES, "schedules"))
+    check_table(SCHEDULES[name], settings, ExperimentError, f"the {name} schedule")
+    return SCHEDULES[name](**settings)
