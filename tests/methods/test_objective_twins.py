@@ -56,6 +56,7 @@ def close(one: list[Params], other: list[Params], atol: float = 1e-12) -> None:
 @pytest.mark.parametrize("name", ["fedgmt", "fedgmt@released"])
 def test_fedgmt_follows_the_mean_model(name: str) -> None:
     gamma, temperature, alpha, lam, given = 0.7, 2.0, 0.6, 0.3, problem(smooth=False)
+    momentum = 0.4 if name == "fedgmt@released" else 0.0
     model = given.model.double()
     w = e = first(given)
     duals = [{n: torch.zeros_like(leaf) for n, leaf in w.items()} for _ in SIZES]
@@ -64,7 +65,7 @@ def test_fedgmt_follows_the_mean_model(name: str) -> None:
         e, ends = combine((alpha, e), (1 - alpha, w)), {}
         for i in selected:
             x, y = given.clients[i][0].double(), given.clients[i][1]
-            here = w
+            here, ball = w, combine((0, w))
             for _ in range(2):
                 params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
                 z, teacher = functional_call(model, params, (x,)), functional_call(model, e, (x,)).detach()
@@ -72,7 +73,8 @@ def test_fedgmt_follows_the_mean_model(name: str) -> None:
                     (z / temperature).log_softmax(-1), (teacher / temperature).softmax(-1), reduction="batchmean"
                 )
                 g = slope(functional.cross_entropy(z, y) + gamma * temperature**2 * apart, params)
-                here = combine((1, here), (-0.1, g), (-0.1 * lam, duals[i]))
+                ball = combine((1, g), (lam, duals[i]), (momentum, ball))
+                here = combine((1, here), (-0.1, ball))
             duals[i] = combine((1, duals[i]), (1, here), (-1, w))
             ends[i] = here
         if name == "fedgmt":
@@ -81,7 +83,8 @@ def test_fedgmt_follows_the_mean_model(name: str) -> None:
             total = sum(SIZES[i] for i in ends)
             w = combine(*((SIZES[i] / total, end) for i, end in ends.items()), *((1 / 3, dual) for dual in duals))
         expected.append(w)
-    method = build(name, {"gamma": gamma, "temperature": temperature, "alpha": alpha, "lam": lam})
+    settings = {"gamma": gamma, "temperature": temperature, "alpha": alpha, "lam": lam}
+    method = build(name, settings | ({"momentum": momentum} if momentum else {}))
     for engine in ("serial", "stacked"):
         close(found(problem(smooth=False), method, engine), expected)
 

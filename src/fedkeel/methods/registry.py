@@ -20,6 +20,7 @@ from fedkeel.methods import (
     correction,
     lookback,
     momentum,
+    optimisers,
     personalised,
     sharpness,
     spectral,
@@ -27,7 +28,9 @@ from fedkeel.methods import (
 )
 from fedkeel.typed_values import check_keys, read_values, types_of
 
-FAMILIES = (averaging, correction, momentum, sharpness, lookback, spectral, adaptive, weighting, personalised)
+FAMILIES = (
+    averaging, correction, momentum, optimisers, sharpness, lookback, spectral, adaptive, weighting, personalised
+)  # fmt: skip
 """The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
 
 

@@ -6,7 +6,7 @@ from fedkeel.core.method import Method, method
 from fedkeel.core.objectives import Guided
 from fedkeel.core.rule import Rule, Weighting
 from fedkeel.methods.correction import half_clipped
-from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share, Whole
+from fedkeel.ranges import NonNegative, Positive, PositiveShare, Share, ShareBelowOne, Whole
 from fedkeel.rules import (
     ActiveDual,
     AdaptiveSam,
@@ -19,6 +19,7 @@ from fedkeel.rules import (
     DistilAscent,
     DynamicDual,
     GlobalSharpness,
+    LocalMomentum,
     MixGradients,
     PrivateLayers,
     Sam,
@@ -197,9 +198,9 @@ def fedgmt(gamma: NonNegative = 1.0, temperature: Positive = 3.0, alpha: Share =
     gamma = 0 trains on the loss alone. temperature = 1 compares outputs as they are.
 
     Paper: known by its abstract and a transcription of its algorithm: each client sends w_i + h_i, so that the duals of
-    the selected are averaged; λ = 1 / β. Released code: averages by size and adds the mean dual of all clients; local
-    momentum 0.9; the teacher trains its batch norms. Here: the paper's, with plain steps; the teacher judges with the
-    statistics that the client has; fedgmt@released is the other.
+    the selected are averaged; λ = 1 / β. Released code: averages by size and adds the mean dual of all clients, and has
+    local momentum 0.9. Here: the paper's, with plain steps; the teacher judges with the statistics that the client has;
+    fedgmt@released is the other.
     """
     gradient, server = [ActiveDual(lam, pull=False)], [Trajectory(alpha)]
     return method("fedgmt", gradient=gradient, weights=Uniform(), server=server,
@@ -207,16 +208,20 @@ def fedgmt(gamma: NonNegative = 1.0, temperature: Positive = 3.0, alpha: Share =
 
 
 def fedgmt_released(
-    gamma: NonNegative = 1.0, temperature: Positive = 3.0, alpha: Share = 0.95, lam: Positive = 0.1
+    gamma: NonNegative = 1.0,
+    temperature: Positive = 3.0,
+    alpha: Share = 0.95,
+    lam: Positive = 0.1,
+    momentum: ShareBelowOne = 0.9,
 ) -> Method:
     """FedGMT as released: averaged by size, and the mean dual of all clients is added.
 
     gamma = 0 trains on the loss alone. temperature = 1 compares outputs as they are.
 
-    Paper: see fedgmt. Released code: FedDyn's server; local momentum 0.9, anew in each round. Here: as released, with
-    plain steps.
+    Paper: see fedgmt. Released code: FedDyn's server; local momentum 0.9, anew in each round; the teacher's batch norms
+    stay as they began. Here: as released, but the teacher judges with the statistics that the client has.
     """
-    gradient, server = [DynamicDual(lam, pull=False)], [Trajectory(alpha)]
+    gradient, server = [DynamicDual(lam, pull=False), LocalMomentum(momentum)], [Trajectory(alpha)]
     return method("fedgmt@released", gradient=gradient, weights=BySize(), server=server,
                   objective=Guided(gamma, temperature), papers=["fedgmt"])  # fmt: skip
 

@@ -19,6 +19,7 @@ from fedkeel.rules.perturbations import *
 from fedkeel.rules.probes import *
 from fedkeel.rules.rates import *
 from fedkeel.rules.server_rules import *
+from fedkeel.rules.shared_moments import *
 from fedkeel.rules.weights import *
 
 RULES: dict[str, type[Rule]] = {

@@ -21,6 +21,7 @@ __all__ = [
     "DecayHere",
     "DriftCorrection",
     "DynamicDual",
+    "MomentumVariates",
     "Proximal",
     "WeightDecay",
 ]
@@ -100,6 +101,25 @@ class ControlVariates(Rule):
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
+
+
+@dataclass(frozen=True)
+class MomentumVariates(ControlVariates):
+    """Control variates whose common one follows the participants: g + c − c_i, c ← c + γ (mean_i c_i − c) over them.
+
+    c_i ← c_i − c + (w_t − w_i) / Σ_k η_k. gamma = 1 forgets all rounds but the last. scale = 0 is FedAvg.
+    (FedMoSWA, Liu et al. 2025)
+    """
+
+    gamma: PositiveShare = 0.2
+    stackable: ClassVar[bool] = True
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        _, client = super().finish(report, client, at)
+        return report | {"c_i": client["c_i"]}, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"c": server["c"] + self.gamma * (reports["c_i"].mean() - server["c"])}
 
 
 @dataclass(frozen=True)
