@@ -251,7 +251,7 @@ def test_local_optimisers_without_what_the_server_adds():
         (build("local-adamw"), fk.AdamW(), fk.BySize()),
         (build("local-muon"), fk.Muon(), fk.BySize()),
         (build("fedadamw", {"alpha": 0.0}), fk.AlignedAdamW(), fk.Uniform()),
-        (build("fedmuon", {"alpha": 0.0}), fk.Muon(nesterov=False, moments="average"), fk.Uniform()),
+        (build("fedmuon", {"mix": 0.0}), fk.Muon(nesterov=False, moments="average"), fk.Uniform()),
     ):
         other = fk.method("x", gradient=chain, weights=weights)
         assert difference(run(one, **WHOLE).params, run(other, **WHOLE).params) < 1e-12, one.name

@@ -176,7 +176,7 @@ def test_fedpac_with_adamw() -> None:
 
 
 def test_fedpac_with_muon_is_fedmuon() -> None:
-    one, other = build("fedpac", {"preconditioner": "muon", "beta": 0.3}), build("fedmuon", {"alpha": 0.3})
+    one, other = build("fedpac", {"preconditioner": "muon", "beta": 0.3}), build("fedmuon", {"mix": 0.3})
     assert one.phases == other.phases
 
 
@@ -221,7 +221,7 @@ class Muon(Twin):
 
 
 def test_fedmuon() -> None:
-    agree(build("fedmuon", {"alpha": 0.3, "momentum": 0.8}), Muon(0.3, 0.8))
+    agree(build("fedmuon", {"mix": 0.3, "momentum": 0.8}), Muon(0.3, 0.8))
 
 
 class Oracle(Twin):

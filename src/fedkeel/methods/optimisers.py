@@ -75,7 +75,7 @@ def fedadamw(
 
 
 def fedmuon(
-    alpha: ShareBelowOne = 0.5,
+    mix: ShareBelowOne = 0.5,
     momentum: ShareBelowOne = 0.95,
     nesterov: bool = False,
     scale: Scale = "match_rms_adamw",
@@ -83,14 +83,16 @@ def fedmuon(
 ) -> Method:
     """Local Muon whose momenta begin with the clients' mean, mixed with the last global direction.
 
+    mix = 0 mixes nothing in; it is the paper's α.
+
     Paper: known by its abstract and a transcription of its algorithm: (1 − α) U Vᵀ + α m by an SVD, no Nesterov;
     silent on vectors. Released code: momentum fixed at 0.98, where its local Muon has 0.95; Nesterov; the momentum's
     warm start is skipped where a gradient is None, which is without effect but for frozen parameters; vectors by an
     Adam that is reset; matrices at a rate of their own. Here: the paper's, by Newton–Schulz; moments of vectors are
-    averaged too; the decay is that of the experiment, not scaled. The first round runs at 1 − α of the rate.
+    averaged too; the decay is that of the experiment, not scaled. The first round runs at 1 − mix of the rate.
     """
     rule = Muon(momentum, nesterov, scale=scale, moments="average", without=tuple(without))
-    return method("fedmuon", gradient=[rule, ClientMomentum(1 - alpha)], weights=Uniform(), papers=["fedmuon", "muon"])
+    return method("fedmuon", gradient=[rule, ClientMomentum(1 - mix)], weights=Uniform(), papers=["fedmuon", "muon"])
 
 
 def fedmuon_lmo(alpha: PositiveShare = 0.9) -> Method:
@@ -101,13 +103,13 @@ def fedmuon_lmo(alpha: PositiveShare = 0.9) -> Method:
     Newton–Schulz of 5 steps for the oracle; vectors move by their direction.
     """
     gradient = [VariateMomentum(alpha), Orthogonal()]
-    return method("fedmuon-lmo", gradient=gradient, weights=AmongAll(), papers=["fedmuon-lmo", "muon"])
+    return method("fedmuon-lmo", gradient=gradient, weights=AmongAll(), papers=["fedmuonlmo", "muon"])
 
 
 def fedpac(beta: ShareBelowOne = 0.5, preconditioner: Literal["adamw", "muon"] = "adamw") -> Method:
     """Local steps whose preconditioner begins with the clients' mean, mixed with the last direction. Experimental.
 
-    preconditioner = adamw aligns the second moments, muon the momenta, which is FedMuon.
+    beta = 0 mixes nothing in. preconditioner = adamw aligns the second moments, muon the momenta, which is FedMuon.
 
     Paper: known by its abstract and a transcription of its algorithm; its optimisers are SOAP, Sophia and Muon.
     Released code: its commands run β = 0.85, not the 0.5 of its notes; never updates Sophia's Hessian; two files
