@@ -24,6 +24,7 @@ from fedkeel.cli import (
     report,
     reproduce,
     run,
+    search,
     sweep,
 )
 from fedkeel.cli.console import complain, say, stderr, tolerate
@@ -53,7 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, compare, sweep, reproduce, report, analyse, methods, datasets, models, export, doctor):
+for module in (run, compare, sweep, search, reproduce, report, analyse, methods, datasets, models, export, doctor):
     module.add_to(app)
 
 

@@ -70,8 +70,8 @@ class Sweep:
             raise ExperimentError("a sweep names its methods.", "write [methods.fedavg], [methods.fedsam] …")
         if not base.get("validation"):
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
-        shared = _grid(data.get("grid", {}))
-        grids = {name: {**shared, **_grid(own)} for name, own in methods.items()}
+        shared = grid_of(data.get("grid", {}))
+        grids = {name: {**shared, **grid_of(own)} for name, own in methods.items()}
         given = {word: data[word] for word in ("seeds", "budget") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
         sweep = Sweep(base, grids, **given, trust=Trust.given(trust))
@@ -113,7 +113,8 @@ class Sweep:
         return set.intersection(*({k for k, values in grid.items() if len(values) > 1} for grid in self.grids.values()))
 
 
-def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
+def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
+    """The values of each key, from a table of a file; a value alone is a list of one."""
     if not isinstance(given, Mapping):
         raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
     found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
