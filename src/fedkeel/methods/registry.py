@@ -1,6 +1,6 @@
 """The methods by name. Each is its paper's algorithm, spelled with rules.
 
-`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`.
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `adamw+fedsam`.
 Several may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
 """
 
@@ -15,6 +15,7 @@ from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
+from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
@@ -48,6 +49,7 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": spectral.filter_gradients,
     "fedfft": spectral.filter_perturbations,
     "fsa": adaptive.with_fsa,
+    **OPTIMISER_PLUGINS,
 }
 """What may stand before a `+`: functions of a method that give a method."""
 
