@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.cli.console import say, stderr
+from fedkeel.core.rule import Rule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.registry import PARTITIONS, explain_new_default, parse_partition
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
+from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import Experiment
 from fedkeel.typed_values import read_toml
 
@@ -68,10 +70,13 @@ def experiments(request: Request) -> list[Asked]:
             data["partition"] = with_field(partition_of(data), path[1:], value)
         elif path[0] == "evaluation" and len(path) == 2:
             data["evaluation"] = with_field(data.get("evaluation"), path[1:], value)
+        elif path[0] == "optimizer" and len(path) == 2:
+            named = data.get("optimizer")
+            data["optimizer"] = with_field({"name": named} if isinstance(named, str) else named, path[1:], value)
         elif len(path) > 1:
             raise ExperimentError(
                 f"an experiment has no part: {'.'.join(path)}",
-                "the parts with fields are method, partition and evaluation",
+                "the parts with fields are method, partition, evaluation and optimizer",
             )
     typed = typed_keys(request, changes)
     trust = Trust.TYPED if "method" in typed else Trust.given(request.trust)
@@ -84,7 +89,7 @@ def experiments(request: Request) -> list[Asked]:
         if not values:
             raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
-        Asked(label, Experiment.load(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
+        name_run(label, Experiment.load(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
         for label, method in zip(labels(methods), methods, strict=True)
         for seed in seeds
     ]
@@ -97,9 +102,15 @@ def experiments(request: Request) -> list[Asked]:
     return made
 
 
+def name_run(label: str, experiment: Experiment) -> Asked:
+    """A run by its method, and by its optimiser where one is asked for."""
+    rule = experiment.optimizer
+    return Asked(f"{name_optimiser(rule)}+{label}" if isinstance(rule, Rule) else label, experiment)
+
+
 def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
-    options = {"method": bool(request.methods), "model": request.model is not None}
+    options = {"method": bool(request.methods), "model": request.model is not None, "optimizer": False}
     return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 

@@ -1,119 +1,114 @@
-"""Local optimisers by name, and what the server makes of their state."""
+"""Optimisers of the clients by name: `optimizer = "adamw"` of an experiment, and the plug-ins `adamw+BASE` …"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from inspect import Parameter, Signature
+from typing import Any, cast
 
-from fedkeel.core.method import Method, method
+from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule
-from fedkeel.ranges import Positive, PositiveShare, ShareBelowOne
-from fedkeel.rules import (
-    AdamW,
-    AddMomentum,
-    AlignedAdamW,
-    AmongAll,
-    BySize,
-    ClientMomentum,
-    Muon,
-    Orthogonal,
-    Uniform,
-    VariateMomentum,
-)
-from fedkeel.rules.optimisers import Moments
+from fedkeel.errors import ExperimentError, MethodError, nearest
+from fedkeel.importing import Trust
+from fedkeel.methods.composition import load_rule
+from fedkeel.methods.named import NamedRule
+from fedkeel.rules import Adagrad, AdamW, DecayHere, Lion, LocalMomentum, Muon
+from fedkeel.rules.optimisers import Optimiser
+from fedkeel.typed_values import check_table, show_value, types_of
 
-__all__ = ["local_adamw", "local_muon", "fedadamw", "fedmuon", "fedmuon_lmo", "fedpac"]
+OPTIMISERS: dict[str, type[Optimiser] | None] = {
+    "sgd": None, "momentum": LocalMomentum, "adamw": AdamW, "adagrad": Adagrad, "lion": Lion, "muon": Muon,
+}  # fmt: skip
+"""The optimisers by name; SGD, without momentum, needs no rule."""
 
-Scale = Literal["match_rms_adamw", "original"]
+HINT = 'optimizer = "adamw", or [optimizer] with name = "adamw" and fields such as beta1 = 0.8'
 
 
-def local_adamw(
-    beta1: ShareBelowOne = 0.9, beta2: ShareBelowOne = 0.999, eps: Positive = 1e-8, moments: Moments = "reset"
-) -> Method:
-    """FedAvg whose clients step by AdamW.
-
-    Paper: AdamW's; in federated papers "local AdamW" begins every round without moments. Released code (FedAdamW):
-    clips raw gradients at 10, decays by 0.01, averages uniformly. Here: averaged by size; clip and decay are the
-    experiment's, the clip before the optimiser and the decay decoupled.
-    """
-    return method("local-adamw", gradient=[AdamW(beta1, beta2, eps, moments)], weights=BySize(), papers=["adamw"])
-
-
-def local_muon(
-    momentum: ShareBelowOne = 0.95,
-    nesterov: bool = True,
-    scale: Scale = "match_rms_adamw",
-    moments: Moments = "reset",
-    without: tuple[str, ...] = (),
-) -> Method:
-    """FedAvg whose clients step by Muon: matrices orthogonalised, the rest by AdamW.
-
-    Paper (a post): hidden matrices by Muon; embeddings, head and first convolution by AdamW. Released code (FedMuon):
-    all tensors with two axes or more, at a rate of their own; averages uniformly. Here: all matrices but those that
-    `without` names, convolutions flattened, in the model's precision and not in bfloat16; averaged by size.
-    """
-    rule = Muon(momentum, nesterov, scale=scale, moments=moments, without=tuple(without))
-    return method("local-muon", gradient=[rule], weights=BySize(), papers=["muon"])
-
-
-def fedadamw(
-    alpha: ShareBelowOne = 0.5,
-    beta1: ShareBelowOne = 0.9,
-    beta2: ShareBelowOne = 0.999,
-    eps: Positive = 1e-8,
-    blocks: Literal["tensor", "number"] = "tensor",
-) -> Method:
-    """Local AdamW whose second moments begin with the clients' mean, plus the last global direction.
-
-    Paper: known by its abstract and a transcription of its algorithm: d + α m, separate counts of steps for both
-    moments; blocks follow the Hessian's; the decay is printed with the sign that makes weights grow. Released code:
-    three forms, all with one count for both moments, so that rounds open with damped steps; (1 − γ) d + γ m, or γ fixed
-    at 0.5; the one for images sends all of v. Here: the paper's, with decay; a block is a tensor, blocks = number sends
-    all of v; the count grows by the mean number of steps.
-    """
-    gradient = [AlignedAdamW(beta1, beta2, eps, blocks), AddMomentum(alpha)]
-    return method("fedadamw", gradient=gradient, weights=Uniform(), papers=["fedadamw", "adamw"])
+def read_optimiser(given: Any, trust: Trust = Trust.TYPED) -> Rule | None:
+    """An optimiser from itself, its name, or a table of its name and fields; None is SGD."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping) and "rule" in given:
+        given = load_rule(given, trust)
+    if isinstance(given, NamedRule):
+        given.refuse()
+    if isinstance(given, Rule):
+        if not given.optimiser:
+            raise ExperimentError(f"{type(given).__name__} is no optimiser.", "put it into the method's gradient chain")
+        return given
+    settings = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise ExperimentError(f"an optimizer is a name, or a table with one: {show_value(given)}", HINT)
+    if name not in OPTIMISERS:
+        raise ExperimentError(f"unknown optimizer: {name}", nearest(name, OPTIMISERS, "optimizers"))
+    kind = OPTIMISERS[name]
+    if kind is None:
+        if settings:
+            raise ExperimentError(
+                f"optimizer sgd has no field: {next(iter(settings))}", 'with momentum it is name = "momentum"'
+            )
+        return None
+    check_table(kind, settings, ExperimentError, f"optimizer {name}")
+    return kind(**settings)
 
 
-def fedmuon(
-    mix: ShareBelowOne = 0.5,
-    momentum: ShareBelowOne = 0.95,
-    nesterov: bool = False,
-    scale: Scale = "match_rms_adamw",
-    without: tuple[str, ...] = (),
-) -> Method:
-    """Local Muon whose momenta begin with the clients' mean, mixed with the last global direction.
-
-    mix = 0 mixes nothing in; it is the paper's α.
-
-    Paper: known by its abstract and a transcription of its algorithm: (1 − α) U Vᵀ + α m by an SVD, no Nesterov;
-    silent on vectors. Released code: momentum fixed at 0.98, where its local Muon has 0.95; Nesterov; the momentum's
-    warm start is skipped where a gradient is None, which is without effect but for frozen parameters; vectors by an
-    Adam that is reset; matrices at a rate of their own. Here: the paper's, by Newton–Schulz; moments of vectors are
-    averaged too; the decay is that of the experiment, not scaled. The first round runs at 1 − mix of the rate.
-    """
-    rule = Muon(momentum, nesterov, scale=scale, moments="average", without=tuple(without))
-    return method("fedmuon", gradient=[rule, ClientMomentum(1 - mix)], weights=Uniform(), papers=["fedmuon", "muon"])
+def find_optimiser(method: Method) -> Rule | None:
+    """The optimiser in a method's own chains, of the model that clients send."""
+    chains = (phase.gradient for phase in method.phases if phase.trains and phase.uploads)
+    return next((rule for chain in chains for rule in chain if rule.optimiser), None)
 
 
-def fedmuon_lmo(alpha: PositiveShare = 0.9) -> Method:
-    """Momenta corrected by control variates, then orthogonalised: another method called FedMuon.
+def give_optimiser(method: Method, rule: Rule | None) -> Method:
+    """A method whose clients step with an optimiser, in every phase that trains; None leaves it as it is."""
+    if rule is None:
+        return method
+    own = find_optimiser(method)
+    if own is not None:
+        raise MethodError(
+            f"{method.name} has an optimiser of its own, {type(own).__name__}, and takes no second one.",
+            "leave the optimizer out, or choose a method without one",
+        )
+    name = name_optimiser(rule)
+    papers = tuple(dict.fromkeys((*((name,) if name in PAPERS else ()), *method.papers)))
+    return replace(method.map_phases(lambda phase: equip(phase, rule)), name=f"{name}+{method.name}", papers=papers)
 
-    Paper: known by a reproduction of its algorithm: those not selected count as if they had not moved, so that the
-    server's rate is s / N. Released code: none found. Here: as in the reproduction, α = 0.9 is its own;
-    Newton–Schulz of 5 steps for the oracle; vectors move by their direction.
-    """
-    gradient = [VariateMomentum(alpha), Orthogonal()]
-    return method("fedmuon-lmo", gradient=gradient, weights=AmongAll(), papers=["fedmuonlmo", "muon"])
+
+def equip(phase: Phase, rule: Rule | None) -> Phase:
+    """A phase that ends in an optimiser, behind all but what stands behind the weight decay."""
+    if rule is None or not phase.trains:
+        return phase
+    chain = list(phase.gradient)
+    chain.insert([*(one == DecayHere() for one in chain), True].index(True), rule)
+    return replace(phase, gradient=tuple(chain))
 
 
-def fedpac(beta: ShareBelowOne = 0.5, preconditioner: Literal["adamw", "muon"] = "adamw") -> Method:
-    """Local steps whose preconditioner begins with the clients' mean, mixed with the last direction. Experimental.
+def name_optimiser(rule: Rule) -> str:
+    known = (name for name, kind in OPTIMISERS.items() if kind is type(rule))
+    return next(known, type(rule).__name__.lower())
 
-    beta = 0 mixes nothing in. preconditioner = adamw aligns the second moments, muon the momenta, which is FedMuon.
 
-    Paper: known by its abstract and a transcription of its algorithm; its optimisers are SOAP, Sophia and Muon.
-    Released code: its commands run β = 0.85, not the 0.5 of its notes; never updates Sophia's Hessian; two files
-    that it imports are missing. Here: reconstructed for AdamW and Muon.
-    """
-    rule: Rule = AlignedAdamW(blocks="number") if preconditioner == "adamw" else Muon(nesterov=False, moments="average")
-    return method("fedpac", gradient=[rule, ClientMomentum(1 - beta)], weights=Uniform(), papers=["fedpac"])
+PAPERS = ("adamw", "adagrad", "lion", "muon")
+"""Keys of the optimisers' papers, where it is their name."""
+
+
+# ---- plug-ins ------------------------------------------------------------------------------------------------------
+def plug_in(name: str, kind: type[Optimiser]) -> Callable[..., Method]:
+    """A function of a base and of the optimiser's fields, which gives the base that optimiser."""
+
+    def plugged(base: Method, **settings: Any) -> Method:
+        return give_optimiser(base, kind(**settings))
+
+    types, keyword = types_of(kind), Parameter.KEYWORD_ONLY
+    words = [
+        Parameter(one.name, keyword, default=one.default, annotation=types[one.name]) for one in fields(cast(Any, kind))
+    ]
+    base = Parameter("base", Parameter.POSITIONAL_OR_KEYWORD, annotation=Method)
+    vars(plugged)["__signature__"] = Signature([base, *words], return_annotation=Method)
+    plugged.__doc__ = f"The plug-in `{name}+BASE`: {kind.__name__} in place of the base's SGD."
+    return plugged
+
+
+PLUGINS = {name: plug_in(name, kind) for name, kind in OPTIMISERS.items() if kind is not None}
+"""Each optimiser as a function of a method."""

@@ -1,6 +1,6 @@
 """The methods by name. Each is its paper's algorithm, spelled with rules.
 
-`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`.
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `adamw+fedsam`.
 Several may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
 """
 
@@ -20,16 +20,17 @@ from fedkeel.methods import (
     correction,
     lookback,
     momentum,
-    optimisers,
     personalised,
+    preconditioned,
     sharpness,
     spectral,
     weighting,
 )
+from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (
-    averaging, correction, momentum, optimisers, sharpness, lookback, spectral, adaptive, weighting, personalised
+    averaging, correction, momentum, preconditioned, sharpness, lookback, spectral, adaptive, weighting, personalised
 )  # fmt: skip
 """The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
 
@@ -62,6 +63,7 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "fedfft": spectral.filter_perturbations,
     "fsa": adaptive.with_fsa,
     "feddecorr": correction.decorrelate,
+    **OPTIMISER_PLUGINS,
 }
 """What may stand before a `+`: functions of a method that give a method."""
 

@@ -40,12 +40,12 @@ class ClipNorm(Rule):
 
 @dataclass(frozen=True)
 class ClipHere(Rule):
-    """Where in the chain the experiment's clip goes; without this, at its end, before the weight decay."""
+    """Where in the chain the experiment's clip goes; without this, in front of the optimiser, or at its end."""
 
 
 @dataclass(frozen=True)
 class DecayHere(Rule):
-    """Where in the chain the experiment's weight decay goes; without this, at its very end."""
+    """Where in the chain the experiment's weight decay goes; without this, at its very end, behind the optimiser."""
 
 
 @dataclass(frozen=True)

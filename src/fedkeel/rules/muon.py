@@ -55,6 +55,10 @@ class Muon(Optimiser):
     counter: ClassVar[str] = "muon_count"
     stackable: ClassVar[bool] = True
 
+    @property
+    def rates(self) -> tuple[float, ...]:  # type: ignore[override]
+        return (3e-4, 1e-3, 3e-3, 1e-2) if self.scale == "match_rms_adamw" else (3e-3, 1e-2, 3e-2, 1e-1)
+
     def settled(self, setting: Setting) -> Rule:
         fitted = replace(self, without=names_of(self.without, setting, self))
         if not split_matrices(setting.layout, fitted.without)[0].shapes:

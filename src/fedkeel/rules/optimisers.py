@@ -33,7 +33,13 @@ class Optimiser(Rule):
     moments: Moments
     slots: ClassVar[tuple[str, ...]]  # names of the moments
     counter: ClassVar[str]  # name of the count of steps
+    rates: ClassVar[tuple[float, ...]]  # learning rates that a sweep tries where none are given
     optimiser: ClassVar[bool] = True
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of an experiment that gives none."""
+        return self.rates[-2]
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         """Turn a direction into a step; return it with the new moments. `count` is 1 in the first step."""
@@ -106,6 +112,7 @@ class LocalMomentum(Optimiser):
     moments: Moments = "reset"
     slots: ClassVar[tuple[str, ...]] = ("local_momentum",)
     counter: ClassVar[str] = "local_momentum_count"
+    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
     coupled_decay: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
@@ -137,6 +144,7 @@ class AdamW(Optimiser):
     moments: Moments = "reset"
     slots: ClassVar[tuple[str, ...]] = ("adamw_m", "adamw_v")
     counter: ClassVar[str] = "adamw_count"
+    rates: ClassVar[tuple[float, ...]] = (1e-4, 3e-4, 1e-3, 3e-3)
     stackable: ClassVar[bool] = True
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
@@ -159,6 +167,7 @@ class Adagrad(Optimiser):
     moments: Moments = "reset"
     slots: ClassVar[tuple[str, ...]] = ("adagrad_sum",)
     counter: ClassVar[str] = "adagrad_count"
+    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
     stackable: ClassVar[bool] = True
 
     def first_moments(self, params: Tree) -> State:
@@ -184,6 +193,7 @@ class Lion(Optimiser):
     moments: Moments = "reset"
     slots: ClassVar[tuple[str, ...]] = ("lion_m",)
     counter: ClassVar[str] = "lion_count"
+    rates: ClassVar[tuple[float, ...]] = (3e-5, 1e-4, 3e-4, 1e-3)
     stackable: ClassVar[bool] = True
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedkeel.core.method import Method
+from fedkeel.core.rule import Rule
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import save_partition
 from fedkeel.errors import ExperimentError
@@ -20,6 +21,7 @@ from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
+from fedkeel.methods.optimisers import read_optimiser
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Seed, ShareBelowOne, Whole
@@ -29,7 +31,7 @@ from fedkeel.typed_values import check_table, read_values, types_of
 EXAMPLES = PLAIN | {
     "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
     "participants": [[0, 1], [2, 3]], "on_nonfinite": "drop", "buffers": "average", "init": "model.safetensors",
-    "evaluation": {"model": "local"},
+    "evaluation": {"model": "local"}, "optimizer": "adamw",
 }  # fmt: skip
 """What a key may look like, for those who gave it something else."""
 
@@ -42,9 +44,11 @@ class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
     `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number or a range
-    drawn per client and round; clip = 0 does not clip; `participants` an explicit schedule; `unavailable` the chance
-    that a selected client does not answer; `validation` a share of each client's training data that sweeps may choose
-    on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or "keep".
+    drawn per client and round; clip = 0 does not clip; `optimizer` is the clients': a name, a table of its name and
+    fields, or a rule, and without `lr` its own rate is taken; `participants` an explicit schedule; `unavailable` the
+    chance that a selected client does not answer; `validation` a share of each client's training data that sweeps may
+    choose on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or
+    "keep".
     Seeds are whole numbers below 2^63 in absolute value.
     """
 
@@ -61,6 +65,7 @@ class Experiment:
     lr_decay: Positive | None = None
     weight_decay: NonNegative | None = None
     clip: NonNegative | None = None
+    optimizer: str | Rule | Mapping[str, Any] | None = None
     augment: str | None = None
     seed: Seed = 0
     partition_seed: Seed | None = None
@@ -136,6 +141,8 @@ class Experiment:
         read = dict(data)
         if "method" in read:
             read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)
+        if "optimizer" in read:
+            read["optimizer"] = read_optimiser(read["optimizer"], Trust.TYPED if "optimizer" in typed else trust)
         if "model" in read and not from_python(read["model"]):
             read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
         if from_python(read.get("problem")):

@@ -30,6 +30,7 @@ from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.methods.named import NamedModel, refusal
+from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
 from fedkeel.problems.personal_data import Joined, rows_of, without_proxy
@@ -164,7 +165,7 @@ def method_of(plan: Plan, task: Task) -> Method:
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
     if policy is not None and policy.tune and method.final is None:
-        method = replace(method, final=head_tuning())
+        method = replace(method, final=equip(head_tuning(), find_optimiser(method)))
     method = method.map_rules(lambda rule: rule.settled(setting))
     method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     check_fit(method, task)
