@@ -109,6 +109,12 @@ def global_direction(moves: dict[int, Model], lr: float) -> Model:
     return each(lambda *leaves: -sum(leaves) / (lr * steps), *moves.values())
 
 
+def by_size(moves: dict[int, Model]) -> Model:
+    total = sum(SIZES[i] for i in moves)
+    return each(lambda *leaves: sum(SIZES[i] / total * leaf for i, leaf in zip(moves, leaves, strict=True)),
+                *moves.values())  # fmt: skip
+
+
 # ---- AdamW ---------------------------------------------------------------------------------------------------------
 class Adam(Twin):
     """Both moments anew in each round, averaged by size."""
@@ -125,9 +131,7 @@ class Adam(Twin):
         return each(lambda m, v: (m / a) / (np.sqrt(v / b) + self.eps), self.m, self.v)
 
     def end(self, moves: dict[int, Model], lr: float) -> Model:
-        total = sum(SIZES[i] for i in moves)
-        return each(lambda *leaves: sum(SIZES[i] / total * leaf for i, leaf in zip(moves, leaves, strict=True)),
-                    *moves.values())  # fmt: skip
+        return by_size(moves)
 
 
 ADAM = {"beta1": Adam.beta1, "beta2": Adam.beta2, "eps": Adam.eps}
@@ -193,6 +197,8 @@ def orthogonal(u: np.ndarray) -> np.ndarray:
 class Muon(Twin):
     """Momenta of matrices and Adam's of the vector are averaged; the last direction is mixed in."""
 
+    nesterov = False
+
     def __init__(self, alpha: float, momentum: float) -> None:
         self.alpha, self.momentum, self.count = alpha, momentum, 0.0
         self.shared, self.second, self.ahead = zeros(), np.zeros(3), zeros()
@@ -205,8 +211,9 @@ class Muon(Twin):
         betas = {"matrix": self.momentum, "tall": self.momentum, "vector": 0.9}
         self.m = {name: beta * self.m[name] + (1 - beta) * g[name] for name, beta in betas.items()}
         self.v = 0.95 * self.v + 0.05 * g["vector"] ** 2
-        t = self.count + k + 1
-        d = {name: 0.2 * np.sqrt(max(g[name].shape)) * orthogonal(self.m[name]) for name in ("matrix", "tall")}
+        t, mu = self.count + k + 1, self.momentum
+        ahead = each(lambda m, g: mu * m + (1 - mu) * g if self.nesterov else m, self.m, g)
+        d = {name: 0.2 * np.sqrt(max(g[name].shape)) * orthogonal(ahead[name]) for name in ("matrix", "tall")}
         d["vector"] = (self.m["vector"] / (1 - 0.9**t)) / (np.sqrt(self.v / (1 - 0.95**t)) + 1e-10)
         return each(lambda d, a: (1 - self.alpha) * d + self.alpha * a, d, self.ahead)
 
@@ -222,6 +229,22 @@ class Muon(Twin):
 
 def test_fedmuon() -> None:
     agree(build("fedmuon", {"mix": 0.3, "momentum": 0.8}), Muon(0.3, 0.8))
+
+
+class LocalMuon(Muon):
+    """All anew in each round, averaged by size."""
+
+    nesterov = True
+
+    def start(self, i: int) -> None:
+        self.m, self.v = zeros(), np.zeros(3)
+
+    def end(self, moves: dict[int, Model], lr: float) -> Model:
+        return by_size(moves)
+
+
+def test_local_muon() -> None:
+    agree(build("local-muon", {"momentum": 0.8}), LocalMuon(0.0, 0.8))
 
 
 class Oracle(Twin):

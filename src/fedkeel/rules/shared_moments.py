@@ -14,7 +14,7 @@ from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, PositiveShare, ShareBelowOne
 from fedkeel.rules.muon import SMALLEST, orthogonalise_wide
-from fedkeel.rules.optimisers import Moments, Optimiser, mix, mix_squares, sum_weights
+from fedkeel.rules.optimisers import AdamW, Moments, Optimiser, mix, mix_squares, sum_weights
 
 __all__ = ["AlignedAdamW", "Orthogonal", "VariateMomentum"]
 
@@ -36,6 +36,7 @@ class AlignedAdamW(Optimiser):
     moments: ClassVar[Moments] = "average"  # type: ignore[misc]
     slots: ClassVar[tuple[str, ...]] = ("adamw_v",)
     counter: ClassVar[str] = "adamw_count"
+    rates: ClassVar[tuple[float, ...]] = AdamW.rates
     stackable: ClassVar[bool] = True
 
     def shorten(self, v: Tree) -> Tree:
@@ -114,7 +115,7 @@ class VariateMomentum(Rule):
 
 
 @dataclass(frozen=True)
-class Orthogonal(Rule):
+class Orthogonal(Optimiser):
     """Step by the oracle of a norm: O(U) of each matrix, all its singular values near 1; v / ‖v‖ of the rest.
 
     O by `steps` of Newton–Schulz, as Muon has it; a convolution is the matrix of its outputs times all else.
@@ -122,13 +123,16 @@ class Orthogonal(Rule):
     """
 
     steps: Count = 5
-    optimiser: ClassVar[bool] = True
+    moments: ClassVar[Moments] = "reset"  # type: ignore[misc]
+    slots: ClassVar[tuple[str, ...]] = ()  # it has none
+    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
     stackable: ClassVar[bool] = True
 
-    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree.map_by_shape(self.turn), client
+    def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
+        return tree.map_by_shape(self.judge), moments
 
-    def turn(self, leaves: Tensor, shape: Shape) -> Tensor:
+    def judge(self, leaves: Tensor, shape: Shape) -> Tensor:
+        """The oracle's answer to tensors of one shape."""
         if 1 < (shape or (1,))[0] < prod(shape):
             rows, columns = shape[0], prod(shape[1:])
             x = leaves.reshape((-1, rows, columns))
