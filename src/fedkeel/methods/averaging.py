@@ -86,7 +86,7 @@ def fedyogi(
 
 
 def fedadagrad(
-    server_lr: NonNegative = 0.1, beta1: ShareBelowOne = 0.0, tau: Positive = 1e-3, v0: NonNegative = 1.0
+    server_lr: NonNegative = 0.01, beta1: ShareBelowOne = 0.0, tau: Positive = 1e-3, v0: NonNegative = 1.0
 ) -> Method:
     """FedAvg with Adagrad on the server: coordinates that have moved far move less.
 
