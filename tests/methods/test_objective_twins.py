@@ -168,3 +168,16 @@ def test_what_feddecorr_cannot_do_is_said_in_a_line() -> None:
     with pytest.raises(fk.MethodError, match="fedlc trains on an objective of its own"):
         build("feddecorr+fedlc")
     assert build("feddecorr+fedprox", {"beta": 0.2}).phases[0].objective == fk.Decorrelated(0.2)
+
+
+def squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output - functional.one_hot(target, 3)).square().mean()
+
+
+def test_the_problems_own_loss_is_kept() -> None:
+    given = replace(problem(smooth=False), loss=squares)
+    for engine in ("serial", "stacked"):
+        one, other = (found(given, build(name), engine) for name in ("feddecorr+fedsam", "fedsam"))
+        plain = found(given, build("feddecorr+fedsam", {"beta": 0.0}), engine)
+        close(plain, other)
+        assert any((one[-1][name] - leaf).abs().max() > 1e-6 for name, leaf in other[-1].items())

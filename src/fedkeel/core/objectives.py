@@ -36,6 +36,7 @@ class Objective:
     differentiable: ClassVar[bool] = True  # False: only the value is measured
     reference: ClassVar[bool] = False  # reads the output of a model that the server sent
     teacher: ClassVar[str] = "params"  # which model that is: its slot of the message
+    adds: ClassVar[bool] = False  # to the problem's own loss, which is taken too
     features: ClassVar[bool] = False  # the output is a pair: the prediction, and what the classifier was given for it
     asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
     of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
@@ -80,33 +81,32 @@ class Distilled(Objective):
 
 @dataclass(frozen=True)
 class Guided(Objective):
-    """Cross-entropy + γ T² KL(softmax(z_e / T) ‖ softmax(z / T)), z_e the outputs of the trajectory's mean model."""
+    """The loss + γ T² KL(softmax(z_e / T) ‖ softmax(z / T)), z_e the outputs of the trajectory's mean model."""
 
     gamma: NonNegative = 1.0
     temperature: Positive = 3.0
     reference: ClassVar[bool] = True
     teacher: ClassVar[str] = "trajectory"
+    adds: ClassVar[bool] = True
 
     def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
-        apart = Distilled(self.temperature).losses(output, target, given)
-        own = functional.cross_entropy(output, target, reduction="none")
-        return own + self.gamma * self.temperature**2 * apart
+        return self.gamma * self.temperature**2 * Distilled(self.temperature).losses(output, target, given)
 
 
 @dataclass(frozen=True)
 class Decorrelated(Objective):
-    """Cross-entropy + β times the mean square of the off-diagonal of XᵀX, divided by the number n of samples.
+    """The loss + β times the mean square of the off-diagonal of XᵀX, divided by the number n of samples.
 
     X are the features that the classifier is given, each standardised over the batch. A batch of one sample adds 0.
     """
 
     beta: NonNegative = 0.1
     features: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
 
     def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
-        logits, features = output
-        own = functional.cross_entropy(logits, target, reduction="none")
-        return own + self.beta * correlation(features.flatten(1), given.mask)
+        features = output[1].flatten(1)
+        return self.beta * correlation(features, given.mask).expand(features.shape[0])
 
 
 def correlation(features: Tensor, mask: Tensor | None) -> Tensor:

@@ -185,8 +185,7 @@ class Task:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
         if objective.features:
             with note_inputs(self.classifier) as inputs:
-                prediction = self.predict(model, tensors)
-            return prediction, read_features(inputs)
+                return self.predict(model, tensors), read_features(inputs)
         if not objective.of:
             return self.predict(model, tensors)
         given = () if noise is None or "key" not in objective.asks else (noise,)
@@ -203,7 +202,11 @@ class Task:
             losses = self.compute_loss(self.mean_loss, model, batch.tensors, output)
         else:
             losses = objective.losses(output, batch.tensors[-1], given)
-        return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
+        mean = losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
+        if not objective.adds:
+            return mean
+        prediction = output[0] if objective.features else output
+        return mean + self.compute_loss(self.mean_loss, model, batch.tensors, prediction).mean()
 
     def apply(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""

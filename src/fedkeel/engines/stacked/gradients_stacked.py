@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree
 
-from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.objectives import Given, Loss, Objective
 from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
@@ -155,11 +155,16 @@ class StackedWorkspace:
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
-            return losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
-        if losses.dim() == 0:
-            losses = self.losses_by_sample(model, tensors, output)
-        total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
-        return total if aim.objective.total else total / mask.sum()
+            reduced = losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
+        else:
+            if losses.dim() == 0:
+                losses = self.losses_by_sample(model, tensors, output)
+            total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
+            reduced = total if aim.objective.total else total / mask.sum()
+        if not aim.objective.adds:
+            return reduced
+        own, prediction = replace(aim, objective=Loss()), output[0] if aim.objective.features else output
+        return reduced + self.reduce_losses(own, model, tensors, prediction, message, mask, reference, histogram, noise)
 
     def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
