@@ -228,11 +228,11 @@ def test_names_that_are_typed_work_as_before(hostile, capsys):
 @pytest.mark.parametrize(("method", "ends"), [("evil:pulled", " --trust"), ("fedavg", "")])
 def test_the_command_that_goes_on_says_what_it_takes(hostile, method, ends):
     from fedkeel.cli.run import how_to_go_on
-    from fedkeel.cli.training import Plan
+    from fedkeel.cli.training import Target
 
     experiment = fk.Experiment(dataset="digits", model="logistic", method=method)
     (hostile.folder / "run" / "result.json").unlink()
-    assert how_to_go_on([Plan("x", experiment, hostile.folder / "run")]).endswith(f"run{ends}")
+    assert how_to_go_on([Target("x", experiment, hostile.folder / "run")]).endswith(f"run{ends}")
 
 
 def test_a_typed_method_does_not_vouch_for_the_files_model(hostile):

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import fedkeel as fk
-from fedkeel.cli.progress import Lines, Silence
+from fedkeel.cli.progress import Display, Lines
 from fedkeel.engines import choose, measure
 from fedkeel.engines.engine import Training
 from fedkeel.engines.measure import FewerSamples, Job, RemainingWork
@@ -205,7 +205,7 @@ def test_a_loss_that_fails_fails_as_it_does_serially(pace):
 
 def test_the_command_line_tells_it_once(pace):
     pace.seconds |= {"stacked": 0.25}
-    for make, times in ((lambda console: Lines(console, 1), 1), (Silence, 0)):
+    for make, times in ((lambda console: Lines(console, 1), 1), (Display, 0)):
         console = Console(file=io.StringIO(), width=200)
         with make(console):
             fk.run(experiment(small_problem(), rounds=20))

@@ -8,15 +8,16 @@ from invented import made_up
 from typer.testing import CliRunner
 
 import fedkeel as fk
-from fedkeel.cli import analyse, report
+from fedkeel.cli import pages
+from fedkeel.cli.analyse import analyse
+from fedkeel.cli.report import report
 from fedkeel.cli.tracking import Tracking
 
 
 @pytest.fixture
 def call():
     app = typer.Typer(pretty_exceptions_enable=False)
-    for module in (analyse, report):
-        module.add_to(app)
+    pages.add(app, analyse, report)
 
     def invoke(*arguments):
         made = CliRunner().invoke(app, [str(word) for word in arguments])

@@ -29,7 +29,7 @@ def train(path, **changes):
 
 def final_bytes(path):
     """The result and the last checkpoint, with the files of client states that it names."""
-    (newest, *_) = checkpoint.names(path / "checkpoint")
+    (newest, *_) = checkpoint.list_checkpoints(path / "checkpoint")
     named = sorted({newest.name, *checkpoint.Checkpoint.load(newest).places.values()})
     return [(name, (path / "checkpoint" / name).read_bytes()) for name in named], (path / "result.json").read_bytes()
 
@@ -103,7 +103,7 @@ def test_an_interrupt_writes_a_checkpoint(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fk.run(experiment(4), out=tmp_path / "a", engine="serial", progress=Impatient())
-    assert [p.name for p in checkpoint.names(tmp_path / "a" / "checkpoint")] == ["00000002.safetensors"]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")] == ["00000002.safetensors"]
     train(tmp_path / "a", rounds=4)
     train(tmp_path / "b", rounds=4)
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
@@ -111,7 +111,7 @@ def test_an_interrupt_writes_a_checkpoint(tmp_path):
 
 def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path):
     train(tmp_path / "a", rounds=5)
-    newest = checkpoint.names(tmp_path / "a" / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")[0]
     newest.write_bytes(newest.read_bytes()[:-9])
 
     class Impatient:
@@ -124,7 +124,9 @@ def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fk.run(experiment(6), out=tmp_path / "a", engine="serial", progress=Impatient(), checkpoint_seconds=0.0)
-    whole = [checkpoint.Checkpoint.load(path).round for path in checkpoint.names(tmp_path / "a" / "checkpoint")]
+    whole = [
+        checkpoint.Checkpoint.load(path).round for path in checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")
+    ]
     assert whole == [5, 4]
     train(tmp_path / "a", rounds=6)
     train(tmp_path / "b", rounds=6)
@@ -135,7 +137,11 @@ def test_only_two_checkpoints_are_kept_and_none_half(tmp_path):
     train(tmp_path, rounds=5)
     names = sorted(p.name for p in (tmp_path / "checkpoint").iterdir())
     assert [name for name in names if name[0].isdigit()] == ["00000004.safetensors", "00000005.safetensors"]
-    used = {n for p in checkpoint.names(tmp_path / "checkpoint") for n in checkpoint.Checkpoint.load(p).places.values()}
+    used = {
+        n
+        for p in checkpoint.list_checkpoints(tmp_path / "checkpoint")
+        for n in checkpoint.Checkpoint.load(p).places.values()
+    }
     assert {name for name in names if not name[0].isdigit()} == used
 
 

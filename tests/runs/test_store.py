@@ -10,7 +10,7 @@ import fedkeel as fk
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RunError
 from fedkeel.runs import store as stores
-from fedkeel.runs.checkpoint import Checkpoint, names
+from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints
 from fedkeel.runs.store import ClientStore
 from problems import small_problem
 
@@ -145,7 +145,7 @@ def test_a_run_with_a_tiny_budget_gives_the_same_result(tmp_path, monkeypatch, o
     spilled = fk.run(exp, out=tmp_path if out else None, engine="serial", checkpoint_seconds=0)
     assert spilled.result == expected.result
     if out:
-        kept = names(tmp_path / "checkpoint")
+        kept = list_checkpoints(tmp_path / "checkpoint")
         used = {name for path in kept for name in Checkpoint.load(path).places.values()}
         assert used == {path.name for path in (tmp_path / "checkpoint").glob("clients-*")}
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel import __version__
-from fedkeel.cli import pages
 from fedkeel.cli.compare import show
 from fedkeel.cli.console import complain, count, say, stderr, stdout, table
+from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fedkeel.studies.search import Rung
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, search, "fedkeel search search.toml", "fedkeel search search.toml --out runs/search --device cuda")
-
-
+@examples(
+    "fedkeel search search.toml",
+    "fedkeel search search.toml --out runs/search --device cuda",
+)
 def search(
     file: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="Experiment, parts, grid, published methods.")],
     engine: Engine = "auto",
@@ -48,8 +48,8 @@ def search(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import note_other_default, read
-    from fedkeel.cli.training import Machine, Plan, settle_engine, train
+    from fedkeel.cli.settings import read
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.runs.folder import folder_name
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
@@ -57,23 +57,22 @@ def search(
 
     asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
     machine = Machine(engine, workers, device, precision)
-    note_other_default(asked.base)
 
-    def make(plans: Sequence[Plan]) -> list[Run | None]:
+    def make(targets: Sequence[Target]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""
         nonlocal machine
-        runs = [reached(plan.folder, plan.experiment.plan.rounds) for plan in plans]
-        missing = [plan for plan, run in zip(plans, runs, strict=True) if run is None]
+        runs = [reached(target.folder, target.experiment.plan.rounds) for target in targets]
+        missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
         if missing:
             machine = settle_engine(missing, machine)  # once, for all rungs and both sides
-            with display(not no_progress, [plan.label for plan in missing]) as shown:
+            with display(not no_progress, [target.label for target in missing]) as shown:
                 trained = iter(train(missing, machine, shown))
             runs = [next(trained).run if run is None else run for run in runs]
         return runs
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         name = {id(one): f"{folder_name(one.plan.method.name)}-{one.fingerprint()}" for _, one in requests}
-        return make([Plan(label, one, out / "tries" / name[id(one)]) for label, one in requests])
+        return make([Target(label, one, out / "tries" / name[id(one)]) for label, one in requests])
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
@@ -92,7 +91,7 @@ def search(
         complain("every candidate of one side failed.", "lower the rates of the grid")
         raise typer.Exit(1)
     finals = [
-        Plan(label, one, out / "final" / folder_name(one.plan.method.name) / str(one.seed))
+        Target(label, one, out / "final" / folder_name(one.plan.method.name) / str(one.seed))
         for winner in winners
         for label, one in asked.finals(winner)
     ]
@@ -107,7 +106,7 @@ def search(
         told,
         ["method", "lr"],
     )
-    write_page([plan.folder for plan, run in zip(finals, ends, strict=True) if run], out / "report.html")
+    write_page([target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html")
     if None in ends:
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
-from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, positive, taken, with_value
+from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, is_positive, is_taken, with_value
 
 BATCH = 9  # candidates that are proposed at once, and trained side by side
 NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
@@ -31,7 +31,7 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
             study.tell(trial, state=failed)
         else:
             study.tell(trial, score)
-    tuned.edge = at_end(sweep, tuned)
+    tuned.edge = find_end(sweep, tuned)
     return tuned
 
 
@@ -81,15 +81,15 @@ def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
 
 def _ordered(values: Sequence[Any]) -> bool:
     """Whether values are the ends of an interval, and perhaps some between."""
-    return len(values) > 1 and all(positive(value) for value in values)
+    return len(values) > 1 and all(is_positive(value) for value in values)
 
 
 def _whole(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int) for value in values)
 
 
-def at_end(sweep: Sweep, tuned: Tuned) -> str:
-    """A key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
+def find_end(sweep: Sweep, tuned: Tuned) -> str:
+    """Find a key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
     for word, value in tuned.best or ():
         values = sweep.grids[tuned.method][word]
         if not _ordered(values) or (low := min(values)) == (high := max(values)):
@@ -99,7 +99,7 @@ def at_end(sweep: Sweep, tuned: Tuned) -> str:
             continue
         end, other = (low, high) if place <= NEAR else (high, low)
         further = end + (1 if end > other else -1) if _whole(values) else end * (end / other) ** NEAR
-        if taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
+        if is_taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
             return word
     return ""
 

@@ -193,7 +193,7 @@ class Search:
             named = {part.name for part in self.parts}
             keys = dict(pair for pair in setting if pair[0] not in named)
             data = dict(self.base) | keys | {"seed": self.seed, "method": compose(self.parts, setting, self.name)}
-            made = Experiment.load(data, trust=self.sweep.trust)
+            made = Experiment.read(data, trust=self.sweep.trust)
         method_of(made.plan, self.task)
         return Candidate(side, method, setting, made)
 
