@@ -74,7 +74,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("epochs", 2.5),
+        ("steps", 2.5),
         ("epochs", True),
         ("epochs", [1, 2, 3]),
         ("epochs", [1, "a"]),
@@ -317,7 +317,7 @@ def test_a_rule_that_no_module_has_says_where_rules_must_lie(own, name):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--set", "epochs=2.5"],
+        ["--set", "steps=2.5"],
         ["--set", "evaluation.tune=-3"],
         ["--set", "seed=18446744073709551616"],
         ["--method", "fedsam", "--set", "method.rho=abc"],

@@ -17,6 +17,13 @@ from fedkeel.core.rule import Local as Local
 from fedkeel.core.rule import Rule as Rule
 from fedkeel.core.rule import State as State
 from fedkeel.core.rule import Weighting as Weighting
+from fedkeel.core.schedules import ConstantRate as ConstantRate
+from fedkeel.core.schedules import CosineRate as CosineRate
+from fedkeel.core.schedules import CyclicRate as CyclicRate
+from fedkeel.core.schedules import ExponentialRate as ExponentialRate
+from fedkeel.core.schedules import LinearRate as LinearRate
+from fedkeel.core.schedules import Schedule as Schedule
+from fedkeel.core.schedules import StepRate as StepRate
 from fedkeel.core.trees import Tree as Tree
 from fedkeel.data import DATASETS as DATASETS
 from fedkeel.data.partition.registry import PARTITIONS as PARTITIONS

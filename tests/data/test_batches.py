@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeel.data.batches import count_steps, plan_batches, sample_keys
+from fedkeel.core.method import Phase
+from fedkeel.data.batches import plan_batches, sample_keys
 from fedkeel.randomness import key, permutation
 
 law = settings(deadline=None)  # no clock in a test
@@ -19,9 +20,9 @@ sizes, batch_sizes, epochs = st.integers(0, 60), st.integers(1, 70), st.integers
 @law
 @given(keys, sizes, batch_sizes, epochs)
 def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int, epochs: int) -> None:
-    rows = plan_batches(of, size, batch_size, epochs)
     per_epoch = -(-size // batch_size)
-    assert len(rows) == epochs * per_epoch == count_steps(size, batch_size, epochs)
+    rows = plan_batches(of, size, batch_size, epochs * per_epoch)
+    assert len(rows) == epochs * per_epoch == Phase().count_steps(size, batch_size, epochs)
     for epoch in range(epochs if size else 0):
         batches = rows[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert sorted(np.concatenate(batches)) == list(range(size))
@@ -30,30 +31,36 @@ def test_every_epoch_sees_every_sample_once(of: int, size: int, batch_size: int,
 
 
 @law
-@given(keys, st.integers(1, 60), batch_sizes, epochs, st.integers(0, 30))
-def test_a_number_of_batches_cuts_or_extends_the_same_plan(
-    of: int, size: int, batch_size: int, epochs: int, batches: int
-) -> None:
-    exact, long = plan_batches(of, size, batch_size, epochs, batches), plan_batches(of, size, batch_size, 30)
-    assert len(exact) == batches == count_steps(size, batch_size, epochs, batches)
+@given(keys, st.integers(1, 60), batch_sizes, st.integers(0, 30))
+def test_a_number_of_batches_cuts_or_extends_the_same_plan(of: int, size: int, batch_size: int, batches: int) -> None:
+    exact, long = plan_batches(of, size, batch_size, batches), plan_batches(of, size, batch_size, 60)
+    assert len(exact) == batches
     for one, other in zip(exact, long, strict=False):
         assert np.array_equal(one, other)
 
 
 def test_the_papers_numbers_of_steps() -> None:
-    assert count_steps(500, 50, 5) == 50
-    assert count_steps(420, 48, 10) == 90  # FedFSA on CIFAR
-    assert count_steps(490, 48, 10) == 110
-    assert count_steps(770, 48, 10) == 170
+    assert Phase().count_steps(500, 50, 5) == 50
+    assert Phase().count_steps(420, 48, 10) == 90  # FedFSA on CIFAR
+    assert Phase().count_steps(490, 48, 10) == 110
+    assert Phase().count_steps(770, 48, 10) == 170
+
+
+def test_a_phase_has_its_own_number_of_steps_or_the_experiments() -> None:
+    """Of four batches: a share of them is rounded up, and is one step at least."""
+    assert [Phase().count_steps(10, 3, epochs) for epochs in (0.01, 0.25, 0.3, 0.5, 1.5, 2)] == [1, 1, 2, 2, 6, 8]
+    assert [Phase(epochs=epochs).count_steps(10, 3, 5, 7) for epochs in (0.01, 0.5, 2)] == [1, 2, 8]
+    assert [Phase(batches=9).count_steps(10, 3, epochs, steps) for epochs, steps in ((5, None), (1, 7))] == [9, 9]
+    assert Phase().count_steps(10, 3, 1, 7) == 7
 
 
 def test_a_client_without_data_takes_no_step_even_if_some_are_asked_for() -> None:
-    assert plan_batches(1, 0, 10, 3) == []
-    assert plan_batches(1, 0, 10, 3, batches=5) == []
+    assert plan_batches(1, 0, 10, 0) == []
+    assert [phase.count_steps(0, 10, 3, 5) for phase in (Phase(), Phase(batches=5), Phase(epochs=1))] == [0, 0, 0]
 
 
 def test_an_epoch_is_the_permutation_of_its_key() -> None:
-    rows = plan_batches(77, 23, 5, 3)
+    rows = plan_batches(77, 23, 5, 15)
     for epoch in range(3):
         whole = np.concatenate(rows[5 * epoch : 5 * epoch + 5])
         assert np.array_equal(whole, permutation(key(77, "epoch", epoch), 23))

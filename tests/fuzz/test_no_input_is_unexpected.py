@@ -66,6 +66,8 @@ PARTS = [
     {"partition": {"kind": "feature-shift", "severity": 2, "fewest": 1, "most": 2, "base": "iid:clients=5"}},
     {"evaluation": {"model": "local", "share": 0.3, "tune": True, "batch": 10, "last": 3}},
     {"epochs": [1, 3], "participation": "bernoulli:0.1", "participants": [[0, 1]] * 3, "rounds": 3},
+    {"schedule": {"name": "cosine", "end": 0.1, "warmup": 1, "rounds": 3, "by": "step"}, "steps": 4, "rounds": 3},
+    {"server_schedule": {"name": "step", "milestones": [1], "factor": 0.5}, "epochs": 0.5, "rounds": 3},
     {"on_nonfinite": "drop", "buffers": "keep", "unavailable": 0.1, "validation": 0.2, "init": "x"},
     {"method": {"name": "mine", "perturb": [SAM], "gradient": [{"rule": "HighPass", "ratio": 0.1}], "server_lr": 1.0}},
     {"method": {"name": "mine", "weights": {"rule": "BySize"}, "phases": [
@@ -123,7 +125,8 @@ SOUND = {
 }  # fmt: skip
 FLAGS = ("--json", "--no-progress", "--dry-run", "--list")
 SETS = ["lr", "rounds", "seed", "epochs", "method.rho", "method", "partition", "partition.alpha", "clip", "x", "",
-        "evaluation.share", "participants", "model", "init", "a.b.c", "partition.form", "partition.base.x"]  # fmt: skip
+        "evaluation.share", "participants", "model", "init", "a.b.c", "partition.form", "partition.base.x",
+        "schedule", "schedule.warmup", "steps"]  # fmt: skip
 
 
 def word(random: Random) -> str:

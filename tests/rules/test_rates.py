@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.core.schedules import Cosine
+from fedkeel.core.schedules import CosineRate
 from fedkeel.engines.engine import Training, mean_scale, scale_rates
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.client_mapping import lift_by_broadcast, lift_by_vmap
@@ -63,7 +63,7 @@ def test_the_rate_of_step_k_falls_from_eta_to_rho_eta():
 
 def test_stacked_clients_have_the_rates_that_they_have_alone():
     """They take different numbers of steps, so that each is elsewhere on its way."""
-    training, follow = Training(0, 2, 3), FollowSchedule(Cosine(rounds=6, by="step"), 6)
+    training, follow = Training(0, 2, 3), FollowSchedule(CosineRate(rounds=6, by="step"), 6)
     for rules in ([fk.RateWithin(0.1)], [follow], [fk.RateWithin(0.3), follow, fk.ControlVariates()]):
         method, task = chain(*rules), Task(small_problem(), dtype=torch.float64)
         serial = train(SerialEngine(task, method, training), method, task)
@@ -94,10 +94,9 @@ def test_control_variates_are_the_mean_gradient_where_the_rate_falls():
     problem = fk.Problem(
         params={"w": torch.zeros(2)}, loss=lambda p, batch: (p["w"] * batch[0]).sum(-1), clients=clients
     )
-    experiment = fk.Experiment(
-        problem=problem, method=fk.method("mine", gradient=[fk.ControlVariates(), fk.RateWithin(0.2)], weights=fk.BySize()),
-        rounds=1, participation=1.0, epochs=3, batch_size=1, lr=0.1,
-    )  # fmt: skip
+    method = fk.method("mine", gradient=[fk.ControlVariates(), fk.RateWithin(0.2)], weights=fk.BySize())
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 3, "batch_size": 1, "lr": 0.1}
+    experiment = fk.Experiment(problem=problem, method=method, **settings)
     run = fk.run(experiment, engine="serial", dtype=torch.float64)
     torch.testing.assert_close(run.server["c"].buffer, slope, rtol=1e-12, atol=0.0)
 

@@ -200,29 +200,44 @@ CHANGES = {
     "lr_decay": 0.9, "weight_decay": 0.001, "clip": 1.5, "augment": "crop-flip", "seed": 3, "partition_seed": 7,
     "validation": 0.2, "participants": [[0, 1]] * 900, "unavailable": 0.1, "on_nonfinite": "stop", "buffers": "keep",
     "evaluate_every": 2, "init": "w.safetensors", "evaluation": {"model": "global", "share": 0.2},
+    "server_schedule": {"name": "linear", "end": 0.5, "warmup": 1},
 }  # fmt: skip
 
+INSTEAD = {"steps": ("epochs", 7), "schedule": ("lr_decay", "cosine")}
+"""What may not be given beside another key."""
 
-@pytest.mark.parametrize("field", CHANGES)
+
+def changed(field, given):
+    """Those settings with one changed; what it may not stand beside goes."""
+    if field not in INSTEAD:
+        return given | {field: CHANGES[field]}
+    other, value = INSTEAD[field]
+    return {name: old for name, old in given.items() if name != other} | {field: value}
+
+
+@pytest.mark.parametrize("field", [*CHANGES, *INSTEAD])
 def test_replace_with_and_a_new_experiment_agree(field):
-    assert {*CHANGES, "problem"} == {one.name for one in fields(fk.Experiment)}
+    assert {*CHANGES, *INSTEAD, "problem"} == {one.name for one in fields(fk.Experiment)}
     for given in ({"dataset": "digits"}, CHANGES | {"dataset": "digits", "seed": 8}):
-        base, change = fk.Experiment(**given), {field: CHANGES[field]}
-        one, other, new = replace(base, **change), base.with_(**change), fk.Experiment(**given | change)
+        then = changed(field, given)
+        change = {name: then.get(name) for name in given | then if then.get(name) != given.get(name)}
+        base = fk.Experiment(**given)
+        one, other, new = replace(base, **change), base.with_(**change), fk.Experiment(**then)
         assert one == other == new == replace(one) == one.with_()
         assert one.save() == other.save() == new.save()
         assert one.fingerprint() == other.fingerprint() == new.fingerprint()
         assert fk.Experiment.load(new.save()).save() == new.save()
 
 
-@pytest.mark.parametrize("field", CHANGES)
+@pytest.mark.parametrize("field", [*CHANGES, *INSTEAD])
 def test_an_experiment_says_what_was_asked_and_its_plan_what_it_comes_to(field):
-    asked = fk.Experiment(**{"dataset": "digits", field: CHANGES[field]})
+    given = changed(field, {"dataset": "digits"})
+    asked = fk.Experiment(**given)
     for one in fields(asked):
-        plain = "digits" if one.name == "dataset" else one.default
-        assert getattr(asked, one.name) == (CHANGES[field] if one.name == field else plain)
+        assert getattr(asked, one.name) == given.get(one.name, one.default)
     plan, data = asked.plan, asked.save()
-    same = {one.name for one in fields(plan)} & data.keys() - {"method", "evaluation", "epochs", "participants"}
+    rewritten = {"method", "evaluation", "epochs", "participants", "schedule", "server_schedule"}
+    same = {one.name for one in fields(plan)} & data.keys() - rewritten
     assert {name: getattr(plan, name) for name in same} == {name: data[name] for name in same}
     assert plan.partition_seed == (7 if field == "partition_seed" else asked.seed)
 

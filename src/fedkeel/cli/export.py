@@ -23,7 +23,7 @@ def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
 ) -> None:
-    """Write the trained server model of a run as a safetensors file.
+    """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 
     It holds weights (and buffers) by name, for `load_state_dict` of the same network, or for init = "FILE" of another
     experiment.
@@ -40,7 +40,7 @@ def model(
     if file.suffix != ".safetensors":
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
     done = load_run(run)
-    weights = done.params | (done.server["buffers"].named() if "buffers" in done.server else {})
+    weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
     write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
     total = sum(weight.numel() for weight in weights.values())

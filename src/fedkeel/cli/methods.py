@@ -92,7 +92,8 @@ NOTES = """passes: backward passes per local step, phase by phase
 down, up: bytes per round, FedAvg's being 1
 client keeps: what a client remembers between rounds, by the names on the method's card
 NAME@released: what the authors' program does, where it differs from the paper
-a card: fedkeel methods NAME · a plug-in on any method: specgradfilter+NAME, fsa+NAME, adamw+NAME"""
+a card: fedkeel methods NAME · a plug-in on any method: specgradfilter+NAME, fedfft+NAME, fsa+NAME,
+feddecorr+NAME, adamw+NAME, ema+NAME, swa+NAME"""
 SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 
@@ -178,6 +179,8 @@ def filled(text: str) -> Text:
 
 
 def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
+    if card.method.deploys_another:
+        yield "deployed", "another model than is trained: accuracy, params, model() and model_digest are its"
     yield "backward passes", card.passes
     if card.costs is None:
         yield "bytes, state", "depend on the model and data this method needs"

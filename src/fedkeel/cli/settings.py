@@ -24,6 +24,10 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
 
 
+TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
+"""Keys whose fields are set one by one; a text is the name in such a table."""
+
+
 @dataclass(frozen=True)
 class Request:
     """What the command line asks for; None and () mean: as the file, the preset or the quick start says.
@@ -67,15 +71,14 @@ def experiments(request: Request) -> list[Asked]:
             hyper[path[1]] = value
         elif path[0] == "partition" and len(path) > 1:
             data["partition"] = with_field(partition_of(data), path[1:], value)
-        elif path[0] == "evaluation" and len(path) == 2:
-            data["evaluation"] = with_field(data.get("evaluation"), path[1:], value)
-        elif path[0] == "optimizer" and len(path) == 2:
-            named = data.get("optimizer")
-            data["optimizer"] = with_field({"name": named} if isinstance(named, str) else named, path[1:], value)
+        elif path[0] in TABLES and len(path) == 2:
+            given_so_far = data.get(path[0])
+            table = {"name": given_so_far} if isinstance(given_so_far, str) else given_so_far
+            data[path[0]] = with_field(table, path[1:], value)
         elif len(path) > 1:
             raise ExperimentError(
                 f"an experiment has no part: {'.'.join(path)}",
-                "the parts with fields are method, partition, evaluation and optimizer",
+                f"the parts with fields are method, partition, {', '.join(TABLES)}",
             )
     typed = typed_keys(request, changes)
     trust = Trust.TYPED if "method" in typed else Trust.given(request.trust)

@@ -31,7 +31,7 @@ NEVER_CALLED = {
     "personal": {"scale_rate", "step"},
     "server": {"scale_rate", "start", "step"},
     "weights": {"scale_rate", "start", "step"},
-    "server_phase": {"server_slots", "client_slots", "broadcast", "server_step"},
+    "server_phase": {"server_slots", "client_slots", "broadcast", "server_step", "remember", "deploy"},
     "final": {"server_step"},
 }
 """By place: the stages that are never called for a rule in that place. In the phases of clients all are called."""

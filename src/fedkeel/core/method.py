@@ -75,11 +75,18 @@ class Phase:
         """By what its rules together multiply the rate of a step."""
         return prod(rule.scale_rate(round, done) for rule in self.rules)
 
-    def batches_of(self, size: int, batch_size: int) -> int | None:
-        """The number of steps of a client of that size; None means that the experiment's local epochs decide."""
-        if self.epochs is None or size == 0:
-            return self.batches
-        return max(1, ceil(self.epochs * -(-size // batch_size) - 1e-9))
+    def count_steps(self, size: int, batch_size: int, epochs: float, steps: int | None = None) -> int:
+        """Count the steps of a client of that size: its own batches or epochs, else the `steps` or `epochs` given.
+
+        A share of an epoch is at least one step; a client without data takes none.
+        """
+        if size == 0:
+            return 0
+        given = steps if self.batches is None else self.batches
+        if given is not None and self.epochs is None:
+            return given
+        passes = epochs if self.epochs is None else self.epochs
+        return max(1, ceil(passes * -(-size // batch_size) - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,11 @@ class Method:
         """Every objective whose loss or gradient is taken."""
         taken = (one for phase in self.all_phases for one in (phase.objective, phase.ascends))
         return frozenset(one for one in taken if one is not None)
+
+    @property
+    def deploys_another(self) -> bool:
+        """Whether another model is evaluated and exported than the one that is trained."""
+        return any("deploy" in rule.stages for rule in self.rules)
 
     def travels(self, params: Tree) -> Tree:
         """What of the server's model is sent to clients."""

@@ -261,8 +261,8 @@ def local_round(
 
 # ---- the server's half ---------------------------------------------------------------------------------------------
 @torch.no_grad()
-def server_round(method: Method, server: State, reports: State) -> State:
-    """Combine `reports`, which are stacked on a leading client axis, in client order."""
+def server_round(method: Method, server: State, reports: State, rate: float = 1.0) -> State:
+    """Combine `reports`, which are stacked on a leading client axis, in client order; step at a share of the rate."""
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
@@ -273,4 +273,15 @@ def server_round(method: Method, server: State, reports: State) -> State:
     for rule in method.rules:
         update, server = rule.server_step(update, server, reports)
     params: Tree = server["params"]
-    return server | {"params": params | params.only(update.layout) + method.server_lr * update}
+    server = server | {"params": params | params.only(update.layout) + method.server_lr * rate * update}
+    for rule in method.rules:
+        server = rule.remember(server)
+    return server
+
+
+def deploy(method: Method, server: State) -> State:
+    """Return the model that is evaluated and exported: the server's own, unless a rule deploys another."""
+    model: State = {name: server[name] for name in ("params", "buffers") if name in server}
+    for rule in method.rules:
+        model = rule.deploy(model, server)
+    return model

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.objectives import Objective
+from fedkeel.core.schedules import Schedule
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.typed_values import check_fields
@@ -39,15 +40,15 @@ class Setting(NamedTuple):
 
     layout: Layout  # of the model
     head: tuple[str, ...]  # names of the classifier's parameters
-    epochs: int  # local epochs; the most, where they are drawn
+    epochs: float  # local epochs; the most, where they are drawn
     mean_size: float = 0.0  # samples of a client, on average; known to the server
-    lr: float = 0.0  # the learning rate of the first round
+    lr: float = 0.0  # the learning rate of the first round, before any schedule
     lr_decay: float = 1.0  # by which it is multiplied after each round
 
 
 STAGES = (
     "server_slots", "client_slots", "round_slots", "broadcast", "travels", "scale_rate", "start", "step", "finish",
-    "server_step",
+    "server_step", "remember", "deploy",
 )  # fmt: skip
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
 """The stages of a client, which an engine may call for many clients at once."""
@@ -84,6 +85,10 @@ class Rule:
     def stages(self) -> frozenset[str]:
         """The stages that this rule takes part in: those that it overrides."""
         return frozenset(name for name in STAGES if getattr(type(self), name) is not getattr(Rule, name))
+
+    def fit_run(self, rounds: int, schedule: Schedule | None) -> Rule:
+        """Return this rule fitted to the length of a run; refuse a run that it does not fit."""
+        return self
 
     def settled(self, setting: Setting) -> Rule:
         """Return this rule fitted to its problem: which layers are the head, how many epochs there are."""
@@ -142,6 +147,17 @@ class Rule:
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         """The server's half: `reports` are stacked in client order, with the facts of each client."""
         return update, server
+
+    def remember(self, server: State) -> State:
+        """What the server remembers at the end of a round, when its model has moved."""
+        return server
+
+    def deploy(self, model: State, server: State) -> State:
+        """The model that is evaluated and exported: "params", and "buffers" where there are any.
+
+        Training goes on from the server's own.
+        """
+        return model
 
     def server_curves(self, message: State) -> State:
         """Numbers of a round's message that can be drawn, by the name that `track` asks for."""

@@ -19,8 +19,8 @@ WHERE = 'for example schedule = {name = "cosine", warmup = 5}'
 class Schedule(ABC):
     """The share of the rate at time t, in rounds from 0. In the first `warmup` = W rounds it is (t + 1) / (W + 1).
 
-    by = "round" keeps the rate for a whole round. by = "step" lets it change with every local step: step k of K in round
-    t is at time t + k / K.
+    by = "round" keeps the rate for a whole round. by = "step" lets it change with every local step: step k of K in
+    round t is at time t + k / K.
     """
 
     warmup: Whole = 0
@@ -31,10 +31,10 @@ class Schedule(ABC):
 
     @abstractmethod
     def shape(self, time: float) -> float:
-        """The share after the warm-up; `time` is that of the run."""
+        """Return the share after the warm-up; `time` is that of the run."""
 
     def share_at(self, time: float) -> float:
-        """The share of the rate at that time."""
+        """Return the share of the rate at that time."""
         return (time + 1) / (self.warmup + 1) if time < self.warmup else self.shape(time)
 
     def fit(self, rounds: int, key: str) -> Self:
@@ -46,7 +46,7 @@ class Schedule(ABC):
         fitted = self.lengthen(rounds, key)
         if not _is_positive(fitted, rounds - 1):
             raise ExperimentError(
-                f"{key} leaves no rate in round {rounds}: a share of {fitted.share_at(rounds - 1):g}.",
+                f"{key} leaves no rate in round {rounds} that is a number above 0.",
                 f"{key}.end = 0.01, or a schedule as long as the run",
             )
         return fitted
@@ -56,7 +56,7 @@ class Schedule(ABC):
         return self
 
     def save(self) -> dict[str, Any]:
-        """As a table for TOML."""
+        """Return it as a table for TOML."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         plain = {word: list(value) if isinstance(value, tuple) else value for word, value in values.items()}
         return {"name": name_of(self)} | {word: value for word, value in plain.items() if value is not None}
@@ -70,7 +70,7 @@ def _is_positive(schedule: Schedule, time: float) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
+class ConstantRate(Schedule):
     """The same rate in all rounds."""
 
     def shape(self, time: float) -> float:
@@ -78,7 +78,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(Schedule):
+class ExponentialRate(Schedule):
     """γ^(t − W).  decay = 1 is constant. Without warm-up it is what `lr_decay` does."""
 
     decay: Positive = 0.998
@@ -109,13 +109,13 @@ class Lasting(Schedule):
         return self if self.rounds is not None else replace(self, rounds=rounds)
 
     def progress(self, time: float) -> float:
-        """How much of the way from 1 to `end` is done."""
+        """Return how much of the way from 1 to `end` is done."""
         assert self.rounds is not None
         return min((time - self.warmup) / (self.rounds - self.warmup), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Lasting):
+class LinearRate(Lasting):
     """1 − (1 − end) p, where p = (t − W) / (T − W).  end = 1 is constant."""
 
     def shape(self, time: float) -> float:
@@ -123,15 +123,15 @@ class Linear(Lasting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Lasting):
-    """end + (1 − end) (1 + cos π p) / 2, where p = (t − W) / (T − W).  end = 1 is constant.  (Loshchilov et al. 2017)"""
+class CosineRate(Lasting):
+    """end + (1 − end) (1 + cos π p) / 2, where p = (t − W) / (T − W).  end = 1 is constant.  (SGDR, 2017)"""
 
     def shape(self, time: float) -> float:
         return self.end + (1.0 - self.end) * (1.0 + cos(pi * self.progress(time))) / 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step(Schedule):
+class StepRate(Schedule):
     """φ^n, where n milestones have been reached: rounds of the run, counted from 0.  factor = 1 is constant."""
 
     milestones: tuple[Count, ...]
@@ -151,7 +151,7 @@ class Step(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cyclic(Schedule):
+class CyclicRate(Schedule):
     """1 − (1 − end) p, where p is the share of a cycle of C rounds that is over; then the next begins at 1.
 
     end = 1 is constant.  (Stochastic weight averaging, Izmailov et al. 2018)
@@ -173,23 +173,23 @@ class Cyclic(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "exponential": Exponential,
-    "linear": Linear,
-    "cosine": Cosine,
-    "step": Step,
-    "cyclic": Cyclic,
+    "constant": ConstantRate,
+    "exponential": ExponentialRate,
+    "linear": LinearRate,
+    "cosine": CosineRate,
+    "step": StepRate,
+    "cyclic": CyclicRate,
 }
 """The schedules by name."""
 
 
 def name_of(schedule: Schedule) -> str:
-    """The name that files have for a schedule."""
+    """Return the name that files have for a schedule."""
     return next((name for name, kind in SCHEDULES.items() if kind is type(schedule)), type(schedule).__name__)
 
 
 def read_schedule(given: Schedule | str | Mapping[str, Any], key: str) -> Schedule:
-    """A schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
+    """Read a schedule from itself, its name, or a table of its name and fields; `key` says where it was given."""
     if isinstance(given, Schedule):
         return given
     settings: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)

@@ -10,27 +10,16 @@ from fedkeel.randomness import FIRST, bits, key, keys_below
 ROW = np.uint64(FIRST)
 
 
-def count_steps(size: int, batch_size: int, epochs: int, batches: int | None = None) -> int:
-    """K = epochs · ⌈size / batch_size⌉, or just `batches`; a client without data takes no step."""
-    if size == 0:
-        return 0
-    return epochs * -(-size // batch_size) if batches is None else batches
-
-
-def plan_batches(
-    of: int, size: int, batch_size: int, epochs: int, batches: int | None = None, taken: int | None = None
-) -> list[NDArray[np.int64]]:
+def plan_batches(of: int, size: int, batch_size: int, steps: int, taken: int | None = None) -> list[NDArray[np.int64]]:
     """The samples of each local step, by their numbers within the client's own data; `of` is the plan's key.
 
-    Each epoch is a fresh random order cut into batches, of which the last, partial one is kept. `batches` asks for
-    exactly that many steps instead: the last epoch is cut short, or further epochs follow. `taken`: how many samples an
-    epoch takes, where not all.
+    Each epoch is a fresh random order cut into batches, of which the last, partial one is kept; the last epoch is cut
+    short where so many steps end within it. `taken`: how many samples an epoch takes, where not all.
     """
     taken = size if taken is None else taken
-    count = count_steps(taken, batch_size, epochs, batches)
-    passes = -(-count // max(-(-taken // batch_size), 1))
+    passes = -(-steps // max(-(-taken // batch_size), 1))
     orders = bits(keys_below(passes, of, "epoch"), size).argsort(axis=-1, kind="stable")
-    return [order[start : start + batch_size] for order in orders for start in range(0, taken, batch_size)][:count]
+    return [order[start : start + batch_size] for order in orders for start in range(0, taken, batch_size)][:steps]
 
 
 def sample_keys(of: int, step: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:

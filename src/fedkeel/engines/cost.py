@@ -8,7 +8,6 @@ from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.data.batches import count_steps
 from fedkeel.engines.engine import Training
 from fedkeel.problems.task import Task
 
@@ -34,8 +33,5 @@ def whole(message: State, initial: Tree) -> State:
 
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:
     """Backward passes of one client in one round, as declared."""
-    size, epochs = task.epoch_size(client, training.batch_size), training.epochs_of(round, client)
-    return sum(
-        p.backward_passes * count_steps(size, training.batch_size, epochs, p.batches_of(size, training.batch_size))
-        for p in method.phases
-    )
+    size = task.epoch_size(client, training.batch_size)
+    return sum(p.backward_passes * training.steps_of(p, round, client, size) for p in method.phases)

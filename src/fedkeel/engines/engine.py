@@ -24,23 +24,28 @@ from fedkeel.randomness import key, uniforms
 
 @dataclass(frozen=True)
 class Training:
-    """How much local work a client does."""
+    """How much local work a client does: so many epochs, a share of one included, or so many steps."""
 
     seed: int
-    epochs: int | tuple[int, int]
+    epochs: float | tuple[int, int]
     batch_size: int
+    steps: int | None = None
 
     def key(self, purpose: str, round: int, client: int, *numbers: int) -> int:
         """Return the key of a client's randomness."""
         return key(self.seed, purpose, round, client, *numbers)
 
-    def epochs_of(self, round: int, client: int) -> int:
+    def epochs_of(self, round: int, client: int) -> float:
         """Return the client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
-        if isinstance(self.epochs, int):
+        if not isinstance(self.epochs, tuple):
             return self.epochs
         low, high = self.epochs
         draw = float(uniforms(self.key("epochs", round, client), 1)[0])
         return low + int(draw * (high - low + 1))
+
+    def steps_of(self, phase: Phase, round: int, client: int, size: int) -> int:
+        """Return the steps of a phase of a client with so many samples in an epoch."""
+        return phase.count_steps(size, self.batch_size, self.epochs_of(round, client), self.steps)
 
 
 class ClientOutcome(NamedTuple):
@@ -103,10 +108,10 @@ def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
 
 def plan_rows(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
     """Choose the rows of its data that a client sees in each step of phase `number`."""
-    size, epochs = int(task.clients.sizes[client]), training.epochs_of(round, client)
+    size, taken = int(task.clients.sizes[client]), task.epoch_size(client, training.batch_size)
+    steps = training.steps_of(phase, round, client, taken)
     of = training.key("batches", round, client, number)
-    taken = task.epoch_size(client, training.batch_size)
-    rows = plan_batches(of, size, training.batch_size, epochs, phase.batches_of(taken, training.batch_size), taken)
+    rows = plan_batches(of, size, training.batch_size, steps, taken)
     return rows[:1] * len(rows) if phase.same_batch else rows
 
 

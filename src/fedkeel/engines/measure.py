@@ -54,7 +54,7 @@ class Job:
 
     def shorten(self, share: float, clients: Sequence[int]) -> Job:
         """Make the job that is timed: one epoch on a share of each client's samples."""
-        training, make = replace(self.training, epochs=1), self.make_task
+        training, make = replace(self.training, epochs=1, steps=None), self.make_task
 
         def make_short(problem: Problem) -> Task:
             return shorten_task(make(problem), share, training.batch_size)

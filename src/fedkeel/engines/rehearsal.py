@@ -16,6 +16,7 @@ from fedkeel.core.round import (
     PhaseWork,
     StepInput,
     broadcast,
+    deploy,
     init_client,
     init_server,
     local_round,
@@ -54,7 +55,7 @@ def rehearse(method: Method, task: Task) -> None:
         start = watched.weights.begin(reports, server)
         server_work = Method(method.name, (method.server_phase,), method.weights).map_rules(watch)
         reports["learned"] = rehearse_client(server_work, task, message, start).state
-    server_round(watched, server, reports)
+    deploy(watched, server_round(watched, server, reports))
     if method.final is not None:
         rehearse_client(watched.tuning, task, message, state)
 
@@ -88,6 +89,8 @@ RETURNS: dict[str, tuple[tuple[type, ...], str]] = {
     "step": ((Tree, dict), "tree, client"),
     "finish": ((dict, dict), "report, client"),
     "server_step": ((Tree, dict), "update, server"),
+    "remember": ((dict,), "the server's state"),
+    "deploy": ((dict,), "the model"),
 }
 """By stage: the types that it returns, and how a rule writes them."""
 
@@ -135,6 +138,14 @@ class Watched(Rule):
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         return self.call("server_step", update, server, reports)
+
+    def remember(self, server: State) -> State:
+        after: State = self.call("remember", server)
+        return after
+
+    def deploy(self, model: State, server: State) -> State:
+        deployed: State = self.call("deploy", model, server)
+        return deployed
 
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""

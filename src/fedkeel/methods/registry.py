@@ -16,6 +16,7 @@ from fedkeel.errors import MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import (
     adaptive,
+    averaged,
     averaging,
     correction,
     lookback,
@@ -93,6 +94,8 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "fedfft": with_ranges(spectral, "filter_perturbations", "fedfft"),
     "fsa": with_ranges(adaptive, "with_fsa", "fsa"),
     "feddecorr": with_ranges(correction, "decorrelate", "feddecorr"),
+    "ema": with_ranges(averaged, "ema", "ema"),
+    "swa": with_ranges(averaged, "swa", "swa"),
     **OPTIMISER_PLUGINS,
 }
 """What may stand before a `+`: functions of a method that give a method."""

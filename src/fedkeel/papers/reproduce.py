@@ -222,9 +222,11 @@ def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
 
 def evaluations_of(plan: Plan) -> int:
     clients, share = plan.division.partition.clients or 100, share_of(plan.participation)
-    steps = -(-samples_of(plan) // clients // plan.batch_size)
+    size = samples_of(plan) // clients
+    steps = -(-size // plan.batch_size)
     phases = [phase for phase in plan.method.phases if phase.batches is None]
-    often = sum(p.backward_passes * p.passes * (plan.most_epochs if p.epochs is None else p.epochs) for p in phases)
+    epochs = plan.most_epochs(size)
+    often = sum(p.backward_passes * p.passes * (epochs if p.epochs is None else p.epochs) for p in phases)
     return int(plan.rounds * max(1, clients * share) * steps * often)
 
 

@@ -28,6 +28,8 @@ NAMES = {
     "loss": "Training loss",
     "validation_accuracy": "Validation accuracy",
     "validation_loss": "Validation loss",
+    "plain_accuracy": "Test accuracy of the model that is trained",
+    "plain_test_loss": "Test loss of the model that is trained",
     "drift": "Client drift ‖wᵢ − wₜ‖",
     "update/cosine": "Cosine between client updates",
     "update/agreement": "Agreement ‖mean Δ‖ / mean ‖Δ‖",
@@ -42,6 +44,7 @@ NAMES = {
 NOTES = {
     "drift": "mean over the clients of a round",
     "update/cosine": "mean over pairs of clients; 1: all move alike",
+    "plain_accuracy": "the accuracy above is that of the average, which is deployed",
     "alpha": "in the mix with the momentum (FedWMSAM)",
     "radius/mean": "over the clients of a round (FedSCAM)",
 }

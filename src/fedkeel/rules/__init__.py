@@ -2,6 +2,7 @@
 
 from fedkeel.core.rule import Rule
 from fedkeel.rules.agreement import *
+from fedkeel.rules.averages import *
 from fedkeel.rules.controls import *
 from fedkeel.rules.corrections import *
 from fedkeel.rules.critical import *

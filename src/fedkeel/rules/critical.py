@@ -13,7 +13,7 @@ from fedkeel.core.objectives import Loss, Objective
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.randomness import keyed_uniforms
-from fedkeel.ranges import Count, NonNegative, Whole
+from fedkeel.ranges import NonNegative, Passes, Whole
 from fedkeel.rules.layers import weight_layers
 
 __all__ = ["ByChance", "ByChange", "ByRange", "ByRemoval", "ByTaylor", "CriticalLayers", "LayerRadius", "NoteRemoval"]
@@ -127,7 +127,7 @@ class ByTaylor(Sensitivity):
 
     rho: NonNegative
     rho_larger: NonNegative
-    epochs: Count = 1
+    epochs: Passes = 1
     reads: ClassVar[tuple[str, ...]] = ("gradient", "critical")
     stackable: ClassVar[bool] = True
 

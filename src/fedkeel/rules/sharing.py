@@ -76,6 +76,13 @@ class Confined(Rule):
         update, changed = self.inner.server_step(update, self.see(server), reports)
         return update, changed | {"params": server["params"]}
 
+    def remember(self, server: State) -> State:
+        return self.inner.remember(self.see(server)) | {"params": server["params"]}
+
+    def deploy(self, model: State, server: State) -> State:
+        deployed = self.inner.deploy(self.see(model), self.see(server))
+        return deployed | {"params": model["params"] | deployed["params"]}
+
     def server_curves(self, message: State) -> State:
         return self.inner.server_curves(self.see(message))
 

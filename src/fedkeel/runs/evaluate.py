@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, start_client
+from fedkeel.core.round import broadcast, deploy, start_client
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
 from fedkeel.engines.clock import Clock
@@ -32,6 +33,10 @@ Measures = dict[str, float | None]
 Score = Callable[[Iterable[ScoreRequest]], list[list[Scores]]]
 SERVERS = {"accuracy": "server_accuracy", "test_loss": "server_loss"}
 """What measures of the server's model are called where a run is judged by its clients' models."""
+
+
+PLAIN = "plain_"
+"""What measures of the model that is trained begin with, where another one is deployed."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,19 @@ class Judge:
         return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
 
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
-        """Measure the server's model, where this round is an evaluated one."""
+        """Measure the model that is deployed, where this round is an evaluated one.
+
+        Where it is not the one that is trained, those of the latter are `plain_…`.
+        """
         if not self.due(round):
             return {}
         began = time.perf_counter()
         found: Measures = {}
-        for split in ("test", "validation"):
-            for name, value in average_scores(engine.evaluate(server["params"], server.get("buffers"), split)).items():
-                plain = name != "loss" and split == "test"
-                found[name if plain else f"{split}_{name}"] = finite(value)
+        models = {"": deploy(self.method, server)} | ({PLAIN: server} if self.method.deploys_another else {})
+        for (prefix, model), split in product(models.items(), ("test", "validation")):
+            for name, value in average_scores(engine.evaluate(model["params"], model.get("buffers"), split)).items():
+                short = name != "loss" and split == "test"
+                found[prefix + (name if short else f"{split}_{name}")] = finite(value)
         self.seconds.add("evaluation", time.perf_counter() - began)
         return found
 
@@ -103,11 +112,11 @@ class Judge:
         by it. A client's own model that was scored since it last trained is not scored again.
         """
         began = time.perf_counter()
-        message, states = broadcast(self.method, server), fresh or {}
+        message, states, deployed = broadcast(self.method, server), fresh or {}, deploy(self.method, server)
 
         def model_of(client: int) -> ScoreRequest:
             state = states[client] if client in states else client_state(self.method, self.task, self.store.get(client))
-            params, buffers = server["params"], server.get("buffers")
+            params, buffers = deployed["params"], deployed.get("buffers")
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")
             elif policy.model == "received":

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
+from fedkeel.core.schedules import Schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import explain_new_default, save_partition
@@ -26,7 +27,7 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import read_optimiser
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
-from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Seed, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Passes, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.plan import PLAIN, Plan, plan
 from fedkeel.typed_values import check_table, read_values, types_of
 
@@ -35,7 +36,8 @@ log = logging.getLogger("fedkeel")
 EXAMPLES = PLAIN | {
     "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
     "participants": [[0, 1], [2, 3]], "on_nonfinite": "drop", "buffers": "average", "init": "model.safetensors",
-    "evaluation": {"model": "local"}, "optimizer": "adamw",
+    "evaluation": {"model": "local"}, "optimizer": "adamw", "steps": 50, "schedule": "cosine",
+    "server_schedule": "linear",
 }  # fmt: skip
 """What a key may look like, for those who gave it something else."""
 
@@ -47,12 +49,13 @@ PYTHON = "python:"
 class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
-    `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number or a range
-    drawn per client and round; clip = 0 does not clip; `optimizer` is the clients': a name, a table of its name and
-    fields, or a rule, and without `lr` its own rate is taken; `participants` an explicit schedule; `unavailable` the
-    chance that a selected client does not answer; `validation` a share of each client's training data that sweeps may
-    choose on; `on_nonfinite` "drop" leaves a diverged client's report out, "stop" ends the run; `buffers` "average" or
-    "keep".
+    `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number (0.5: half of
+    one) or a range drawn per client and round, `steps` a number of local steps instead; `schedule` and
+    `server_schedule` say how the clients' and the server's rate change; clip = 0 does not clip; `optimizer` is the
+    clients': a name, a table of its name and fields, or a rule, and without `lr` its own rate is taken; `participants`
+    a list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
+    client's training data that sweeps may choose on; `on_nonfinite` "drop" leaves a diverged client's report out,
+    "stop" ends the run; `buffers` "average" or "keep".
     Seeds are whole numbers below 2^63 in absolute value.
     """
 
@@ -63,10 +66,13 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Count | tuple[Count, Count] | None = None
+    epochs: Passes | tuple[Count, Count] | None = None
+    steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
     lr_decay: Positive | None = None
+    schedule: Schedule | str | Mapping[str, Any] | None = None
+    server_schedule: Schedule | str | Mapping[str, Any] | None = None
     weight_decay: NonNegative | None = None
     clip: NonNegative | None = None
     optimizer: str | Rule | Mapping[str, Any] | None = None
@@ -88,6 +94,8 @@ class Experiment:
         plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])
+        elif isinstance(plain["epochs"], float) and plain["epochs"].is_integer():
+            plain["epochs"] = int(plain["epochs"])
         for name, value in plain.items():  # a list or table that is changed afterwards changes no experiment
             object.__setattr__(self, name, copy.deepcopy(value) if isinstance(value, dict | list) else value)
         _ = self.plan  # bad values are refused here, not when they are needed
@@ -114,7 +122,7 @@ class Experiment:
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
                 value = f"{PYTHON}{type(value).__qualname__} {digest_of(value)}"
-            data[field.name] = value.save() if isinstance(value, Evaluation) else _plain(value)
+            data[field.name] = value.save() if isinstance(value, Evaluation | Schedule) else _plain(value)
         if isinstance(source, Problem):
             data["problem"] = f"{PYTHON}{source.digest()}"
         else:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedkeel.core.round import deploy
 from fedkeel.core.rule import State
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.importing import Trust
@@ -59,9 +60,14 @@ class Run:
         return self.result.get("last")
 
     @property
+    def deployed(self) -> State:
+        """The model that is evaluated and exported, as "params" and "buffers": the server's, or what a rule deploys."""
+        return deploy(self.plan.method, self.server)
+
+    @property
     def params(self) -> dict[str, Tensor]:
-        """The final server model by name."""
-        return self.server["params"].named()
+        """The deployed model by name; `server["params"]` is the one that is trained, where that is another."""
+        return self.deployed["params"].named()
 
     def curve(self, measure: str) -> list[float]:
         """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
@@ -76,7 +82,7 @@ class Run:
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
     def model(self, *, trust: bool = False) -> nn.Module:
-        """The trained module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
+        """The deployed module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
         imported with `trust` only."""
         problem = self.problem
         if problem is None:
@@ -90,9 +96,7 @@ class Run:
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
-        state = dict(self.server["params"].items())
-        if "buffers" in self.server:
-            state |= dict(self.server["buffers"].items())
+        state = {name: tensor for tree in self.deployed.values() for name, tensor in tree.items()}
         for name, tensor in module.state_dict().items():
             if name in state:
                 tensor.copy_(state[name].to(tensor.device))
@@ -120,7 +124,9 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     for line in [*warnings, describe_leak(folder)] if leaking else warnings:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
-    final = result(records, found.server["params"], experiment.plan.evaluate_every, identity)
+    method, plain = experiment.plan.method, found.server["params"]
+    model, trained = deploy(method, found.server)["params"], plain if method.deploys_another else None
+    final = result(records, model, experiment.plan.evaluate_every, identity, trained)
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}

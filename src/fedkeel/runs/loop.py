@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import all_finite, stack, state_bytes
+from fedkeel.core.trees import Tree, all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
@@ -79,7 +79,7 @@ class Loop:
         self.judge = Judge(self.plan, task, method, self.store, self.seconds)
         self.saved, self.saving, self.checkpoint_seconds = -1, 0.0, checkpoint_seconds
         self.server_engine: SerialEngine | None = None
-        self.participation = self.plan.schedule(task.clients.sizes)
+        self.participation = self.plan.participation_of(task.clients.sizes)
 
     def rounds_left(self) -> int:
         return self.plan.rounds - self.done
@@ -158,7 +158,9 @@ class Loop:
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
         identity = self.experiment.fingerprint()
-        final = result(self.records, self.server["params"], self.plan.evaluate_every, identity)
+        plain: Tree = self.server["params"]
+        model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
+        final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
             self.folder.write_result(final)
@@ -199,7 +201,7 @@ class Loop:
             reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
             if self.method.server_phase is not None:
                 reports["learned"] = self.run_server_phase(message, reports, t, lr)
-            server = server_round(self.method, server, reports)
+            server = server_round(self.method, server, reports, self.plan.server_share_at(t))
             if not all_finite(server["params"]):
                 raise RunError(
                     f"the server's model is not finite after round {t + 1}, though the clients' are.",

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedkeel.core.method import Method
+from fedkeel.core.rule import Rule
+from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
@@ -55,10 +57,13 @@ class Plan:
     source: Division | Problem
     rounds: int
     participation: float | str
-    epochs: int | tuple[int, int]
+    epochs: float | tuple[int, int] | None
+    steps: int | None
     batch_size: int
     lr: float
     lr_decay: float
+    schedule: Schedule | None
+    server_schedule: Schedule | None
     weight_decay: float
     clip: float | None
     seed: int
@@ -81,15 +86,18 @@ class Plan:
 
     @property
     def training(self) -> Training:
-        return Training(self.seed, self.epochs, self.batch_size)
+        return Training(self.seed, 1 if self.epochs is None else self.epochs, self.batch_size, self.steps)
 
-    def schedule(self, sizes: NDArray[np.int64]) -> Participation:
+    def participation_of(self, sizes: NDArray[np.int64]) -> Participation:
         """Who takes part, of clients with so many samples each."""
         return Participation(self.seed, sizes, self.participation, self.unavailable, self.participants)
 
-    @property
-    def most_epochs(self) -> int:
-        return self.epochs if isinstance(self.epochs, int) else self.epochs[1]
+    def most_epochs(self, size: float) -> float:
+        """Return the local epochs of a client of that size; the most, where they are drawn."""
+        if self.steps is not None:
+            return self.steps * self.batch_size / max(size, 1.0)
+        assert self.epochs is not None
+        return self.epochs[1] if isinstance(self.epochs, tuple) else self.epochs
 
     @property
     def sets_copies_aside(self) -> bool:
@@ -98,8 +106,19 @@ class Plan:
         return share > 0 and isinstance(self.source, Division) and may_repeat(self.source.partition)
 
     def lr_at(self, round: int) -> float:
-        """η_t = η_0 γ^t."""
+        """Return η_t = η_0 γ^t, or what the schedule says; after the last round the schedule stays where it is."""
+        if self.schedule is not None:
+            return self.lr * self.schedule.share_at(min(round, self.rounds - 1))
         return float(self.lr * self.lr_decay**round)
+
+    def server_share_at(self, round: int) -> float:
+        """Return the share of the server's rate in that round."""
+        return 1.0 if self.server_schedule is None else self.server_schedule.share_at(round)
+
+    @property
+    def decay(self) -> float:
+        """By what the clients' rate is multiplied after each round, where that is always the same; else 1."""
+        return self.schedule.decay if isinstance(self.schedule, ExponentialRate) else self.lr_decay
 
 
 def plan(asked: Mapping[str, Any]) -> Plan:
@@ -108,10 +127,26 @@ def plan(asked: Mapping[str, Any]) -> Plan:
     method = give_optimiser(method, read_optimiser(asked["optimizer"]))
     preset = {} if isinstance(source, Problem) else source.card.preset
     defaults = {**PLAIN, **NEUTRAL, **preset, **_own_rate(method), "partition_seed": asked["seed"]}
+    if asked["steps"] is not None:
+        if asked["epochs"] is not None:
+            raise ExperimentError("an experiment has either epochs or steps.", "steps = 50 alone, or epochs = 5")
+        defaults["epochs"] = None
+    if asked["schedule"] is not None:
+        if asked["lr_decay"] not in (None, 1):
+            raise ExperimentError(
+                "lr_decay and schedule both change the clients' rate.",
+                f'leave lr_decay out, or schedule = {{name = "exponential", decay = {asked["lr_decay"]}}}',
+            )
+        defaults["lr_decay"] = 1.0
     given = {field.name: asked.get(field.name) for field in fields(Plan)}
     values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in given.items()}
     if isinstance(values["evaluation"], Mapping):
         values["evaluation"] = Evaluation.load(values["evaluation"])
+    for key in ("schedule", "server_schedule"):
+        if values[key] is not None:
+            values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
+    if any(type(rule).fit_run is not Rule.fit_run for rule in method.rules):
+        method = method.map_rules(lambda rule: rule.fit_run(values["rounds"], values["schedule"]))
     made = Plan(**values | {"method": method, "source": source})
     _check(made)
     return made
@@ -148,7 +183,11 @@ def _check(made: Plan) -> None:
     """Refuse values that do not go together, or out of a range that no annotation says."""
     if isinstance(made.epochs, tuple) and made.epochs[0] > made.epochs[1]:
         raise ExperimentError(f"epochs must be a range from low to high: {made.epochs}", "epochs = [1, 5]")
+    if made.server_schedule is not None and made.server_schedule.by == "step":
+        raise ExperimentError("the server takes one step in a round.", 'server_schedule.by = "round"')
     if not _stays_finite(made):
+        if made.schedule is not None:
+            raise ExperimentError("the schedule must keep the learning rate finite.", 'schedule = "cosine"')
         raise ExperimentError(
             f"lr_decay must keep the learning rate finite: {made.lr} times {made.lr_decay} to the power of "
             f"{made.rounds} is not.",
@@ -161,6 +200,15 @@ def _check(made: Plan) -> None:
     if isinstance(made.source, Division) and isinstance(made.source.model, str) and ":" not in made.source.model:
         card_of(made.source.model)
     share_of(made.participation)
+    policy = made.evaluation
+    own = (
+        made.method.personal or made.method.final or (policy is not None and (policy.model != "global" or policy.tune))
+    )
+    if own and made.method.deploys_another:
+        raise ExperimentError(
+            f"{made.method.name} deploys an average of the server's models, of which clients' own models are no part.",
+            'average a method with one model for all, and judge that: evaluation.model = "global"',
+        )
 
 
 def _stays_finite(made: Plan) -> bool:

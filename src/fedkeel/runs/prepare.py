@@ -39,6 +39,7 @@ from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
 from fedkeel.rules.buffers import ShareBuffers
+from fedkeel.rules.rates import FollowSchedule
 from fedkeel.rules.sharing import confine
 from fedkeel.runs.experiment import from_python, lost
 from fedkeel.runs.plan import Plan
@@ -159,8 +160,7 @@ def method_of(plan: Plan, task: Task) -> Method:
         raise error
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
-    rates = {"lr": plan.lr, "lr_decay": plan.lr_decay}
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs, size, **rates)
+    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay)
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
@@ -168,6 +168,8 @@ def method_of(plan: Plan, task: Task) -> Method:
         method = replace(method, final=equip(head_tuning(), find_optimiser(method)))
     method = method.map_rules(lambda rule: rule.settled(setting))
     method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
+    if plan.schedule is not None and plan.schedule.by == "step":
+        method = method.then(FollowSchedule(plan.schedule, plan.rounds))
     check_fit(method, task)
     method = confine(repeated(method), task.initial)
     if policy is not None and task.tests is None:

@@ -86,8 +86,13 @@ def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
     return [record for record in records if record.round % every == 0 or record.round == final]
 
 
-def result(records: Sequence[RoundRecord], params: Tree, every: int, fingerprint: str) -> dict[str, Any]:
-    """Compute the result of a run: nothing that depends on the clock."""
+def result(
+    records: Sequence[RoundRecord], deployed: Tree, every: int, fingerprint: str, plain: Tree | None = None
+) -> dict[str, Any]:
+    """Compute the result of a run: nothing that depends on the clock.
+
+    `plain` is the model that is trained, where it is not the one that is deployed.
+    """
     judged = counted(records, every)
     name = judged_on(judged)
     values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
@@ -106,4 +111,5 @@ def result(records: Sequence[RoundRecord], params: Tree, every: int, fingerprint
         }
     for part in ("bytes_down", "bytes_up", "backward_passes"):
         data[part] = sum(getattr(record, part) for record in records)
-    return data | {"fingerprint": fingerprint, "model_digest": digest(params)}
+    trained = {} if plain is None else {"plain_digest": digest(plain)}
+    return data | {"fingerprint": fingerprint, "model_digest": digest(deployed)} | trained

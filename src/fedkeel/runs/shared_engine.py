@@ -98,5 +98,5 @@ def _job(plan: Plan, device: torch.device, dtype: torch.dtype, workers: int | No
     """Make the job of the plan's first round, to be measured."""
     make = task_maker(plan, device, dtype)
     task = make(problem_of(plan))
-    clients = plan.schedule(task.clients.sizes).selected(0)
+    clients = plan.participation_of(task.clients.sizes).selected(0)
     return Job(task, method_of(plan, task), plan.training, make, workers, RemainingWork(plan.rounds, clients))

@@ -24,6 +24,15 @@ def test_every_method_is_bitwise_equal_to_serial(problem, tmp_path, method):
     assert serial.result == flower.result
 
 
+def test_rates_of_steps_and_averaged_models_are_those_of_serial(problem, tmp_path):
+    schedule = {"name": "cosine", "by": "step", "warmup": 1}
+    changes = {"lr_decay": None, "schedule": schedule, "server_schedule": "linear", "epochs": None, "steps": 3}
+    exp = experiment(problem, "ema+scaffold", **changes)
+    serial, flower = fk.run(exp, engine="serial"), train(exp, tmp_path / "run")
+    same(serial, flower)
+    assert serial.result == flower.result
+
+
 def test_client_slots_begin_at_the_first_model_however_late_a_client_joins(problem, tmp_path):
     exp = experiment(problem, "feddyn", participants=[[0, 1], [0, 1], [5]])
     same(fk.run(exp, engine="serial"), train(exp, tmp_path / "run"))

@@ -44,7 +44,7 @@ def test_captured_steps_equal_serial_ones(name: str, lift: Any, dtype: torch.dty
     assert engine.graphs.possible or lift is lift_by_vmap
 
 
-@pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
+@pytest.mark.parametrize("rule", [*ABLATIONS, fk.RateWithin(0.2)], ids=repr)
 def test_rules_of_ablations_are_compiled_and_captured(rule: fk.Rule) -> None:
     training = Training(seed=1, epochs=2, batch_size=3)
     task = Task(problem(model=network()), device="cuda", dtype=torch.float64)

@@ -111,10 +111,10 @@ class StackedEngine:
             outcomes |= {outcome.client: outcome for outcome in trained}
         return [outcomes[client] for client in clients]
 
-    def estimate_steps(self, round: int, client: int) -> int:
+    def estimate_steps(self, round: int, client: int) -> float:
         """Estimate how many steps a client takes."""
         batches = -(-int(self.task.clients.sizes[client]) // self.training.batch_size)
-        return batches * self.training.epochs_of(round, client)
+        return self.training.steps or batches * self.training.epochs_of(round, client)
 
     def stack_size(self, wanted: int) -> int:
         """Decide how many clients to stack."""

@@ -36,7 +36,7 @@ class JoinedClients:
         return self.runs[run].rows(number, rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JointTraining(Training):
     """The same amount of work in every run, and the randomness of each."""
 
@@ -110,4 +110,4 @@ def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
     fixed = {} if task.module is None else task.module.state_dict()
     rest = tuple((n, tuple(t.flatten().tolist())) for n, t in fixed.items() if n not in trained)
     network = (repr(task.module), rest, task.initial.layout, problem.loss, problem.prepare, problem.classes)
-    return (*network, task.device, task.compute, engine.method, training.epochs, training.batch_size)
+    return (*network, task.device, task.compute, engine.method, training.epochs, training.batch_size, training.steps)

@@ -1,0 +1,115 @@
+"""Averages of the server's models over rounds: deployed in place of the last model, from which training goes on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from math import floor
+
+import torch
+from torch import Tensor
+
+from fedkeel.core.rule import Rule, State
+from fedkeel.core.schedules import CyclicRate, Schedule
+from fedkeel.core.trees import Tree
+from fedkeel.errors import MethodError
+from fedkeel.ranges import Count, ShareBelowOne, Whole
+
+__all__ = ["ModelEma", "ModelSwa"]
+
+
+class AverageModels(Rule):
+    """Keep an average of the models after each round, a ← (1 − α_t) a + α_t w_t, and deploy it.
+
+    The model's buffers (running statistics) are averaged with the same weights: the server has no data to estimate
+    them anew.
+    """
+
+    @abstractmethod
+    def weigh(self, server: State) -> tuple[Tensor, State]:
+        """The share α_t of the newest model, and what the server remembers of the weights."""
+
+    def server_slots(self, params: Tree) -> State:
+        return {"averaged": params}
+
+    def remember(self, server: State) -> State:
+        alpha, counted = self.weigh(server)
+        averaged: State = {"averaged": mix(server["averaged"], server["params"], alpha)}
+        if "buffers" in server:
+            newest: Tree = server["buffers"]
+            before: Tree = server["averaged_buffers"] if "averaged_buffers" in server else newest
+            averaged["averaged_buffers"] = mix(before, newest, alpha)
+        return server | averaged | counted
+
+    def deploy(self, model: State, server: State) -> State:
+        buffers = {"buffers": server["averaged_buffers"]} if "averaged_buffers" in server else {}
+        return model | {"params": model["params"] | server["averaged"]} | buffers
+
+
+def mix(old: Tree, new: Tree, alpha: Tensor) -> Tree:
+    """Return (1 − α) old + α new; for α = 1 the bits of the new one."""
+    return old.elementwise(lambda a, w: torch.where(alpha >= 1, w, torch.lerp(a, w, alpha)), new)
+
+
+@dataclass(frozen=True)
+class ModelEma(AverageModels):
+    """Deploy an exponential average of the models after each round: a_t = Σ_s β^(t−s) w_s / Σ_s β^(t−s), s = 1 … t.
+
+    w_0 has no part in it. decay = 0 deploys the last model. decay = 0.9 averages about 1 / (1 − 0.9) = 10 rounds: at a
+    participation of 10 %, each client once.  (Polyak and Juditsky 1992)
+    """
+
+    decay: ShareBelowOne = 0.9
+
+    def server_slots(self, params: Tree) -> State:
+        return super().server_slots(params) | {"averaged_weight": params.scalar(0.0)}
+
+    def weigh(self, server: State) -> tuple[Tensor, State]:
+        newest = 1 - self.decay
+        weight: Tensor = self.decay * server["averaged_weight"] + newest
+        return newest / weight, {"averaged_weight": weight}
+
+
+@dataclass(frozen=True)
+class ModelSwa(AverageModels):
+    """Deploy the mean of the models after the last rounds, from a share `begin` of all rounds on.
+
+    Before, the plain model is deployed. begin = 0 averages all rounds. cycle = C takes every C-th round, and of a
+    cyclic rate the ends of its cycles. `after` is set when the method meets its experiment: how many rounds come before
+    those that count.  (Izmailov et al. 2018)
+    """
+
+    begin: ShareBelowOne = 0.75
+    cycle: Count = 1
+    after: Whole | None = None
+
+    def fit_run(self, rounds: int, schedule: Schedule | None) -> Rule:
+        after = floor(self.begin * rounds + 1e-9) if self.after is None else self.after
+        if isinstance(schedule, CyclicRate) and self.cycle > 1:
+            if self.cycle % schedule.cycle:
+                raise MethodError(
+                    f"averaging takes every {self.cycle} rounds, and the rate's cycles have {schedule.cycle}.",
+                    f"cycle = {schedule.cycle}",
+                )
+            over = (after - schedule.warmup) % schedule.cycle
+            after += schedule.cycle - over if over else 0
+        if after + self.cycle > rounds:
+            raise MethodError(
+                f"averaging would start after the last round: in round {after + self.cycle} of {rounds}.",
+                "choose a smaller start or cycle, or more rounds",
+            )
+        return replace(self, after=after)
+
+    def server_slots(self, params: Tree) -> State:
+        return super().server_slots(params) | {
+            "averaged_rounds": params.scalar(0.0), "averaged_models": params.scalar(0.0),
+        }  # fmt: skip
+
+    def weigh(self, server: State) -> tuple[Tensor, State]:
+        rounds, models = server["averaged_rounds"] + 1, server["averaged_models"]
+        begun = rounds - float(self.after or 0)
+        counts = (begun > 0) & (begun.remainder(self.cycle) == 0)
+        alpha = torch.where(
+            counts, 1 / (models + 1), (models == 0).to(models.dtype)
+        )  # up to the first, the plain model
+        return alpha, {"averaged_rounds": rounds, "averaged_models": models + counts}
