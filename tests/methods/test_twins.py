@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from test_vectors import B, H, toy
+from test_vectors import B, H, toy, trained
 
 import fedkeel as fk
 from fedkeel.methods import build
@@ -130,6 +130,13 @@ def extrapolated(deltas: list[list[float]], epsilon: float) -> Vector:
     moved, _ = fk.Extrapolate(epsilon).server_step(update, {}, {"delta": trees, "weights": weights, "update": update})
     found: Vector = moved["w"].numpy()
     return found
+
+
+def test_fedexp_may_be_evaluated_at_the_mean_of_its_last_two_models() -> None:
+    last, averaged = (trained(build("fedexp", {"average": average})) for average in (False, True))
+    mean = 0.5 * (last.history[-1]["w"] + last.history[-2]["w"])
+    torch.testing.assert_close(averaged.params["w"], mean, rtol=0, atol=1e-15)
+    assert torch.equal(averaged.server["params"]["w"], last.params["w"])
 
 
 # ---- effort --------------------------------------------------------------------------------------------------------

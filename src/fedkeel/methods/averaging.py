@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.ranges import NonNegative, Passes, Positive, ShareBelowOne
-from fedkeel.rules import BySize, ClipHere, DecayHere, Extrapolate, OnlyLayers, ServerAdam, ServerMomentum, Uniform
+from fedkeel.rules import (
+    BySize,
+    ClipHere,
+    DecayHere,
+    Extrapolate,
+    LastTwo,
+    OnlyLayers,
+    ServerAdam,
+    ServerMomentum,
+    Uniform,
+)
 from fedkeel.rules.layers import HEAD
 from fedkeel.rules.server_rules import Form
 
@@ -97,12 +107,15 @@ def fedadagrad(
     return method("fedadagrad", weights=BySize(), server=server, server_lr=server_lr, papers=["fedadam"])
 
 
-def fedexp(epsilon: NonNegative = 1e-3, by_count: bool = False) -> Method:
+def fedexp(epsilon: NonNegative = 1e-3, by_count: bool = False, average: bool = False) -> Method:
     """FedAvg whose server goes further, the more the clients' updates differ.
+
+    average = True evaluates and exports the mean of the last two models; training goes on from the last.
 
     Paper: all participants count alike; evaluates the mean of the last two models. Released code: by size; ε is
     multiplied by the number of participants and falls with the square of the learning rate; its fedavgm(exp) has no
     momentum, for a misspelt name. Here: all count alike, ε is constant, by_count = True multiplies it; the last model
-    is evaluated, which oscillates more.
+    is evaluated, as that of other methods, though it oscillates more: average = True evaluates as the paper does.
     """
-    return method("fedexp", weights=Uniform(), server=[Extrapolate(epsilon, by_count)], papers=["fedexp"])
+    server = [Extrapolate(epsilon, by_count), *([LastTwo()] if average else [])]
+    return method("fedexp", weights=Uniform(), server=server, papers=["fedexp"])
