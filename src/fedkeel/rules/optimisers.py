@@ -171,7 +171,7 @@ class Adagrad(Optimiser):
     stackable: ClassVar[bool] = True
 
     def first_moments(self, params: Tree) -> State:
-        return {"adagrad_sum": self.initial * params.ones()}
+        return {"adagrad_sum": float(self.initial) * params.ones()}
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         total = moments["adagrad_sum"].elementwise(lambda s, g: torch.addcmul(s, g, g), tree)

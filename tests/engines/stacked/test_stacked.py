@@ -299,7 +299,10 @@ class Again(Graph):
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
-REPLAYED = ("fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr")
+REPLAYED = (
+    "fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr",
+    "adamw+fedfft-d", "muon+fedavg", "lion+fedsam",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REPLAYED)
