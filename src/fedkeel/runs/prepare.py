@@ -160,7 +160,9 @@ def method_of(plan: Plan, task: Task) -> Method:
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
     rates = {"lr": plan.lr, "lr_decay": plan.lr_decay}
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs, size, **rates)
+    setting = Setting(
+        task.initial.layout, head_of(task), plan.most_epochs, size, **rates, lowered=task.compute != task.dtype
+    )
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
