@@ -76,7 +76,7 @@ class Optimiser(Rule):
     def count_step(self, client: State, at: Local) -> Tensor:
         """Count the steps that the moments have seen, this one included."""
         if self.moments == "keep":
-            return client[self.counter] + 1  # type: ignore[no-any-return]
+            return client[self.counter] + 1
         count = at.step.to(at.params.buffer.dtype) + 1
         return at.message[self.counter] + count if self.moments == "average" else count
 
