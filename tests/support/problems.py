@@ -33,7 +33,7 @@ OPTIMISERS = [
     fk.Muon(),
     fk.Muon(without=("fc.*",), precision="bfloat16"),
 ]
-"""What a client may step with."""
+"""What a client may step with; the last one rounds as the processor does."""
 
 
 def quadratic(params, batch):

@@ -63,6 +63,8 @@ def experiments(request: Request) -> list[Asked]:
             data[name] = value
     changes = [assignment(text) for text in request.assignments]
     check_once(request, changes)
+    if request.file is None and any(path[0] == "optimizer" for path, _ in changes):
+        data.pop("lr", None)  # the quick start's is one of SGD
     data |= {path[0]: value for path, value in changes if len(path) == 1}
     given = list(request.methods) or as_list(data.pop("method", "fedavg"))
     hyper: dict[str, Any] = {}

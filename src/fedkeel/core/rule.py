@@ -44,6 +44,7 @@ class Setting(NamedTuple):
     mean_size: float = 0.0  # samples of a client, on average; known to the server
     lr: float = 0.0  # the learning rate of the first round, before any schedule
     lr_decay: float = 1.0  # by which it is multiplied after each round
+    lowered: bool = False  # whether networks compute in bfloat16
 
 
 STAGES = (

@@ -100,7 +100,7 @@ def plug_in(name: str, kind: type[Optimiser]) -> Callable[..., Method]:
     def plugged(base: Method, **settings: Any) -> Method:
         return give_optimiser(base, kind(**settings))
 
-    types, keyword = types_of(kind), Parameter.KEYWORD_ONLY
+    types, keyword = types_of(cast(Any, kind)), Parameter.KEYWORD_ONLY
     words = [
         Parameter(one.name, keyword, default=one.default, annotation=types[one.name]) for one in fields(cast(Any, kind))
     ]

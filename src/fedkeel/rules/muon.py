@@ -22,7 +22,7 @@ __all__ = ["Muon"]
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial that Newton–Schulz iterates: fast at small singular values
 SMALLEST = 1e-7  # norm of a matrix
-WIDE = 1.5  # from this ratio of the sides on, products of the small side are fewer
+WIDE = 1.5  # from this ratio of the sides on, pairs of steps take less arithmetic
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Muon(Optimiser):
     its outputs times all else; vectors, and what one row holds, are no matrices; nor are parameters that match
     `without`. scale = match_rms_adamw steps by 0.2 √(longer side), so that AdamW's learning rates fit; original by
     √max(1, rows / columns). momentum = 0 orthogonalises the gradient. precision = full multiplies in the type of the
-    model, bfloat16 faster and to a few per cent. beta1, beta2 and eps are those of the AdamW; other_rate = 1 gives it
-    the same learning rate. moments = reset begins every round anew; keep goes on with the client's own; average has the
-    server average and send them. The experiment's weight decay is decoupled: it stands behind.  (Muon, Jordan et al.
-    2024; the scale: Liu et al. 2025)
+    model, bfloat16 faster and to a few per cent; auto takes bfloat16 where the network computes in it. beta1, beta2 and
+    eps are those of the AdamW; other_rate = 1 gives it the same learning rate. moments = reset begins every round anew;
+    keep goes on with the client's own; average has the server average and send them. The experiment's weight decay is
+    decoupled: it stands behind.  (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
     """
 
     momentum: ShareBelowOne = 0.95
@@ -50,7 +50,7 @@ class Muon(Optimiser):
     beta2: ShareBelowOne = 0.95
     eps: Positive = 1e-10
     other_rate: Positive = 1.0
-    precision: Literal["full", "bfloat16"] = "full"
+    precision: Literal["auto", "full", "bfloat16"] = "auto"
     slots: ClassVar[tuple[str, ...]] = ("muon_m", "muon_adamw_m", "muon_adamw_v")
     counter: ClassVar[str] = "muon_count"
     stackable: ClassVar[bool] = True
@@ -60,7 +60,8 @@ class Muon(Optimiser):
         return (3e-4, 1e-3, 3e-3, 1e-2) if self.scale == "match_rms_adamw" else (3e-3, 1e-2, 3e-2, 1e-1)
 
     def settled(self, setting: Setting) -> Rule:
-        fitted = replace(self, without=names_of(self.without, setting, self))
+        precision = ("bfloat16" if setting.lowered else "full") if self.precision == "auto" else self.precision
+        fitted = replace(self, without=names_of(self.without, setting, self), precision=precision)
         if not split_matrices(setting.layout, fitted.without)[0].shapes:
             raise MethodError("Muon steps along matrices, but the model has none.", 'optimizer = "adamw"')
         return fitted
@@ -103,23 +104,24 @@ def split_matrices(layout: Layout, without: Patterns) -> tuple[Layout, Layout]:
 
 
 def orthogonalise_wide(x: Tensor, steps: int) -> Tensor:
-    """Newton–Schulz on `[matrices, rows, columns]`, no more rows than columns.
+    """Newton–Schulz on `[matrices, rows, columns]`, no more rows than columns: X ← Q X, Q = a I + b P + c P², P = X Xᵀ.
 
-    Where there are far more columns, all steps but the last product are made on P = X Xᵀ: X ← Q X with
-    Q = a I + b P + c P² makes P ← Q P Q. That squares the singular values, so in float32 those below about 1e-3 of the
-    norm are known less well; bfloat16 would lose those below 0.1.
+    Where there are more columns than rows, two steps are made at once on the smaller P, which the first takes to Q P Q:
+    a third less arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular values, are
+    lost in rounding and would grow tenfold with every step. The result is as accurate as that of single steps.
     """
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)
-    if x.shape[-1] < WIDE * x.shape[-2] or x.dtype == torch.bfloat16:
-        for _ in range(steps):
-            p = x @ x.mT
-            x = torch.baddbmm(x, torch.baddbmm(p, p, p, beta=B, alpha=C), x, beta=A)
-        return x
-    diagonal = A * torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
-    p = x @ x.mT
-    product = q = torch.baddbmm(p, p, p, beta=B, alpha=C) + diagonal
-    for _ in range(steps - 1):
-        p = q @ p @ q
-        q = torch.baddbmm(p, p, p, beta=B, alpha=C) + diagonal
-        product = q @ product
-    return product @ x
+    pairs = steps // 2 if x.shape[-1] >= WIDE * x.shape[-2] else 0
+    for _ in range(pairs):
+        p = x @ x.mT
+        first = make_polynomial(p)
+        x = (make_polynomial(first @ p @ first) @ first) @ x
+    for _ in range(steps - 2 * pairs):
+        p = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(p, p, p, beta=B, alpha=C), x, beta=A)
+    return x
+
+
+def make_polynomial(p: Tensor) -> Tensor:
+    """a I + b P + c P²."""
+    return torch.baddbmm(p, p, p, beta=B, alpha=C) + A * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)

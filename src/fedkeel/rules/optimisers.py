@@ -76,7 +76,7 @@ class Optimiser(Rule):
     def count_step(self, client: State, at: Local) -> Tensor:
         """Count the steps that the moments have seen, this one included."""
         if self.moments == "keep":
-            return client[self.counter] + 1  # type: ignore[no-any-return]
+            return client[self.counter] + 1
         count = at.step.to(at.params.buffer.dtype) + 1
         return at.message[self.counter] + count if self.moments == "average" else count
 
@@ -171,7 +171,7 @@ class Adagrad(Optimiser):
     stackable: ClassVar[bool] = True
 
     def first_moments(self, params: Tree) -> State:
-        return {"adagrad_sum": self.initial * params.ones()}
+        return {"adagrad_sum": float(self.initial) * params.ones()}
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         total = moments["adagrad_sum"].elementwise(lambda s, g: torch.addcmul(s, g, g), tree)

@@ -160,7 +160,8 @@ def method_of(plan: Plan, task: Task) -> Method:
         raise error
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay)
+    lowered = task.compute != task.dtype
+    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered)
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation

@@ -73,8 +73,8 @@ class Sweep:
         if not base.get("validation"):
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
         shared = grid_of(data.get("grid", {}))
-        grids = {name: {**shared, **grid_of(own)} for name, own in methods.items()}
-        grids = give_own_rates(split_by_optimiser(grids), base, Trust.given(trust))
+        split = split_by_optimiser({name: {**shared, **grid_of(own)} for name, own in methods.items()})
+        grids = give_own_rates(split, base, Trust.given(trust))
         given = {word: data[word] for word in ("seeds", "budget") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
         sweep = Sweep(base, grids, **given, trust=Trust.given(trust))

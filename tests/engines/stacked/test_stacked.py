@@ -300,7 +300,10 @@ class Again(Graph):
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
-REPLAYED = ("fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr")
+REPLAYED = (
+    "fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr",
+    "adamw+fedfft-d", "muon+fedavg", "lion+fedsam",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "more"), [*((name, []) for name in REPLAYED), ("scaffold", [fk.RateWithin(0.2)])])
