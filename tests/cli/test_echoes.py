@@ -34,7 +34,7 @@ def clean(text):
     return not any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))
 
 
-def test_names_from_files_reach_the_terminal_as_letters(nasty):
+def test_names_from_files_reach_the_terminal_as_letters(nasty, drawn_only):
     for words in (
         ["compare", "run"],
         ["compare", "run", "--json"],

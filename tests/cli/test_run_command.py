@@ -71,7 +71,7 @@ def test_the_default_folder_is_the_name_and_the_fingerprint(trained):
 def test_the_command_line_and_python_agree(trained):
     (run,) = trained("--method", "fedsam", "--set", "method.rho=0.2", "--set", "lr=0.07")
     sam = {"name": "fedsam", "rho": 0.2}
-    same = fk.Experiment(dataset="digits", model="logistic", method=sam, rounds=2, epochs=1, lr=0.07)
+    same = fk.Experiment(dataset="digits", model="logistic", method=sam, rounds=2, epochs=1, batch_size=200, lr=0.07)
     assert fk.run(same).result == run["result"]
 
 

@@ -123,7 +123,7 @@ def hostile(made, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_that_a_file_names_runs_unasked(hostile, place):
+def test_nothing_that_a_file_names_runs_unasked(hostile, drawn_only, place):
     """Every command, and every place of a name: readers read on, trainers refuse in one line; nothing is imported."""
     hostile.with_(PLACES[place])
     every = place in ("the method", "a gradient chain", "the model")
@@ -279,7 +279,7 @@ def test_a_sweep_file_is_a_file(hostile, capsys):
     assert call(["sweep", "sweep.toml", "--no-progress", "--trust"]) == 0
 
 
-def test_a_ledger_is_a_file(hostile, capsys):
+def test_a_ledger_is_a_file(hostile, capsys, drawn_only):
     from fedkeel.papers import find
 
     cell = find("fedfft:1")[0]

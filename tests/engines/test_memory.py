@@ -87,7 +87,7 @@ def test_memory_is_what_the_doctor_predicts(method, share, onednn):
     ],
 )
 def test_memory_measured_elsewhere_is_what_the_doctor_predicts_there(
-    monkeypatch, machine_name, onednn, method, share, measured
+    monkeypatch, constant_weights, machine_name, onednn, method, share, measured
 ):
     """Measured by the program above, on two machines of the one kind and one of the other."""
     monkeypatch.setattr(platform, "machine", lambda: machine_name)

@@ -5,20 +5,17 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
 
 import fedkeel as fk
 from fedkeel.errors import FolderError
-from fedkeel.runs import checkpoint, store
+from fedkeel.runs import checkpoint, loop, store
 from problems import small_problem
 
-ROUNDS = 40
 
-
-def experiment(rounds=ROUNDS, **changes):
+def experiment(rounds, **changes):
     settings = dict(method="fedfft-s", participation=0.5, epochs=1, batch_size=4, lr=0.05, lr_decay=0.99, clip=5.0)
     return fk.Experiment(problem=small_problem(), rounds=rounds, **settings | changes)
 
@@ -39,29 +36,35 @@ def rounds_without_clock(path):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(("seed", "spilled"), [(0, False), (1, True)])
-def test_killed_at_random_moments(tmp_path, monkeypatch, seed, spilled):
+MANY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("seed", "times", "spilled"),
+    [(0, 4, False), (1, 4, True), pytest.param(2, 24, False, marks=MANY), pytest.param(3, 24, True, marks=MANY)],
+)
+def test_killed_at_random_moments(tmp_path, monkeypatch, seed, times, spilled):
     if spilled:  # no state stays in memory, each has a file of its own
-        monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
+        monkeypatch.setattr(loop, "state_budget", lambda device: 0)
         monkeypatch.setattr(store, "SHARED", 1)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole, broken, rounds = tmp_path / "whole", tmp_path / "broken", 4 * times
     began = time.perf_counter()
-    train(whole)
-    each = (time.perf_counter() - began) / ROUNDS
+    train(whole, rounds=rounds)
+    each = (time.perf_counter() - began) / rounds
     draw, kills = random.Random(seed), 0
     process = multiprocessing.get_context("fork").Process
-    while kills < 12 or not (broken / "result.json").exists():
-        child = process(target=train, args=(broken,))
+    while kills < times or not (broken / "result.json").exists():
+        child = process(target=train, args=(broken,), kwargs={"rounds": rounds})
         child.start()
-        # short at first, so that the run cannot end before it was killed twelve times
-        child.join(draw.uniform(0, 4 * each) if kills < 12 else None)
+        # short at first, so that the run cannot end before it was killed that often
+        child.join(draw.uniform(0, 4 * each) if kills < times else None)
         if child.is_alive():
             os.kill(child.pid, signal.SIGKILL)
             child.join()
             kills += 1
         else:
             assert child.exitcode == 0
-    assert kills >= 12  # two seeds: at least 24
+    assert kills >= times
     assert final_bytes(broken) == final_bytes(whole)
     assert rounds_without_clock(broken) == rounds_without_clock(whole)
 
