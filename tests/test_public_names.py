@@ -16,8 +16,10 @@ from fedkeel.core.rule import Rule
 from fedkeel.methods.registry import FAMILIES, public_name
 
 STUB = Path(fk.__file__).with_name("__init__.pyi").read_text()
-NOT_BY_NAME = {"AverageModels", "BandFilter", "Confined", "FollowSchedule", "Sensitivity", "ShareBuffers"}
-"""Rules that nobody writes down: three are what others share, the rest the library puts beside others by itself."""
+NOT_BY_NAME = {
+    "AverageModels", "BandFilter", "Confined", "FollowSchedule", "Optimiser", "Sensitivity", "ShareBuffers",
+}  # fmt: skip
+"""Rules that nobody writes down: some are what others share, the rest the library puts beside others by itself."""
 
 
 def modules_of(package):

@@ -6,8 +6,10 @@ from fedkeel.core.method import Method as Method
 from fedkeel.core.method import Phase as Phase
 from fedkeel.core.method import method as method
 from fedkeel.core.objectives import Calibrated as Calibrated
+from fedkeel.core.objectives import Decorrelated as Decorrelated
 from fedkeel.core.objectives import Distilled as Distilled
 from fedkeel.core.objectives import Given as Given
+from fedkeel.core.objectives import Guided as Guided
 from fedkeel.core.objectives import Loss as Loss
 from fedkeel.core.objectives import Objective as Objective
 from fedkeel.core.objectives import Value as Value

@@ -30,7 +30,7 @@ def passed(tree: Tree, values: Tree, rules: tuple[Rule, ...]) -> Tree:
     zero = values.scalar()
     at = Local(values, values, {"params": values}, tree, zero, zero, zero, zero.to(torch.int64))
     for rule in rules:
-        if rule.client_slots(values) or rule.server_slots(values) or rule.random:
+        if any(slots(values) for slots in (rule.client_slots, rule.round_slots, rule.server_slots)) or rule.random:
             raise MethodError(
                 f"{type(rule).__name__} remembers or draws something, which an optimiser of one's own cannot."
             )

@@ -131,7 +131,11 @@ COSTS = {
     "fedlesam-s": (2, 2), "fedlesam-d": (1, 1), "fedlesam@released": (2, 1), "fedgloss": (1, 1), "fedwmsam": (3, 2),
     "fedfft": (1, 1), "fedfft-s": (2, 2), "fedfft-d": (1, 1), "specgradfilter": (1, 1), "fedfsa": (2, 1),
     "fedscam": (1, 1), "q-fedavg": (1, 1), "fedawa": (1, 1), "fedlws": (1, 1), "fedlaw": (1, 1), "feddc": (2, 2),
-    "fedala": (1, 1), "ditto": (1, 1), "fedsol": (1, 1), "fedlc": (1, 1), "feddisco": (1, 1),
+    "fedala": (1, 1), "ditto": (1, 1), "fedsol": (1, 1), "fedlc": (1, 1), "feddisco": (1, 1), "fednova": (1, 1),
+    "fedyogi": (1, 1), "fedadagrad": (1, 1), "fedexp": (1, 1), "ghbm": (2, 1), "localghbm": (1, 1), "fedhbm": (1, 1),
+    "fednsam": (2, 1), "fedgmt": (2, 1), "feddecorr": (1, 1), "local-adamw": (1, 1), "local-muon": (1, 1),
+    "fedadamw": (2, 1), "fedmuon": (3, 2), "fedmuon-lmo": (2, 2), "fedpac": (3, 2), "fedswa": (1, 1),
+    "fedmoswa": (2, 2),
 }  # fmt: skip
 """Sent down and up, in models."""
 

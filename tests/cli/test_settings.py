@@ -8,7 +8,7 @@ import pytest
 from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers, value_of, words
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
-from fedkeel.rules import HighPass, Sam
+from fedkeel.rules import AdamW, HighPass, Muon, Sam
 
 
 def asked(**request):
@@ -119,6 +119,23 @@ def test_an_experiment_file_of_a_run_gives_the_same_experiment(tmp_path):
     assert again.label == "fedfft-d"
 
 
+# ---- optimisers ----
+def test_an_optimiser_by_name_then_a_field_of_it(tmp_path):
+    (one,) = asked(dataset="cifar10", assignments=("optimizer=adamw", "optimizer.beta1=0.8"))
+    assert rules(one, AdamW) == [AdamW(0.8)]
+    assert (one.label, one.experiment.plan.lr) == ("adamw+fedavg", 1e-3)
+    file = tmp_path / "e.toml"
+    file.write_text('dataset = "digits"\nlr = 0.5\n[optimizer]\nname = "muon"\nwithout = ["@head"]\n')
+    (one,) = asked(file=file, assignments=("optimizer.steps=4",))
+    assert rules(one, Muon) == [Muon(steps=4, without=("@head",))]
+    assert one.experiment.plan.lr == 0.5
+
+
+def test_the_rate_of_the_quick_start_is_none_of_another_optimiser():
+    assert {one.experiment.plan.lr for one in asked(assignments=("optimizer=lion",))} == {3e-4}
+    assert {one.experiment.plan.lr for one in asked(assignments=("optimizer=lion", "lr=0.1"))} == {0.1}
+
+
 # ---- partitions ----
 def test_one_field_of_the_partition_keeps_the_others():
     (one,) = asked(dataset="cifar10", assignments=("partition.alpha=0.3",))
@@ -180,7 +197,7 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         (
             {"assignments": ("server.lr=1",)},
             ExperimentError,
-            "the parts with fields are method, partition, evaluation, schedule, server_schedule",
+            "the parts with fields are method, partition, evaluation, optimizer, schedule, server_schedule",
         ),
         ({"methods": ("fedavg", "fedavg")}, RequestError, "name each method and seed once"),
         ({"seeds": (1, 1), "methods": ("fedavg",)}, RequestError, "name each method and seed once"),

@@ -28,6 +28,7 @@ from fedkeel.core.round import (
     StepInput,
     broadcast,
     init_client,
+    init_round,
     init_server,
     make_local_step,
 )
@@ -40,7 +41,7 @@ from fedkeel.methods import METHODS, build
 from fedkeel.papers import PAPERS, find
 from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
-from problems import ABLATIONS, small_problem
+from problems import ABLATIONS, OPTIMISERS, small_problem
 
 CLIENTS = 3
 LEAVES = {
@@ -62,6 +63,10 @@ def methods() -> Iterator[Any]:
     for name in METHODS:
         seen.append(build(name))
         yield pytest.param(seen[-1], id=name)
+    for rule in OPTIMISERS:
+        for moments in ("reset", "keep", "average"):
+            kept = replace(rule, moments=moments)  # type: ignore[call-arg]
+            yield pytest.param(build("fedsam-d").then(kept), id=repr(kept))
     given: list[Any] = []
     for paper in PAPERS:
         for cell in find(paper):
@@ -105,7 +110,8 @@ def forget() -> None:
 def steps(method: Method, lift: Lift) -> Iterator[tuple[Body, Any]]:
     """One step of each phase, and what it is given."""
     fitted = method.map_rules(lambda rule: rule.settled(SETTING))
-    client, message = init_client(fitted, MODEL), broadcast(fitted, init_server(fitted, MODEL))
+    client = init_client(fitted, MODEL) | init_round(fitted, MODEL)
+    message = broadcast(fitted, init_server(fitted, MODEL))
     client |= {name: torch.full((10,) if name == "histogram" else (), v) for name, v in FACTS.items() if name in client}
     params, client, message = away(MODEL), away(client), away(message)
     numbers, keys = torch.zeros(CLIENTS, device="meta"), torch.zeros(CLIENTS, dtype=torch.int64, device="meta")
@@ -172,7 +178,7 @@ def test_a_compiler_sees_the_rules_of_a_step_as_one_graph(method: Method) -> Non
             body(*given)
 
 
-COMPILED = [*(rule for rule in ABLATIONS if not rule.random), fk.On("fc.*", fk.HighPass(0.4))]
+COMPILED = [*(rule for rule in ABLATIONS if not rule.random), fk.On("fc.*", fk.HighPass(0.4)), *OPTIMISERS[:-1]]
 
 
 def stepped(rule: Rule) -> tuple[Callable[[Tree], Tree], Tree, Tensor]:
@@ -181,7 +187,7 @@ def stepped(rule: Rule) -> tuple[Callable[[Tree], Tree], Tree, Tensor]:
     zero, fitted = torch.zeros((), dtype=torch.int64), rule.settled(SETTING)
 
     def step(tree: Tree) -> Tree:
-        return fitted.step(tree, {}, Local(tree, tree, {}, None, zero, zero, zero, zero))[0]
+        return fitted.step(tree, fitted.round_slots(tree), Local(tree, tree, {}, None, zero, zero, zero, zero))[0]
 
     alone = torch.stack([step(Tree(row, MODEL.layout)).buffer for row in buffer])
     return step, Tree(buffer, MODEL.layout), alone

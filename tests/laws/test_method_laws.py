@@ -198,6 +198,18 @@ REDUCTIONS = [
     ("specgradfilter+scaffold", {"ratio": 0.0}, "scaffold", {}),
     ("specgradfilter+fedprox", {"ratio": 0.0, "mu": 0.0}, "uniform", {}),
     ("fedavgm", {"momentum": 0.0}, "fedavg", {}),
+    ("fedexp", {"epsilon": 1e9}, "uniform", {}),
+    ("ghbm", {"beta": 0.0}, "fedavg", {}),
+    ("localghbm", {"beta": 0.0}, "fedavg", {}),
+    ("fedhbm", {"beta": 0.0}, "fedavg", {}),
+    ("fednsam", {"gamma": 0.0, "rho": 0.0}, "uniform", {}),
+    ("feddecorr", {"beta": 0.0}, "fedavg", {}),
+    ("feddecorr+scaffold", {"beta": 0.0}, "scaffold", {}),
+    ("fedswa", {"rho": 1.0, "server_lr": 1.0}, "uniform", {}),
+    ("fedpac", {"preconditioner": "muon"}, "fedmuon", {}),
+    ("fednova", {"momentum": 1e-14}, "fedavg", {}),
+    ("fednova", {}, "fedavg", {}),  # all clients take as many steps
+    ("fednova", {"mu": 1e-13}, "fedavg", {}),
     ("fedsol", {"rho": 0.0}, "fedavg", {}),
     ("fedscam-wa", {"gamma": 0.0, "beta": 0.0}, "fedavg", {}),
     ("fedscam-sam", {"alpha_rho": 0.0, "rho_max": 0.0}, "fedavg", {}),
@@ -228,6 +240,30 @@ def of_base(name, **settings):
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
     one, other = run(build(name, settings), **WHOLE), of_base(base, **base_settings)
     assert difference(one.params, other.params) < 1e-12
+
+
+def test_fedgmt_without_its_teacher_is_its_dual():
+    for name, dual, weights in (
+        ("fedgmt", fk.ActiveDual(0.1, pull=False), fk.Uniform()),
+        ("fedgmt@released", [fk.DynamicDual(0.1, pull=False), fk.LocalMomentum(0.9)], fk.BySize()),
+    ):
+        one, other = (
+            run(build(name, {"gamma": 0.0}), **WHOLE),
+            run(fk.method("x", gradient=dual, weights=weights), **WHOLE),
+        )
+        assert difference(one.params, other.params) < 1e-12
+
+
+def test_local_optimisers_without_what_the_server_adds():
+    """FedAdamW adds nothing, FedMuon mixes nothing in, FedMoSWA corrects nothing."""
+    for one, chain, weights in (
+        (build("local-adamw"), fk.AdamW(), fk.BySize()),
+        (build("local-muon"), fk.Muon(), fk.BySize()),
+        (build("fedadamw", {"alpha": 0.0}), fk.AlignedAdamW(), fk.Uniform()),
+        (build("fedmuon", {"mix": 0.0}), fk.Muon(nesterov=False, moments="average"), fk.Uniform()),
+    ):
+        other = fk.method("x", gradient=chain, weights=weights)
+        assert difference(run(one, **WHOLE).params, run(other, **WHOLE).params) < 1e-12, one.name
 
 
 def test_feddyn_refuses_lambda_zero():

@@ -23,6 +23,12 @@ def loss(params: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tenso
 def toy(
     method: str | Method, sizes: tuple[int, ...] = (1, 1, 1), engine: str = "serial", **changes: object
 ) -> np.ndarray:
+    return np.array([params["w"].numpy() for params in trained(method, sizes, engine, **changes).history])
+
+
+def trained(
+    method: str | Method, sizes: tuple[int, ...] = (1, 1, 1), engine: str = "serial", **changes: object
+) -> fk.Run:
     problem = fk.Problem(
         params={"w": torch.ones(2, dtype=torch.float64)},
         loss=loss,
@@ -30,9 +36,8 @@ def toy(
     )
     settings = {"rounds": 3, "epochs": 2, "batch_size": 1, "lr": 0.1, "lr_decay": 0.9, "weight_decay": 0.01,
                 "clip": 10.0, "participants": SCHEDULE} | changes  # fmt: skip
-    run = fk.run(fk.Experiment(problem=problem, method=method, **settings), dtype=torch.float64, keep_params=True,
-                 engine=engine)  # fmt: skip
-    return np.array([params["w"].numpy() for params in run.history])
+    return fk.run(fk.Experiment(problem=problem, method=method, **settings), dtype=torch.float64, keep_params=True,
+                  engine=engine)  # fmt: skip
 
 
 PAPER = {

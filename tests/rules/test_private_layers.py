@@ -78,7 +78,8 @@ def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_on
 
 
 REFUSED = (
-    "fedsol", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released", "fedspeed@released", "fedsmoo@released",
+    "fedsol", "fedgmt", "fedgmt@released", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released",
+    "fedspeed@released", "fedsmoo@released", "fedadamw", "fedmuon", "fedpac",
 )  # fmt: skip
 
 

@@ -200,7 +200,7 @@ CHANGES = {
     "lr_decay": 0.9, "weight_decay": 0.001, "clip": 1.5, "augment": "crop-flip", "seed": 3, "partition_seed": 7,
     "validation": 0.2, "participants": [[0, 1]] * 900, "unavailable": 0.1, "on_nonfinite": "stop", "buffers": "keep",
     "evaluate_every": 2, "init": "w.safetensors", "evaluation": {"model": "global", "share": 0.2},
-    "server_schedule": {"name": "linear", "end": 0.5, "warmup": 1},
+    "optimizer": "lion", "server_schedule": {"name": "linear", "end": 0.5, "warmup": 1},
 }  # fmt: skip
 
 INSTEAD = {"steps": ("epochs", 7), "schedule": ("lr_decay", "cosine")}

@@ -10,6 +10,7 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.optimiser_grids import describe_grid
 from fedkeel.studies.sweep import Sweep, finals, tune, tune_all, unequal
 from problems import small_problem
 
@@ -372,3 +373,40 @@ def test_a_sweep_without_a_validation_sample_says_so(fedkeel):
     done = swept(fedkeel, SWEEP.replace("0.2", "0.0001"))
     assert done.code == 1
     assert "every setting of fedavg failed: no client has a validation sample" in done.err
+
+
+# ---- optimisers ----
+def test_each_optimiser_is_tuned_on_its_own_rates():
+    swept = {"grid": {"optimizer": ["sgd", "adamw", {"name": "muon", "scale": "original"}]}, "methods": {"fedavg": {}}}
+    sweep = Sweep.load(BASE | swept)
+    assert [sweep.grids[name]["lr"] for name in ("fedavg", "adamw+fedavg", "muon+fedavg")] == [
+        (0.01, 0.03, 0.1, 0.3), (1e-4, 3e-4, 1e-3, 3e-3), (3e-4, 1e-3, 3e-3, 1e-2),
+    ]  # fmt: skip
+    execute, asked = landscape(lambda e: -abs(math.log(e.plan.lr / 1e-3)))
+    best = {one.method: dict(one.best)["lr"] for one in tune_all(sweep, execute)}
+    assert best["adamw+fedavg"] == 1e-3
+    assert {e.plan.method.phases[0].gradient[0].scale for e in asked if e.plan.method.name == "muon+fedavg"} == {
+        "original"
+    }
+    assert describe_grid(sweep.grids["adamw+fedavg"]) == "lr 0.0001, 0.0003, 0.001, 0.003"
+
+
+def test_rates_that_are_given_stay():
+    grid = {"optimizer": ["sgd", "lion"], "lr": [0.1, 0.2]}
+    assert {g["lr"] for g in Sweep.load(BASE | {"grid": grid, "methods": {"fedavg": {}}}).grids.values()} == {
+        (0.1, 0.2)
+    }
+    mixed = Sweep.load(BASE | {"methods": {"fedavg": {}, "lion+fedsam": {"lr": [0.5, 0.6]}}})
+    assert [mixed.grids[name]["lr"] for name in ("fedavg", "lion+fedsam")] == [(0.01, 0.03, 0.1, 0.3), (0.5, 0.6)]
+    plain = Sweep.load(BASE | {"methods": {"fedavg": {}, "fedsam": {}}})
+    assert all("lr" not in grid for grid in plain.grids.values())
+    fixed = Sweep.load(BASE | {"lr": 0.1, "methods": {"adamw+fedavg": {}}})
+    assert dict(fixed.grids["adamw+fedavg"]) == {}
+
+
+def test_an_optimiser_is_swept_once():
+    grid = {"optimizer": ["adamw", {"name": "adamw", "beta1": 0.8}]}
+    with pytest.raises(fk.ExperimentError, match=r"adamw\+fedavg is swept twice"):
+        Sweep.load(BASE | {"grid": grid, "methods": {"fedavg": {}}})
+    with pytest.raises(fk.ExperimentError, match="unknown optimizer: adam"):
+        Sweep.load(BASE | {"grid": {"optimizer": ["adam"]}, "methods": {"fedavg": {}}})

@@ -27,6 +27,17 @@ ABLATIONS = [
 ]
 """What the papers put in the place of their filters."""
 
+OPTIMISERS = [
+    fk.LocalMomentum(0.9, nesterov=True),
+    fk.LocalMomentum(0.9, dampening=0.1),
+    fk.AdamW(),
+    fk.Adagrad(),
+    fk.Lion(),
+    fk.Muon(),
+    fk.Muon(without=("fc.*",), precision="bfloat16"),
+]
+"""What a client may step with; the last one rounds as the processor does."""
+
 
 def quadratic(params, batch):
     """f_i(w) = ½ Σ_j H_ij (w_j − b_ij)²: one value per sample."""
@@ -34,8 +45,12 @@ def quadratic(params, batch):
     return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
 
 
-INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}}
-"""Loops inside of a round, which laws need not wait for."""
+INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}, "ghbm": {"tau": 1}}
+"""Loops inside of a round, which laws need not wait for, and rounds before a momentum begins."""
+
+
+AMPLIFIES = {"feddecorr": 1e4}
+"""By how much more than others a method enlarges rounding: it divides features by their spread, however small."""
 
 
 def quick(name):

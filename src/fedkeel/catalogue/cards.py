@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from fedkeel.core.method import Method, Phase
-from fedkeel.core.round import init_client, init_server
+from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import Rule, State
 from fedkeel.core.trees import tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build, makers_of, settings_of
 from fedkeel.models.bottleneck import Bottleneck
 from fedkeel.problems.problem import Problem
+from fedkeel.rules import ClipHere, DecayHere
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.prepare import CrossEntropy, method_of, problem_of, task_maker
+from fedkeel.runs.prepare import CrossEntropy, ended, method_of, problem_of, task_maker
 from fedkeel.runs.start import run
 
 MEANINGS = {
@@ -58,6 +59,7 @@ class Costs:
     up: float
     server: dict[str, float]
     client: dict[str, float]
+    held: dict[str, float]  # by a client, during a round only
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,17 @@ def _passes(phase: Phase) -> str:
     if phase.batches is not None:
         return f"{phase.backward_passes} on each of {phase.batches} batch{'es' if phase.batches != 1 else ''}"
     return f"{phase.backward_passes} per local step"
+
+
+def step_order(phase: Phase) -> str:
+    """The order in which a step of an optimiser is made, clip and weight decay in their places; empty without one."""
+    chain = ended(phase, (ClipHere(),), (DecayHere(),)).gradient
+    optimiser = next((rule for rule in chain if rule.optimiser), None)
+    if optimiser is None:
+        return ""
+    decay = "weight decay (part of the direction)" if optimiser.coupled_decay else "weight decay (decoupled)"
+    places: dict[Rule, str] = {ClipHere(): "clip", DecayHere(): decay}
+    return " → ".join(["gradient", *(places.get(rule, type(rule).__name__) for rule in chain), "step by the rate"])
 
 
 def objectives(method: Method) -> dict[str, str]:
@@ -213,7 +226,8 @@ def costs(method: Method) -> Costs | None:
     model, fedavg = task.initial.layout.size, 2 * task.initial.buffer.nbytes  # to two clients, and back
     server, client = init_server(whole, task.initial), init_client(whole, task.initial)
     server = {name: slot for name, slot in server.items() if name != "params"}
-    return Costs(last.bytes_down / fedavg, last.bytes_up / fedavg, sizes(server, model), sizes(client, model))
+    states = (server, client, init_round(whole, task.initial))
+    return Costs(last.bytes_down / fedavg, last.bytes_up / fedavg, *(sizes(state, model) for state in states))
 
 
 def sizes(state: State, model: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, one_line, settings
+from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, one_line, settings, step_order
 from fedkeel.core.method import Phase
 from fedkeel.core.rule import Rule
 from fedkeel.papers.citations import CITATIONS, authors, title
@@ -65,6 +65,7 @@ def phase_lines(phase: Phase, which: str) -> list[str]:
     return [
         *rule_lines(f"Where the gradient is taken{which}", phase.perturb),
         *rule_lines(f"What becomes of the gradient{which}", phase.gradient),
+        *([f"**The order of a step{which}**: {order}\n"] if (order := step_order(phase)) else []),
     ]
 
 
@@ -84,4 +85,7 @@ def cost_lines(costs: Costs) -> list[str]:
     for who, slots in (("client", costs.client), ("server", costs.server)):
         kept = ", ".join(f"`{name}` ({share:.3g}×)" for name, share in slots.items())
         lines.append(f"- the {who} keeps: {kept or 'nothing'}")
+    if costs.held:
+        held = ", ".join(f"`{name}` ({share:.3g}×)" for name, share in costs.held.items())
+        lines.append(f"- the client holds during a round only: {held}")
     return lines

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fedkeel.core.round import init_client, init_server
+from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import State
 from fedkeel.core.trees import tensors
 from fedkeel.data import load
@@ -76,6 +76,7 @@ def estimate(experiment: Experiment) -> Estimate:
     selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
+    held = 2 * size(init_round(method, task.initial))  # in a step, as it was and as it will be
     convolutions: list[Convolution] = []
     with watched(task.module, convolutions):
         saved = activation_bytes(task, method, plan.training)  # with the trained weights
@@ -87,7 +88,7 @@ def estimate(experiment: Experiment) -> Estimate:
         server=size(init_server(method, task.initial, task.buffers)),
         client=size(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
-        workspace=trees * tree + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
+        workspace=trees * tree + held + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
         reports=selected * size(expected_messages(method, task).report),
         data=needed_bytes(SOURCES[plan.division.dataset]),
         fragments=FRAGMENTS if convolutions and on_x86() and not uses_onednn() else 0.0,

@@ -93,7 +93,7 @@ down, up: bytes per round, FedAvg's being 1
 client keeps: what a client remembers between rounds, by the names on the method's card
 NAME@released: what the authors' program does, where it differs from the paper
 a card: fedkeel methods NAME · a plug-in on any method: specgradfilter+NAME, fedfft+NAME, fsa+NAME,
-ema+NAME, swa+NAME"""
+feddecorr+NAME, adamw+NAME, ema+NAME, swa+NAME"""
 SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 
@@ -110,7 +110,7 @@ def times(ratio: float) -> str:
 
 
 def show_card(card: MethodCard, console: Console) -> None:
-    from fedkeel.catalogue.cards import objectives
+    from fedkeel.catalogue.cards import objectives, step_order
     from fedkeel.papers.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
@@ -119,6 +119,9 @@ def show_card(card: MethodCard, console: Console) -> None:
     for heading, rules in chains(card):
         console.print(Text(heading, "bold"))
         console.print(Padding(Group(*(described(rule) for rule in rules)), (0, 0, 1, 2)))
+    for order in dict.fromkeys(filter(None, map(step_order, card.method.phases))):
+        console.print(Text("The order of a step", "bold"))
+        console.print(Padding(order, (0, 0, 1, 2)))
     for name, what in objectives(card.method).items():
         console.print(Text(f"The objective {name}", "bold"))
         console.print(Padding(filled(what), (0, 0, 1, 2)))
@@ -186,6 +189,11 @@ def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
     for who, slots in (("client", card.costs.client), ("server", card.costs.server)):
         kept = ", ".join(f"{name} ({size(share)})" for name, share in slots.items())
         yield f"{who} keeps", kept or "nothing between rounds"
+    if card.costs.held:
+        yield (
+            "client holds",
+            ", ".join(f"{n} ({size(s)})" for n, s in card.costs.held.items()) + ", during a round only",
+        )
 
 
 def size(share: float) -> str:

@@ -56,7 +56,7 @@ def run(
     rounds: Annotated[int | None, option(metavar="N", help="Rounds of training.")] = None,
     settings: Annotated[
         list[str] | None,
-        option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, method.rho=0.05, partition.alpha=0.3 …"),
+        option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, optimizer=adamw, partition.alpha=0.3 …"),
     ] = None,
     seeds: Annotated[str | None, option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
     engine: Engine = "auto",

@@ -10,11 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedkeel.core.rule import Rule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
+from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.typed_values import read_toml
 
@@ -22,7 +24,7 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
 
 
-TABLES = ("evaluation", "schedule", "server_schedule")
+TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
 """Keys whose fields are set one by one; a text is the name in such a table."""
 
 
@@ -61,6 +63,8 @@ def experiments(request: Request) -> list[Asked]:
             data[name] = value
     changes = [assignment(text) for text in request.assignments]
     check_once(request, changes)
+    if request.file is None and any(path[0] == "optimizer" for path, _ in changes):
+        data.pop("lr", None)  # the quick start's is one of SGD
     data |= {path[0]: value for path, value in changes if len(path) == 1}
     given = list(request.methods) or as_list(data.pop("method", "fedavg"))
     hyper: dict[str, Any] = {}
@@ -89,7 +93,7 @@ def experiments(request: Request) -> list[Asked]:
         if not values:
             raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
-        Asked(label, Experiment.read(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
+        name_run(label, Experiment.read(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
         for label, method in zip(labels(methods), methods, strict=True)
         for seed in seeds
     ]
@@ -102,9 +106,15 @@ def experiments(request: Request) -> list[Asked]:
     return made
 
 
+def name_run(label: str, experiment: Experiment) -> Asked:
+    """A run by its method, and by its optimiser where one is asked for."""
+    rule = experiment.optimizer
+    return Asked(f"{name_optimiser(rule)}+{label}" if isinstance(rule, Rule) else label, experiment)
+
+
 def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
-    options = {"method": bool(request.methods), "model": request.model is not None}
+    options = {"method": bool(request.methods), "model": request.model is not None, "optimizer": False}
     return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 

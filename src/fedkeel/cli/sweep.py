@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
+    from fedkeel.studies.optimiser_grids import Grids
     from fedkeel.studies.ray_cluster import RunRequest
     from fedkeel.studies.sweep import Sweep, Tuned
 
@@ -42,6 +43,7 @@ def sweep(
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
 
+    An optimiser has its own grid of learning rates unless the file gives one: optimizer = ["sgd", "adamw"] in [grid].
     Settings are chosen on the validation share with the first seed; a grid grows where its optimum lies on the edge,
     and methods with smaller grids try values between, until all have tried equally many. The chosen setting of each
     method is then run with every seed and scored on the test set. Where the engine stacks, runs that differ in seed or
@@ -81,10 +83,11 @@ def sweep(
     with cluster(on):
         tuned = tune_all(asked, execute, find)
         if not json:
-            show_tuning(tuned)
+            show_tuning(tuned, asked.grids)
         tell_tuning(tuned, tuner(data))
         ends = execute([request for one in tuned for request in finals(asked, one)])
-    show_ends([run for run in ends if run is not None], tuned, asked.tuned, target, baseline, json)
+    tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
+    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, json)
     for one in (one for one in tuned if one.best is None):
         reason, hint = reason_of(one, broken)
         complain(f"every setting of {one.method} failed: {reason}", hint)
@@ -120,7 +123,7 @@ def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
 
 def show_ends(
     runs: Sequence[Run],
-    tuned: Sequence[Tuned],
+    tuned: Sequence[Mapping[str, Any]],
     keys: Collection[str],
     target: float | None,
     baseline: str | None,
@@ -129,7 +132,7 @@ def show_ends(
     """The final runs held against each other, as far as there are any."""
     from fedkeel.studies.compare import group_runs
 
-    tuning, groups = {"tuning": [one.save() for one in tuned]}, group_runs(runs)
+    tuning, groups = {"tuning": tuned}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
@@ -174,15 +177,17 @@ def choose_on_ray(targets: Sequence[Target], machine: Machine) -> str:
     return ray_cluster.choose_on_ray([for_ray(target, machine) for target in targets])
 
 
-def show_tuning(tuned: Sequence[Tuned]) -> None:
+def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:
+    from fedkeel.studies.optimiser_grids import describe_grid
     from fedkeel.studies.sweep import describe
 
-    made = table(["method!", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
+    made = table(["method!", "grid", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
     for one in tuned:
         best = one.best
         score = None if best is None else one.scores[best]
         came = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
         chosen = "all failed" if best is None else describe(best) or "as it is"
         grew = ", ".join(one.widened)
-        made.add_row(one.method, str(len(one.scores)), chosen, came, grew, str(one.refined) if one.refined else "")
+        tried = (describe_grid(grids[one.method]), str(len(one.scores)))
+        made.add_row(one.method, *tried, chosen, came, grew, str(one.refined) if one.refined else "")
     stdout().print(made)

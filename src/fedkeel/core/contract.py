@@ -119,6 +119,19 @@ def _check_phase(method: Method, phase: Phase) -> None:
                 f"{name_of(rule)} climbs along a gradient, but is not first in the perturb chain of {method.name!r}.",
                 "put it first; filters follow it",
             )
+    optimisers = [rule for rule in phase.rules if rule.optimiser]
+    if len(optimisers) > 1:
+        raise MethodError(
+            f"{name_of(optimisers[0])} and {name_of(optimisers[1])} are both optimisers of one phase of "
+            f"{method.name!r}.",
+            "leave one of them out",
+        )
+    for rule in phase.perturb:
+        if rule.optimiser:
+            raise MethodError(
+                f"{name_of(rule)} is an optimiser, and stands in the perturb chain of {method.name!r}.",
+                "put it at the end of the gradient chain",
+            )
     for rule in phase.gradient:
         if GRADIENT in rule.reads and not phase.ascends:
             raise MethodError(
@@ -144,7 +157,8 @@ def _sample_tree() -> Tree:
 
 
 def _slots_of(rule: Rule) -> State:
-    return {**rule.server_slots(_sample_tree()), **rule.client_slots(_sample_tree())}
+    tree = _sample_tree()
+    return {**rule.server_slots(tree), **rule.client_slots(tree), **rule.round_slots(tree)}
 
 
 def _check_slots(method: Method) -> None:
@@ -174,7 +188,8 @@ def _check_slots(method: Method) -> None:
 
 def _check_slot_names(rule: Rule) -> None:
     """Refuse slots whose name is taken by a fact or by the model."""
-    names_taken = {"server_slots": set(FACTS), "client_slots": set(FACTS) - set(CLIENT_FACTS)}
+    names_taken = {stage: set(FACTS) for stage in ("server_slots", "client_slots", "round_slots")}
+    names_taken["client_slots"] -= set(CLIENT_FACTS)
     for stage, taken in names_taken.items():
         for slot in getattr(rule, stage)(_sample_tree()):
             if slot in taken or slot in RESERVED or not isinstance(slot, str):

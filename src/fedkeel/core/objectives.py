@@ -21,10 +21,11 @@ from fedkeel.typed_values import check_fields
 class Given(NamedTuple):
     """What an objective may read besides outputs and targets."""
 
-    reference: Tensor | None = None  # the output of the model that the server sent, on the same samples
+    reference: Tensor | None = None  # the output of a model that the server sent, on the same samples
     histogram: Tensor | None = None  # how many samples of each class the client has
     message: dict[str, Any] = {}  # noqa: RUF012 - read, never written
     key: Tensor | None = None  # 0-d int64: randomness for this (seed, round, client, step)
+    mask: Tensor | None = None  # 1 for each real sample, 0 for one that only fills the batch up; None: all are real
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,10 @@ class Objective:
 
     of_problem: ClassVar[bool] = False  # the problem's own loss is taken; `losses` is never called
     differentiable: ClassVar[bool] = True  # False: only the value is measured
-    reference: ClassVar[bool] = False  # reads the output of the model that the server sent
+    reference: ClassVar[bool] = False  # reads the output of a model that the server sent
+    teacher: ClassVar[str] = "params"  # which model that is: its slot of the message
+    adds: ClassVar[bool] = False  # to the problem's own loss, which is taken too
+    features: ClassVar[bool] = False  # the output is a pair: the prediction, and what the classifier was given for it
     asks: ClassVar[tuple[str, ...]] = ()  # facts that are gathered only when asked for: "histogram", "key"
     of: ClassVar[str] = ""  # the method of the model that gives the output, called with the key if asked for
     total: ClassVar[bool] = False  # the values of a batch are added up, not averaged
@@ -73,6 +77,48 @@ class Distilled(Objective):
         mine = functional.log_softmax(output / self.temperature, -1)
         theirs = functional.log_softmax(given.reference / self.temperature, -1)
         return (theirs.exp() * (theirs - mine)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Guided(Objective):
+    """The loss + γ T² KL(softmax(z_e / T) ‖ softmax(z / T)), z_e the outputs of the trajectory's mean model."""
+
+    gamma: NonNegative = 1.0
+    temperature: Positive = 3.0
+    reference: ClassVar[bool] = True
+    teacher: ClassVar[str] = "trajectory"
+    adds: ClassVar[bool] = True
+
+    def losses(self, output: Tensor, target: Tensor, given: Given) -> Tensor:
+        return self.gamma * self.temperature**2 * Distilled(self.temperature).losses(output, target, given)
+
+
+@dataclass(frozen=True)
+class Decorrelated(Objective):
+    """The loss + β times the mean square of the off-diagonal of XᵀX, divided by the number n of samples.
+
+    X are the features that the classifier is given, each standardised over the batch. A batch of one sample adds 0.
+    """
+
+    beta: NonNegative = 0.1
+    features: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
+
+    def losses(self, output: tuple[Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
+        features = output[1].flatten(1)
+        return self.beta * correlation(features, given.mask).expand(features.shape[0])
+
+
+def correlation(features: Tensor, mask: Tensor | None) -> Tensor:
+    """Σ_(j≠k) (XᵀX)_jk² / (d (d − 1) n), X the columns standardised over the real samples."""
+    real = features.new_ones(features.shape[0]) if mask is None else mask
+    n, d = real.sum(), features.shape[1]
+    centred = (features - (real @ features) / n) * real.unsqueeze(1)
+    variance = centred.square().sum(0) / (n - 1).clamp(min=1.0)
+    x = centred / (variance + 1e-8).sqrt()
+    # ‖XᵀX‖ = ‖XXᵀ‖, which is the smaller matrix where features are many
+    off = (x @ x.T).square().sum() - x.square().sum(0).square().sum()
+    return off / (max(d * (d - 1), 1) * n)
 
 
 @dataclass(frozen=True)
@@ -151,6 +197,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "loss": Loss,
     "value": Value,
     "distil": Distilled,
+    "guided": Guided,
+    "decorrelated": Decorrelated,
     "calibrated": Calibrated,
     "bottleneck": CodeBottleneck,
     "bottleneck-usual": UsualBottleneck,

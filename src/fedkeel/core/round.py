@@ -100,6 +100,14 @@ def init_client(method: Method, params: Tree, buffers: Tree | None = None) -> St
     return client
 
 
+def init_round(method: Method, params: Tree) -> State:
+    """Make what clients hold during a round only."""
+    slots: State = {}
+    for rule in method.local_rules:
+        slots |= rule.round_slots(params)
+    return slots
+
+
 def broadcast(method: Method, server: State) -> State:
     message: State = {"params": server["params"]}
     for rule in method.rules:
@@ -230,6 +238,9 @@ def local_round(
 
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
     params: Tree = lift(lambda message, steps: message["params"], (message_axis, 0))(message, steps)
+    lasting = client.keys()
+    if any("round_slots" in rule.stages for rule in method.local_rules):
+        client = client | lift(lambda params: init_round(method, params), (0,))(params)
     params, client = enter(method.personal, params, client)
     began, report, loss = params, State(), torch.zeros_like(steps)
     for phase, phase_work in zip(method.phases, work, strict=True):
@@ -245,7 +256,7 @@ def local_round(
             loss = mean
         report, client = leave(phase.rules, report, client, params, start, mean)
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
-    return report | facts | {"loss": loss}, client
+    return report | facts | {"loss": loss}, {name: client[name] for name in lasting}
 
 
 # ---- the server's half ---------------------------------------------------------------------------------------------

@@ -44,11 +44,12 @@ class Setting(NamedTuple):
     mean_size: float = 0.0  # samples of a client, on average; known to the server
     lr: float = 0.0  # the learning rate of the first round, before any schedule
     lr_decay: float = 1.0  # by which it is multiplied after each round
+    lowered: bool = False  # whether networks compute in bfloat16
 
 
 STAGES = (
-    "server_slots", "client_slots", "broadcast", "travels", "scale_rate", "start", "step", "finish", "server_step",
-    "remember", "deploy",
+    "server_slots", "client_slots", "round_slots", "broadcast", "travels", "scale_rate", "start", "step", "finish",
+    "server_step", "remember", "deploy",
 )  # fmt: skip
 LOCAL_STAGES = frozenset({"start", "step", "finish"})
 """The stages of a client, which an engine may call for many clients at once."""
@@ -65,6 +66,8 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+    optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it
+    coupled_decay: ClassVar[bool] = False  # an optimiser whose weight decay is part of the direction, as SGD's is
     # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;
     # counts for the class that says it: a subclass with a function of its own says it anew
     stackable: ClassVar[bool] = False
@@ -109,6 +112,10 @@ class Rule:
 
         A slot called like a fact of the client, such as "size", holds that fact in every round.
         """
+        return {}
+
+    def round_slots(self, params: Tree) -> State:
+        """What a client holds during a round only: made when the round begins, dropped when it is over."""
         return {}
 
     def broadcast(self, message: State, server: State) -> State:

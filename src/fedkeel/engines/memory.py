@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import init_client
+from fedkeel.core.round import init_client, init_round
 from fedkeel.core.trees import state_bytes
 from fedkeel.engines.engine import Training, plan_rows
 from fedkeel.engines.machine import free_memory
@@ -55,7 +55,8 @@ def data_budget(device: torch.device) -> int:
 
 def clients_that_fit(task: Task, method: Method, training: Training) -> int:
     """Estimate from the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward."""
-    tree, slots = task.initial.buffer.nbytes, state_bytes(init_client(method, task.initial, task.buffers))
+    held = init_client(method, task.initial, task.buffers) | init_round(method, task.initial)
+    tree, slots = task.initial.buffer.nbytes, state_bytes(held)
     client_bytes = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
     count = max(1, int(SPARE * free_bytes(task.device) / client_bytes))
     return min(count, CPU_TOGETHER) if task.device.type == "cpu" else count

@@ -41,6 +41,13 @@ def rehearse(method: Method, task: Task) -> None:
     """Refuse a method whose rules break their contract: a round of one client and the server, and the final phase."""
     watched = method.map_rules(watch)
     message, report, state = rehearse_client(watched, task)
+    for objective in method.objectives:
+        if objective.reference and objective.teacher not in message:
+            raise MethodError(
+                f"{type(objective).__name__} compares with the model {objective.teacher!r}, which no rule of "
+                f"{method.name!r} sends.",
+                f"add the rule whose broadcast sends {objective.teacher!r}",
+            )
     server = init_server(watched, task.initial, task.buffers)
     reports = stack([report])
     reports["population"] = reports["lr"].new_ones(())
@@ -103,6 +110,9 @@ class Watched(Rule):
 
     def client_slots(self, params: Tree) -> State:
         return self.stands_for.client_slots(params)
+
+    def round_slots(self, params: Tree) -> State:
+        return self.stands_for.round_slots(params)
 
     def broadcast(self, message: State, server: State) -> State:
         return self.call("broadcast", message, server)

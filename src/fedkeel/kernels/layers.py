@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedkeel.core.trees import Tree
@@ -32,6 +32,13 @@ class RunningBuffers(NamedTuple):
     mask: Tensor | None = None
 
 
+class Watched(NamedTuple):
+    """A layer, and what it has been given."""
+
+    layer: nn.Module | None
+    given: list[Tensor]
+
+
 class Frame(NamedTuple):
     """The weights of all clients, where their gradients go, and the precision of the arithmetic."""
 
@@ -40,6 +47,7 @@ class Frame(NamedTuple):
     anchor: Tensor
     compute: torch.dtype
     running: RunningBuffers | None = None
+    watched: Watched | None = None
 
 
 class Convolve(torch.autograd.Function):

@@ -97,6 +97,8 @@ def forward(module: nn.Module, frame: Frame, x: Tensor) -> Tensor:
 
 
 def apply_layer(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:
+    if frame.watched is not None and module is frame.watched.layer:
+        frame.watched.given.append(x)
     return LAYERS[type(module)](module, name, x, frame)
 
 

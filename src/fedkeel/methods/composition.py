@@ -107,9 +107,9 @@ def save_objective(objective: Objective) -> str | dict[str, Any]:
         return {"objective": f"{kind.__module__}:{kind.__qualname__}"} | values
     if not values:
         return name
-    (number,) = values.values()
-    text = f"{number:g}"
-    return f"{name}:{text}" if float(text) == number else {"objective": name} | values
+    text = f"{next(iter(values.values())):g}"
+    exact = len(values) == 1 and [float(text)] == list(values.values())
+    return f"{name}:{text}" if exact else {"objective": name} | values
 
 
 def load_objective(data: Any, trust: Trust = Trust.NOTHING) -> Objective:

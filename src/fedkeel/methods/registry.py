@@ -1,6 +1,6 @@
 """The methods by name. Each is its paper's algorithm, spelled with rules.
 
-`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `fedfft+fedwmsam`.
+`PLUGIN+BASE` puts a plug-in on any method: `specgradfilter+scaffold`, `fsa+fedspeed@released`, `adamw+fedsam`.
 Several may follow each other; the one named first is applied last. A hyper-parameter goes to every part that has it.
 """
 
@@ -20,14 +20,19 @@ from fedkeel.methods import (
     averaging,
     correction,
     lookback,
+    momentum,
     personalised,
+    preconditioned,
     sharpness,
     spectral,
     weighting,
 )
+from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.typed_values import check_keys, read_values, types_of
 
-FAMILIES = (averaging, correction, sharpness, lookback, spectral, adaptive, weighting, personalised)
+FAMILIES = (
+    averaging, correction, momentum, preconditioned, sharpness, lookback, spectral, adaptive, weighting, personalised
+)  # fmt: skip
 """The modules whose `__all__` lists methods; each has a name of its own in the table of methods."""
 
 
@@ -88,8 +93,10 @@ PLUGINS: dict[str, Callable[..., Method]] = {
     "specgradfilter": with_ranges(spectral, "filter_gradients", "specgradfilter"),
     "fedfft": with_ranges(spectral, "filter_perturbations", "fedfft"),
     "fsa": with_ranges(adaptive, "with_fsa", "fsa"),
+    "feddecorr": with_ranges(correction, "decorrelate", "feddecorr"),
     "ema": with_ranges(averaged, "ema", "ema"),
     "swa": with_ranges(averaged, "swa", "swa"),
+    **OPTIMISER_PLUGINS,
 }
 """What may stand before a `+`: functions of a method that give a method."""
 

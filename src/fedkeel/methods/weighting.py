@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.objectives import Value
+from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError
-from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, Whole
+from fedkeel.ranges import AnyFinite, NonNegative, Passes, Positive, ShareBelowOne, Whole
 from fedkeel.rules import (
     AtMixture,
     ByAttraction,
     ByDiscrepancy,
+    ByEffort,
     ByLoss,
     ByOthersLoss,
     ByPlaces,
@@ -17,13 +19,15 @@ from fedkeel.rules import (
     Fair,
     FairShares,
     LearnMixture,
+    LocalMomentum,
     MeasureLoss,
     OnProxy,
+    Proximal,
     Shrink,
 )
 from fedkeel.rules.weights import Metric
 
-__all__ = ["q_fedavg", "fedlw", "fednolowe", "feddisco", "fedawa", "fedawa_released", "fedlws", "fedlaw"]
+__all__ = ["q_fedavg", "fedlw", "fednolowe", "feddisco", "fedawa", "fedawa_released", "fedlws", "fedlaw", "fednova"]
 
 
 def q_fedavg(q: NonNegative = 0.1, mode: str = "exact") -> Method:
@@ -103,3 +107,15 @@ def fedlaw(rate: NonNegative = 0.01, epochs: Passes = 20) -> Method:
     """
     learn = Phase((AtMixture(),), (LearnMixture(rate),), epochs=epochs, trains=False)
     return Method("fedlaw", (Phase(),), OnProxy(), server_phase=learn, papers=("fedlaw",))
+
+
+def fednova(momentum: ShareBelowOne = 0.0, mu: NonNegative = 0.0) -> Method:
+    """FedAvg with each update divided by the client's number of steps, so that those who take many do not pull more.
+
+    Paper: τ Σ p_i Δ_i / ‖a_i‖₁; τ is free, the mean of the steps by default. Released code: τ = Σ p_i ‖a_i‖₁, with a
+    proximal term Σ p_i K_i; with momentum and proximal term together its normaliser is neither formula's; all clients
+    take part. Here: as released, of those that take part; the momentum begins anew in each round, and is refused
+    together with mu. An optimiser that the experiment adds is not counted in the effort.
+    """
+    gradient: list[Rule] = ([Proximal(mu)] if mu else []) + ([LocalMomentum(momentum)] if momentum else [])
+    return method("fednova", gradient=gradient, weights=ByEffort(momentum, mu), papers=["fednova"])

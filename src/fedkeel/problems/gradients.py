@@ -53,7 +53,7 @@ class Workspace:
         """The gradient of the objective on a batch, and the loss."""
         reference = None
         if objective.reference:
-            reference = self.output(message["params"], message.get("buffers", buffers), batch)
+            reference = self.output(message[objective.teacher], message.get("buffers", buffers), batch)
         given = Given(reference, batch.histogram, message, batch.noise)
         self.load(params, buffers)
         if batch.key is not None:

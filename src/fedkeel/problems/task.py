@@ -17,6 +17,7 @@ from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
+from fedkeel.problems.features import find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.separability import check_mean, loss_is_a_mean
@@ -88,6 +89,7 @@ class Task:
         self.initial = self._read_weights(start)
         self.buffers = self._read_buffers(start)
         self.counters = read_counters(self.module)
+        self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
         self.stochastic = self.module is not None and any(
             (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
         )
@@ -181,6 +183,9 @@ class Task:
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
     ) -> Any:
         """What an objective judges: the model's prediction, or what another of its methods gives."""
+        if objective.features:
+            with note_inputs(self.classifier) as inputs:
+                return self.predict(model, tensors), read_features(inputs)
         if not objective.of:
             return self.predict(model, tensors)
         given = () if noise is None or "key" not in objective.asks else (noise,)
@@ -197,7 +202,11 @@ class Task:
             losses = self.compute_loss(self.mean_loss, model, batch.tensors, output)
         else:
             losses = objective.losses(output, batch.tensors[-1], given)
-        return losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
+        mean = losses if losses.dim() == 0 else losses.sum() if objective.total else losses.mean()
+        if not objective.adds:
+            return mean
+        prediction = output[0] if objective.features else output
+        return mean + self.compute_loss(self.mean_loss, model, batch.tensors, prediction).mean()
 
     def apply(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""

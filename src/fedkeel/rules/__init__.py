@@ -9,14 +9,18 @@ from fedkeel.rules.critical import *
 from fedkeel.rules.detrending import *
 from fedkeel.rules.experts import *
 from fedkeel.rules.filters import *
+from fedkeel.rules.heavy_ball import *
 from fedkeel.rules.layers import *
 from fedkeel.rules.learned import *
 from fedkeel.rules.momentum import *
+from fedkeel.rules.muon import *
+from fedkeel.rules.optimisers import *
 from fedkeel.rules.personal import *
 from fedkeel.rules.perturbations import *
 from fedkeel.rules.probes import *
 from fedkeel.rules.rates import *
 from fedkeel.rules.server_rules import *
+from fedkeel.rules.shared_moments import *
 from fedkeel.rules.weights import *
 
 RULES: dict[str, type[Rule]] = {

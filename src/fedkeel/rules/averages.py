@@ -15,7 +15,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, ShareBelowOne, Whole
 
-__all__ = ["ModelEma", "ModelSwa"]
+__all__ = ["LastTwo", "ModelEma", "ModelSwa"]
 
 
 class AverageModels(Rule):
@@ -113,3 +113,17 @@ class ModelSwa(AverageModels):
             counts, 1 / (models + 1), (models == 0).to(models.dtype)
         )  # up to the first, the plain model
         return alpha, {"averaged_rounds": rounds, "averaged_models": models + counts}
+
+
+@dataclass(frozen=True)
+class LastTwo(Rule):
+    """Deploy the mean of the last two models, (w_t + w_(t−1)) / 2; buffers are the last.  (FedExP)"""
+
+    def server_slots(self, params: Tree) -> State:
+        return {"model_before": params}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"model_before": server["params"]}
+
+    def deploy(self, model: State, server: State) -> State:
+        return model | {"params": 0.5 * (model["params"] + server["model_before"])}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive, PositiveShare
 
@@ -21,6 +21,7 @@ __all__ = [
     "DecayHere",
     "DriftCorrection",
     "DynamicDual",
+    "MomentumVariates",
     "Proximal",
     "WeightDecay",
 ]
@@ -39,12 +40,12 @@ class ClipNorm(Rule):
 
 @dataclass(frozen=True)
 class ClipHere(Rule):
-    """Where in the chain the experiment's clip goes; without this, at its end, before the weight decay."""
+    """Where in the chain the experiment's clip goes; without this, in front of the optimiser, or at its end."""
 
 
 @dataclass(frozen=True)
 class DecayHere(Rule):
-    """Where in the chain the experiment's weight decay goes; without this, at its very end."""
+    """Where in the chain the experiment's weight decay goes; without this, at its very end, behind the optimiser."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,37 @@ class ControlVariates(Rule):
 
 
 @dataclass(frozen=True)
+class MomentumVariates(ControlVariates):
+    """Control variates whose common one follows the participants: g + c − c_i, c ← c + γ (mean_i c_i − c) over them.
+
+    c_i ← c_i − c + (w_t − w_i) / Σ_k η_k. gamma = 1 forgets all rounds but the last. scale = 0 is FedAvg.
+    (FedMoSWA, Liu et al. 2025)
+    """
+
+    gamma: PositiveShare = 0.2
+    stackable: ClassVar[bool] = True
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        _, client = super().finish(report, client, at)
+        return report | {"c_i": client["c_i"]}, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"c": server["c"] + self.gamma * (reports["c_i"].mean() - server["c"])}
+
+
+@dataclass(frozen=True)
 class DynamicDual(Rule):
     """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
 
     lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule
-    behind the clip. `divided` also divides the mean dual by the number of selected clients.  (FedDyn, Acar et al.
-    2021)
+    behind the clip. `divided` also divides the mean dual by the number of selected clients. Without `pull` it is
+    g + λ h_i.  (FedDyn, Acar et al. 2021)
     """
 
     lam: Positive
     half: bool = False
     divided: bool = False
+    pull: bool = newer_field(True)
     stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
@@ -123,6 +144,8 @@ class DynamicDual(Rule):
         return {"h_i": params.zeros()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        if not self.pull:
+            return tree + self.lam * client["h_i"], client
         place = client["h_i"] - at.start if self.half else at.params - at.start + client["h_i"]
         return tree + self.lam * place, client
 
@@ -189,17 +212,19 @@ class DriftCorrection(Rule):
 class ActiveDual(Rule):
     """FedDyn's pull, g + λ (w − w_t + h_i), but each client sends w_i + h_i: the mean dual is that of the selected.
 
-    lam must be positive.  (FedSpeed, Sun et al. 2023)
+    lam must be positive. Without `pull` it is g + λ h_i.  (FedSpeed, Sun et al. 2023)
     """
 
     lam: Positive
+    pull: bool = newer_field(True)
     stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        return tree + self.lam * (at.params - at.start + client["h_i"]), client
+        place = at.params - at.start + client["h_i"] if self.pull else client["h_i"]
+        return tree + self.lam * place, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         h = client["h_i"] + at.params - at.start

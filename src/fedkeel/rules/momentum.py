@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, cosine
-from fedkeel.ranges import NonNegative, OpenShare, Share
+from fedkeel.ranges import NonNegative, OpenShare, Share, ShareBelowOne
 from fedkeel.rules.corrections import ClientMomentum, ControlVariates, mean_direction
 from fedkeel.rules.perturbations import by_tensor_number
 
-__all__ = ["FirstRateMomentum", "MixGradients", "PersonalMomentum", "PredictedPosition"]
+__all__ = ["AddMomentum", "FirstRateMomentum", "MixGradients", "PersonalMomentum", "PredictedPosition"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,21 @@ class FirstRateMomentum(ClientMomentum):
         lr = torch.full_like(reports["lr"], self.first_lr) if self.first_lr else reports["lr"]
         m = mean_direction(reports | {"lr": lr}, self.own_steps)
         return update, server | {"momentum": self.decay * m}
+
+
+@dataclass(frozen=True)
+class AddMomentum(ClientMomentum):
+    """Add the last global direction: d + α m, m = −Σ_i Δ_i / (η Σ_i K_i).
+
+    alpha = 0 adds nothing. Without the 1 − α of ClientMomentum a direction that stays is amplified by 1 / (1 − α).
+    own_steps = True takes −mean_i Δ_i / (K_i η) for m.  (FedAdamW, Liu et al. 2026)
+    """
+
+    alpha: ShareBelowOne = 0.5
+    stackable: ClassVar[bool] = True
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        return tree.moved(at.message["momentum"], self.alpha), client
 
 
 @dataclass(frozen=True)

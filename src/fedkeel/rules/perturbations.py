@@ -16,6 +16,7 @@ from fedkeel.ranges import NonNegative, Positive
 __all__ = [
     "AdaptiveSam",
     "AdmmPerturbation",
+    "AlongMomentum",
     "Ascent",
     "DistilAscent",
     "GlobalDirection",
@@ -87,6 +88,27 @@ class GlobalDirection(Rule):
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report, client | {"last_seen": at.start, "seen": torch.ones_like(client["seen"])}
+
+
+@dataclass(frozen=True)
+class AlongMomentum(Rule):
+    """Look ahead along the server's last move m and climb against it: γ m − ρ m / ‖m‖, the same in every step.
+
+    gamma = 0 does not look ahead. rho = 0 does not climb. Without a gradient of its own; the first round has no
+    momentum. A reconstruction: the paper's text could not be had.  (FedNSAM, Liu et al. 2025)
+    """
+
+    gamma: NonNegative = 0.85
+    rho: NonNegative = 0.05
+    reads: ClassVar[tuple[str, ...]] = ("velocity",)
+    stackable: ClassVar[bool] = True
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"velocity": server["velocity"]}
+
+    def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
+        ahead: Tree = at.message["velocity"]
+        return self.gamma * ahead - self.rho * ahead.unit(), client
 
 
 @dataclass(frozen=True)

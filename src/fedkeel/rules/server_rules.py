@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import Local, Rule, State, require
+from fedkeel.core.rule import Local, Rule, State, newer_field, require
 from fedkeel.core.trees import Tree
-from fedkeel.ranges import Count, NonNegative, Positive, ShareBelowOne, Whole
+from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne, Whole
 
-__all__ = ["GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "WarmUp"]
+__all__ = ["Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "Trajectory", "WarmUp"]
 
 Form = Literal["heavy-ball", "ema", "nesterov"]
+SecondMoment = Literal["adam", "yogi", "adagrad"]
 
 
 @dataclass(frozen=True)
@@ -41,25 +42,63 @@ class ServerMomentum(Rule):
 class ServerAdam(Rule):
     """Adam on the averaged update: m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², w ← w + η m / (√v + τ).
 
-    Without correction of the first rounds' bias. beta1 = 0 keeps no momentum. beta2 = 0 scales by the last update
-    alone. A larger tau keeps small updates small.  (FedAdam, Reddi et al. 2021)
+    beta1 = 0 keeps no momentum. beta2 = 0 scales by the last update alone. A larger tau keeps small updates small.
+    second = "yogi" moves v by (1 − β₂) Δ² towards Δ², "adagrad" sums all Δ². v starts at v0 · τ²: v0 = 0 is
+    zero. correct = False leaves the bias of the first rounds t; True multiplies the move by √(1 − β₂^t) / (1 − β₁^t),
+    where a sum of squares has no bias.  (FedAdam, FedYogi, FedAdagrad, Reddi et al. 2021)
     """
 
     beta1: ShareBelowOne = 0.9
     beta2: ShareBelowOne = 0.99
     tau: Positive = 1e-3
+    second: SecondMoment = newer_field("adam")
+    v0: NonNegative = newer_field(0.0)
+    correct: bool = newer_field(False)
 
     def server_slots(self, params: Tree) -> State:
-        return {"first_moment": params.zeros(), "second_moment": params.zeros()}
+        slots: State = {"first_moment": params.zeros(), "second_moment": self.v0 * self.tau * self.tau * params.ones()}
+        return slots | ({"moves": params.scalar(0.0)} if self.correct else {})
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         first = self.beta1 * server["first_moment"].only(update.layout) + (1 - self.beta1) * update
-        second = self.beta2 * server["second_moment"].only(update.layout) + (1 - self.beta2) * (update * update)
+        second = self.next_second(server["second_moment"].only(update.layout), update * update)
         move = first.elementwise(lambda m, v: m / (v.sqrt() + self.tau), second)
-        return move, server | {
+        server = server | {
             "first_moment": server["first_moment"] | first,
             "second_moment": server["second_moment"] | second,
         }
+        if not self.correct:
+            return move, server
+        t = server["moves"] + 1
+        spread = 1.0 if self.second == "adagrad" else (1 - self.beta2**t).sqrt()
+        return move * (spread / (1 - self.beta1**t)), server | {"moves": t}
+
+    def next_second(self, second: Tree, square: Tree) -> Tree:
+        """v after a round, from v and Δ²."""
+        if self.second == "adagrad":
+            return second + square
+        if self.second == "yogi":
+            return second - (1 - self.beta2) * second.elementwise(lambda v, s: s * torch.sign(v - s), square)
+        return self.beta2 * second + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class Extrapolate(Rule):
+    """Go further where the clients' updates differ: w ← w + η_g Δ, η_g = max(1, Σ p_i ‖Δ_i‖² / (2 (‖Δ‖² + ε))).
+
+    A larger epsilon extrapolates less. Equal updates are averaged as they are. by_count = False takes ε as it is; True
+    multiplies it by the number of participants.  (FedExP, Jhunjhunwala et al. 2023)
+    """
+
+    epsilon: NonNegative = 1e-3
+    by_count: bool = False
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        lengths = reports["delta"].norm().square()
+        epsilon = self.epsilon * (len(lengths) if self.by_count else 1)
+        whole = 2 * (reports["update"].norm().square() + epsilon)
+        further = (reports["weights"] * lengths).sum() / whole.clamp(min=torch.finfo(whole.dtype).tiny)
+        return update * further.clamp(min=1.0), server
 
 
 @dataclass(frozen=True)
@@ -91,6 +130,25 @@ class GlobalSharpness(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         server = server | ({"round": server["round"] + 1} if self.warmup else {})
         return update, server | {"pseudo_gradient": server["pseudo_gradient"] | -reports["update"]}
+
+
+@dataclass(frozen=True)
+class Trajectory(Rule):
+    """Send the mean of the models so far beside w_t: e_t = α e_(t−1) + (1 − α) w_t, e_0 = w_0.
+
+    alpha = 0 sends w_t twice. alpha = 1 sends w_0 for ever.  (FedGMT, Li et al. 2025)
+    """
+
+    alpha: Share = 0.95
+
+    def server_slots(self, params: Tree) -> State:
+        return {"trajectory": params}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"trajectory": self.alpha * server["trajectory"] + (1 - self.alpha) * server["params"]}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, self.broadcast(server, server)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ class Confined(Rule):
     def client_slots(self, params: Tree) -> State:
         return self.inner.client_slots(self.shared(params))
 
+    def round_slots(self, params: Tree) -> State:
+        return self.inner.round_slots(self.shared(params))
+
     def broadcast(self, message: State, server: State) -> State:
         sent = self.inner.broadcast(self.see(message), self.see(server))
         return sent | {"params": message["params"] | sent["params"]}
@@ -98,16 +101,23 @@ def confine(method: Method, params: Tree) -> Method:
     patterns = private(method)
     if not patterns:
         return method
-    check_private_layers(method)
-    others = [rule for rule in method.rules if rule not in method.personal and not isinstance(rule, Weighting)]
+    check_private_layers(method, params)
+    # an optimiser moves the private layers, too, and remembers them where they are
+    apart = (*method.personal, *(rule for rule in method.rules if rule.optimiser))
+    others = [rule for rule in method.rules if rule not in apart and not isinstance(rule, Weighting)]
     slots_of = {rule: model_slots(rule, params) for rule in others}
     slots = set().union(*slots_of.values())
     touched = {rule for rule, own in slots_of.items() if own or slots.intersection(rule.reads)}
     return method.map_rules(lambda rule: Confined(rule, patterns) if rule in touched else rule)
 
 
-def check_private_layers(method: Method) -> None:
+def check_private_layers(method: Method, params: Tree) -> None:
     """Refuse what needs the private layers where they are not."""
+    if any(rule.optimiser and rule.server_slots(params) for rule in method.rules):
+        raise MethodError(
+            f"{method.name}: the server averages the optimiser's moments, also those of private layers.",
+            'moments = "reset", or "keep"',
+        )
     if any(isinstance(rule, OwnModel) for rule in method.rules):
         raise MethodError(f"{method.name}: clients keep a whole model of their own already.", HINT)
     if any(isinstance(rule, DynamicDual) and rule.half for rule in method.rules):

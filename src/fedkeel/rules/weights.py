@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import State, Weighting
-from fedkeel.ranges import AnyFinite, NonNegative
+from fedkeel.core.rule import State, Weighting, require
+from fedkeel.ranges import AnyFinite, NonNegative, ShareBelowOne
 
-__all__ = ["ByDiscrepancy", "ByLoss", "ByOthersLoss", "BySize", "Fair", "FairShares", "Uniform"]
+__all__ = ["AmongAll", "ByDiscrepancy", "ByEffort", "ByLoss", "ByOthersLoss", "BySize", "Fair", "FairShares", "Uniform"]
 
 SMALL = 1e-10
 
@@ -33,6 +33,15 @@ class Uniform(Weighting):
     def __call__(self, reports: State, server: State) -> Tensor:
         size: Tensor = reports["size"]
         return torch.full_like(size, 1 / len(size))
+
+
+@dataclass(frozen=True)
+class AmongAll(Weighting):
+    """As if those not selected had not moved: p_i = 1 / N, N all clients.  (FedMuon, Takezawa et al. 2025)"""
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        size: Tensor = reports["size"]
+        return torch.ones_like(size) / reports["population"]
 
 
 def to_shares(raw: Tensor, otherwise: Tensor) -> Tensor:
@@ -98,6 +107,36 @@ class FairShares(Weighting):
 def by_size(reports: State) -> Tensor:
     size: Tensor = reports["size"]
     return size / size.sum()
+
+
+@dataclass(frozen=True)
+class ByEffort(Weighting):
+    """By size, each update divided by its effort: w ← w + τ Σ p_i Δ_i / a_i, so the weights need not sum to 1.
+
+    a_i = K_i, the steps of plain SGD, and τ = Σ p_i a_i: clients that take as many steps are averaged by size. Where
+    the rate changes within a round, each counts by its mean rate.
+    momentum = 0 is plain SGD; with a local momentum ρ, a_i = [K_i − ρ (1 − ρ^K_i) / (1 − ρ)] / (1 − ρ). mu = 0 is
+    without a proximal term; with one, a_i = [1 − (1 − η μ)^K_i] / (η μ) and τ = Σ p_i K_i.
+    (FedNova, Wang et al. 2020)
+    """
+
+    momentum: ShareBelowOne = 0.0
+    mu: NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        require(not (self.momentum and self.mu), self, "the effort is known of momentum or mu, not of both")
+
+    def __call__(self, reports: State, server: State) -> Tensor:
+        shares, steps, lr, rho = by_size(reports), reports["steps"], reports["lr"], self.momentum
+        effort = steps
+        if rho:
+            effort = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        if self.mu:
+            pull = self.mu * lr
+            lost = -torch.expm1(steps * torch.log1p(-pull.clamp(max=0.5)))  # 1 − (1 − ημ)^K would cancel for small ημ
+            effort = torch.where(pull < 0.5, lost, 1 - (1 - pull) ** steps) / pull
+        weights: Tensor = shares * (shares * lr * (steps if self.mu else effort)).sum() / (lr * effort)
+        return weights
 
 
 @dataclass(frozen=True)

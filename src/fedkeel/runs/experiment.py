@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedkeel.core.method import Method
+from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import Schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
@@ -23,6 +24,7 @@ from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
+from fedkeel.methods.optimisers import read_optimiser
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Passes, Positive, PositiveShare, Seed, ShareBelowOne, Whole
@@ -34,7 +36,8 @@ log = logging.getLogger("fedkeel")
 EXAMPLES = PLAIN | {
     "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
     "participants": [[0, 1], [2, 3]], "on_nonfinite": "drop", "buffers": "average", "init": "model.safetensors",
-    "evaluation": {"model": "local"}, "steps": 50, "schedule": "cosine", "server_schedule": "linear",
+    "evaluation": {"model": "local"}, "optimizer": "adamw", "steps": 50, "schedule": "cosine",
+    "server_schedule": "linear",
 }  # fmt: skip
 """What a key may look like, for those who gave it something else."""
 
@@ -48,8 +51,9 @@ class Experiment:
 
     `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number (0.5: half of
     one) or a range drawn per client and round, `steps` a number of local steps instead; `schedule` and
-    `server_schedule` say how the clients' and the server's rate change; clip = 0 does not clip; `participants` a
-    list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
+    `server_schedule` say how the clients' and the server's rate change; clip = 0 does not clip; `optimizer` is the
+    clients': a name, a table of its name and fields, or a rule, and without `lr` its own rate is taken; `participants`
+    a list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
     client's training data that sweeps may choose on; `on_nonfinite` "drop" leaves a diverged client's report out,
     "stop" ends the run; `buffers` "average" or "keep".
     Seeds are whole numbers below 2^63 in absolute value.
@@ -71,6 +75,7 @@ class Experiment:
     server_schedule: Schedule | str | Mapping[str, Any] | None = None
     weight_decay: NonNegative | None = None
     clip: NonNegative | None = None
+    optimizer: str | Rule | Mapping[str, Any] | None = None
     augment: str | None = None
     seed: Seed = 0
     partition_seed: Seed | None = None
@@ -156,6 +161,8 @@ class Experiment:
         read = dict(data)
         if "method" in read:
             read["method"] = read_method(read["method"], Trust.TYPED if "method" in typed else trust)
+        if "optimizer" in read:
+            read["optimizer"] = read_optimiser(read["optimizer"], Trust.TYPED if "optimizer" in typed else trust)
         if "model" in read and not from_python(read["model"]):
             read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
         if from_python(read.get("problem")):

@@ -22,9 +22,11 @@ from fedkeel.engines.engine import Training
 from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
+from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
 from fedkeel.models import card_of
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem
+from fedkeel.rules.optimisers import Optimiser
 from fedkeel.runs.participation import Participation, share_of
 
 PLAIN = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50, "lr": 0.1}
@@ -122,8 +124,9 @@ class Plan:
 def plan(asked: Mapping[str, Any]) -> Plan:
     """The fields of an experiment, resolved: what was not given is the data set's preset, or plain."""
     method, source = _source(asked)
+    method = give_optimiser(method, read_optimiser(asked["optimizer"]))
     preset = {} if isinstance(source, Problem) else source.card.preset
-    defaults = {**PLAIN, **NEUTRAL, **preset, "partition_seed": asked["seed"]}
+    defaults = {**PLAIN, **NEUTRAL, **preset, **_own_rate(method), "partition_seed": asked["seed"]}
     if asked["steps"] is not None:
         if asked["epochs"] is not None:
             raise ExperimentError("an experiment has either epochs or steps.", "steps = 50 alone, or epochs = 5")
@@ -147,6 +150,12 @@ def plan(asked: Mapping[str, Any]) -> Plan:
     made = Plan(**values | {"method": method, "source": source})
     _check(made)
     return made
+
+
+def _own_rate(method: Method) -> dict[str, float]:
+    """The learning rate of an optimiser where none is asked for: plain and preset ones are rates of SGD."""
+    optimiser = find_optimiser(method)
+    return {"lr": optimiser.rate} if isinstance(optimiser, Optimiser) else {}
 
 
 def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:

@@ -30,6 +30,7 @@ from fedkeel.errors import ExperimentError, MethodError
 from fedkeel.importing import untrusted
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.methods.named import NamedModel, refusal
+from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
 from fedkeel.problems.personal_data import rows_of, without_proxy
@@ -159,12 +160,13 @@ def method_of(plan: Plan, task: Task) -> Method:
         raise error
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
-    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay)
+    lowered = task.compute != task.dtype
+    setting = Setting(task.initial.layout, head_of(task), plan.most_epochs(size), size, plan.lr, plan.decay, lowered)
     clip: tuple[Rule, ...] = (ClipNorm(plan.clip),) if plan.clip else ()
     decay: tuple[Rule, ...] = (WeightDecay(plan.weight_decay),) if plan.weight_decay else ()
     method, policy = plan.method, plan.evaluation
     if policy is not None and policy.tune and method.final is None:
-        method = replace(method, final=head_tuning())
+        method = replace(method, final=equip(head_tuning(), find_optimiser(method)))
     method = method.map_rules(lambda rule: rule.settled(setting))
     method = method.map_phases(lambda phase: measured(phase, task)).map_phases(lambda phase: ended(phase, clip, decay))
     if plan.schedule is not None and plan.schedule.by == "step":
@@ -201,13 +203,18 @@ def repeated(method: Method) -> Method:
 
 
 def ended(phase: Phase, clip: tuple[Rule, ...], decay: tuple[Rule, ...]) -> Phase:
-    """A training phase's chain with clip and decay where it says they go, or at its end."""
+    """A training phase's chain with clip and decay where it says they go.
+
+    Else the clip stands in front of the optimiser, and the decay behind it, or in front where it is part of the
+    direction; without an optimiser both stand at the end.
+    """
     if not phase.trains:
         return phase
     chain = list(phase.gradient)
     for place, rules in ((ClipHere(), clip), (DecayHere(), decay)):
         if place not in chain:
-            chain.append(place)
+            is_behind = (rule.optimiser and (place == ClipHere() or rule.coupled_decay) for rule in chain)
+            chain.insert([*is_behind, True].index(True), place)
         at = chain.index(place)
         chain[at : at + 1] = rules
     return replace(phase, gradient=tuple(chain))

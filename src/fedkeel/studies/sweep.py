@@ -12,6 +12,7 @@
     [methods.fedprox]             # a method's own grid
     "method.mu" = [0.001, 0.01, 0.1]
 
+A grid of `optimizer` makes a method of each: adamw+fedavg, muon+fedavg … Without an `lr`, each has its own rates.
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
 When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts and an
 experiment takes the value. Then methods with smaller grids try values between those around their best one, until all
@@ -33,6 +34,7 @@ from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
+from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
 from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
@@ -55,7 +57,7 @@ class Sweep:
     """What is swept. `grids` holds, for each method, the values of each key."""
 
     base: Mapping[str, Any]
-    grids: Mapping[str, Mapping[str, tuple[Any, ...]]]
+    grids: Grids
     seeds: Sequence[Seed] = (0,)
     budget: Count = 12
     trust: Trust = Trust.TYPED
@@ -71,7 +73,8 @@ class Sweep:
         if not base.get("validation"):
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
         shared = grid_of(data.get("grid", {}))
-        grids = {name: {**shared, **grid_of(own)} for name, own in methods.items()}
+        split = split_by_optimiser({name: {**shared, **grid_of(own)} for name, own in methods.items()})
+        grids = give_own_rates(split, base, Trust.given(trust))
         given = {word: data[word] for word in ("seeds", "budget") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
         sweep = Sweep(base, grids, **given, trust=Trust.given(trust))

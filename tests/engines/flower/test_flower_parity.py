@@ -15,7 +15,7 @@ def problem():
     return make_problem()
 
 
-@pytest.mark.parametrize("method", sorted(fk.METHODS))
+@pytest.mark.parametrize("method", [*sorted(fk.METHODS), "adamw+scaffold"])
 def test_every_method_is_bitwise_equal_to_serial(problem, tmp_path, method):
     exp = experiment(problem, method, participation=0.6)
     serial = fk.run(exp, engine="serial")

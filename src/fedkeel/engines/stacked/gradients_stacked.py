@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree
 
-from fedkeel.core.objectives import Given, Objective
+from fedkeel.core.objectives import Given, Loss, Objective
 from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
-from fedkeel.kernels.layers import Frame, RunningBuffers
+from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.task import Task
 
@@ -59,9 +60,9 @@ class Target:
         """What the objective may read, and the client axis of each part of it."""
         # vmap would split a message that is not read for nothing
         message = {} if self.objective.of_problem else self.message
-        reference_axis, histogram_axis, noise_axis = map(axis_of, (reference, batch.histogram, batch.noise))
-        axes = Given._make((reference_axis, histogram_axis, self.message_axis, noise_axis))
-        return Given(reference, batch.histogram, message, batch.noise), axes
+        given = Given(reference, batch.histogram, message, batch.noise, batch.mask)
+        axes = Given._make(self.message_axis if part is message else axis_of(part) for part in given)
+        return given, axes
 
 
 def axis_of(part: Tensor | None) -> int | None:
@@ -100,8 +101,8 @@ class StackedWorkspace:
         given, axes = aim.given(batch, reference)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axis_of(batch.mask), axes))
-            losses, after = one(lowered, seen, self.lower_inputs(batch), batch.mask, given)
+            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axes))
+            losses, after = one(lowered, seen, self.lower_inputs(batch), given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
@@ -121,7 +122,6 @@ class StackedWorkspace:
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
-        mask: Tensor | None,
         given: Given,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of one client and its buffers afterwards."""
@@ -129,17 +129,16 @@ class StackedWorkspace:
         def loss(model: ModelOrParams) -> Tensor:
             output = self.task.output(model, tensors, aim.objective, given.key)
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
-            return self.reduce_losses(aim, model, tensors, output, mask, given)
+            return self.reduce_losses(aim, model, tensors, output, given)
 
         if self.inside is None:
             return loss(leaves), {}
         named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
         return functional_call(self.inside, named, (loss,)), buffers
 
-    def reduce_losses(
-        self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, mask: Tensor | None, given: Given
-    ) -> Tensor:
+    def reduce_losses(self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, given: Given) -> Tensor:
         """Compute the mean, or the total, of the objective over the real samples of one client."""
+        mask = given.mask
         if not aim.objective.of_problem:
             losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
@@ -147,11 +146,16 @@ class StackedWorkspace:
         else:
             losses = self.task.losses(model, tensors, output)
         if mask is None:
-            return losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
-        if losses.dim() == 0:
-            losses = self.losses_by_sample(model, tensors, output)
-        total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
-        return total if aim.objective.total else total / mask.sum()
+            reduced = losses if losses.dim() == 0 else losses.sum() if aim.objective.total else losses.mean()
+        else:
+            if losses.dim() == 0:
+                losses = self.losses_by_sample(model, tensors, output)
+            total = ((losses.flatten(1).mean(1) if losses.dim() > 1 else losses) * mask).sum()
+            reduced = total if aim.objective.total else total / mask.sum()
+        if not aim.objective.adds:
+            return reduced
+        own, prediction = replace(aim, objective=Loss()), output[0] if aim.objective.features else output
+        return reduced + self.reduce_losses(own, model, tensors, prediction, given)
 
     def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
@@ -164,7 +168,7 @@ class StackedWorkspace:
 
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
-        """Compute the output of the model that the server sent, on the same samples."""
+        """Compute the output of a model that the server sent, on the same samples."""
         if not aim.objective.reference:
             return None
         assert self.inside is not None
@@ -179,7 +183,7 @@ class StackedWorkspace:
         try:
             with explain_unstackable():
                 output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
-                    dict(aim.message["params"].items()),
+                    dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
                     self.lower_inputs(batch),
                 )
@@ -240,8 +244,13 @@ class KernelWorkspace(StackedWorkspace):
         running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
-            output = forward(module, Frame(params, into, anchor, self.task.compute, running), batch.tensors[0])
-            losses = self.losses(module, batch, aim, output.to(self.task.dtype), reference)
+            watched = Watched(self.task.classifier, []) if aim.objective.features else None
+            frame = Frame(params, into, anchor, self.task.compute, running, watched)
+            output: Any = forward(module, frame, batch.tensors[0])
+            if watched is not None:
+                output = (output, read_features(watched.given))
+            output = _pytree.tree_map(lambda part: part.to(self.task.dtype), output)
+            losses = self.losses(module, batch, aim, output, reference)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, after)
         if not losses.requires_grad:
@@ -250,7 +259,7 @@ class KernelWorkspace(StackedWorkspace):
         return Gradient(into, losses.detach(), after)
 
     def losses(
-        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Tensor, reference: Tensor | None
+        self, module: nn.Module, batch: StackedBatch, aim: Target, output: Any, reference: Tensor | None
     ) -> Tensor:
         """Compute one loss for each client, those of all clients at once where the loss treats samples one by one."""
         mask = batch.mask
@@ -261,8 +270,8 @@ class KernelWorkspace(StackedWorkspace):
             total = (each if mask is None else each * mask).sum(1)
             return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
         given, axes = aim.given(batch, reference)
-        judge = vmap(partial(self.reduce_losses, aim, module), in_dims=(0, 0, axis_of(mask), axes))
-        return judge(batch.tensors, output, mask, given)
+        judge = vmap(partial(self.reduce_losses, aim, module), in_dims=(0, 0, axes))
+        return judge(batch.tensors, output, given)
 
 
 def choose_workspace(task: Task) -> StackedWorkspace:

@@ -1,0 +1,183 @@
+"""Methods with an objective of their own against twins by plain autograd, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+import fedkeel as fk
+from fedkeel.core.objectives import correlation
+from fedkeel.methods import build
+from problems import small_problem
+
+SIZES = (7, 4, 5)
+SCHEDULE = [[0, 1], [1, 2], [0, 2]]
+Params = dict[str, Tensor]
+
+
+def problem(smooth: bool) -> fk.Problem:
+    """A perceptron; the smooth one has no kernels, so that stacked clients go through vmap."""
+    given = small_problem(sizes=SIZES, test=4)
+    return replace(given, model=nn.Sequential(given.model[0], nn.Tanh(), given.model[2])) if smooth else given
+
+
+def found(given: fk.Problem, method: fk.Method, engine: str) -> list[Params]:
+    """Three rounds of two steps on the whole data of each client; sizes differ, so that stacked batches are filled."""
+    settings = {"rounds": 3, "participants": SCHEDULE, "epochs": 2, "batch_size": 8, "lr": 0.1}
+    run = fk.run(fk.Experiment(problem=given, method=method, **settings), dtype=torch.float64, engine=engine,
+                 keep_params=True)  # fmt: skip
+    return list(run.history)
+
+
+def slope(loss: Tensor, params: Params) -> Params:
+    return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+
+
+def combine(*terms: tuple[float, Params]) -> Params:
+    return {name: sum(factor * tree[name].detach() for factor, tree in terms) for name in terms[0][1]}
+
+
+def first(given: fk.Problem) -> Params:
+    return {name: leaf.detach().double() for name, leaf in given.model.named_parameters()}
+
+
+def close(one: list[Params], other: list[Params], atol: float = 1e-12) -> None:
+    for a, b in zip(one, other, strict=True):
+        for name, leaf in a.items():
+            torch.testing.assert_close(leaf, b[name], rtol=0, atol=atol)
+
+
+# ---- FedGMT --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fedgmt", "fedgmt@released"])
+def test_fedgmt_follows_the_mean_model(name: str) -> None:
+    gamma, temperature, alpha, lam, given = 0.7, 2.0, 0.6, 0.3, problem(smooth=False)
+    momentum = 0.4 if name == "fedgmt@released" else 0.0
+    model = given.model.double()
+    w = e = first(given)
+    duals = [{n: torch.zeros_like(leaf) for n, leaf in w.items()} for _ in SIZES]
+    expected = []
+    for selected in SCHEDULE:
+        e, ends = combine((alpha, e), (1 - alpha, w)), {}
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here, ball = w, combine((0, w))
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                z, teacher = functional_call(model, params, (x,)), functional_call(model, e, (x,)).detach()
+                apart = functional.kl_div(
+                    (z / temperature).log_softmax(-1), (teacher / temperature).softmax(-1), reduction="batchmean"
+                )
+                g = slope(functional.cross_entropy(z, y) + gamma * temperature**2 * apart, params)
+                ball = combine((1, g), (lam, duals[i]), (momentum, ball))
+                here = combine((1, here), (-0.1, ball))
+            duals[i] = combine((1, duals[i]), (1, here), (-1, w))
+            ends[i] = here
+        if name == "fedgmt":
+            w = combine(*((1 / len(ends), combine((1, end), (1, duals[i]))) for i, end in ends.items()))
+        else:
+            total = sum(SIZES[i] for i in ends)
+            w = combine(*((SIZES[i] / total, end) for i, end in ends.items()), *((1 / 3, dual) for dual in duals))
+        expected.append(w)
+    settings = {"gamma": gamma, "temperature": temperature, "alpha": alpha, "lam": lam}
+    method = build(name, settings | ({"momentum": momentum} if momentum else {}))
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth=False), method, engine), expected)
+
+
+def test_a_teacher_that_nobody_sends_is_refused() -> None:
+    method = fk.method("mine", weights=fk.Uniform(), objective=fk.Guided())
+    with pytest.raises(fk.MethodError, match="compares with the model 'trajectory', which no rule of 'mine' sends"):
+        fk.run(fk.Experiment(problem=problem(smooth=False), method=method, rounds=1, epochs=1, batch_size=4, lr=0.1))
+
+
+# ---- FedDecorr -----------------------------------------------------------------------------------------------------
+def penalty(features: Tensor) -> Tensor:
+    """Entry by entry."""
+    n, d = features.shape
+    if n == 1:
+        return features.new_zeros(())
+    columns = [(column - column.mean()) / (column.var() + 1e-8).sqrt() for column in features.unbind(1)]
+    pairs = [(columns[j] @ columns[k]) ** 2 for j in range(d) for k in range(d) if j != k]
+    return torch.stack(pairs).mean() / n
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_feddecorr_pays_for_correlated_features(smooth: bool) -> None:
+    beta, given = 0.05, problem(smooth)
+    model = given.model.double()
+    w, expected = first(given), []
+    for selected in SCHEDULE:
+        ends = {}
+        for i in selected:
+            x, y = given.clients[i][0].double(), given.clients[i][1]
+            here = w
+            for _ in range(2):
+                params = {n: leaf.clone().requires_grad_() for n, leaf in here.items()}
+                hidden = model[1](functional.linear(x, params["0.weight"], params["0.bias"]))
+                z = functional.linear(hidden, params["2.weight"], params["2.bias"])
+                g = slope(functional.cross_entropy(z, y) + beta * penalty(hidden), params)
+                here = combine((1, here), (-0.1, g))
+            ends[i] = here
+        total = sum(SIZES[i] for i in ends)
+        w = combine(*((SIZES[i] / total, end) for i, end in ends.items()))
+        expected.append(w)
+    for engine in ("serial", "stacked"):
+        close(found(problem(smooth), build("feddecorr", {"beta": beta}), engine), expected, atol=1e-10)
+
+
+def test_the_penalty_in_units_of_the_paper() -> None:
+    """(n − 1)² / n · d / (d − 1) times the off-diagonal part of ‖K‖² / d², K the correlations."""
+    n, d = 64, 32
+    features = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    k = torch.corrcoef(features.T)
+    paper = (k.square().sum() - d) / d**2
+    expected = (n - 1) ** 2 / n * d / (d - 1) * paper
+    torch.testing.assert_close(correlation(features, None), expected, rtol=1e-6, atol=0)
+
+
+def test_samples_that_fill_a_batch_up_do_not_count() -> None:
+    features = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    filled = torch.cat([features, features[:1].expand(4, 3)])
+    mask = torch.tensor([1.0] * 5 + [0.0] * 4, dtype=torch.float64)
+    torch.testing.assert_close(correlation(filled, mask), correlation(features, None))
+    alone = torch.tensor([1.0] + [0.0] * 8, dtype=torch.float64)
+    assert correlation(filled, alone) == correlation(features[:1], None) == 0
+
+
+class Functional(nn.Module):
+    """Its classifier is a pair of parameters, not a layer that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.last.weight, self.last.bias)
+
+
+def test_what_feddecorr_cannot_do_is_said_in_a_line() -> None:
+    given = replace(problem(smooth=False), model=Functional())
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 4, "lr": 0.1}
+    with pytest.raises(fk.ModelError, match="the model calls none as a layer"):
+        fk.run(fk.Experiment(problem=given, method="feddecorr", **settings), engine="serial")
+    with pytest.raises(fk.MethodError, match="fedlc trains on an objective of its own"):
+        build("feddecorr+fedlc")
+    assert build("feddecorr+fedprox", {"beta": 0.2}).phases[0].objective == fk.Decorrelated(0.2)
+
+
+def squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output - functional.one_hot(target, 3)).square().mean()
+
+
+def test_the_problems_own_loss_is_kept() -> None:
+    given = replace(problem(smooth=False), loss=squares)
+    for engine in ("serial", "stacked"):
+        one, other = (found(given, build(name), engine) for name in ("feddecorr+fedsam", "fedsam"))
+        plain = found(given, build("feddecorr+fedsam", {"beta": 0.0}), engine)
+        close(plain, other)
+        assert any((one[-1][name] - leaf).abs().max() > 1e-6 for name, leaf in other[-1].items())
