@@ -9,6 +9,9 @@ BIN := .venv/bin
 run: .venv/installed
 	$(BIN)/fedkeel run
 
+# processes that tests start find modules compiled
+test test-fast test-flower test-flower-fast: export PYTHONDONTWRITEBYTECODE :=
+
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow

@@ -3,7 +3,7 @@
     python benchmarks/tracking.py [dataset] [model] [rounds]
 
 Rounds alternate between the two inside one process, on one thread, and are measured in seconds of that process's CPU:
-whatever else the machine does counts for neither. The ratio is the median over stretches of five rounds, tracked
+whatever else the machine does counts for neither. The ratio is the median over blocks of five rounds, tracked
 against plain; at most 1.03 is asked for.
 """
 
@@ -19,7 +19,7 @@ import fedkeel as fk
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.runs.loop import Loop
-from fedkeel.runs.observers import observers
+from fedkeel.runs.observers import find_observers
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 TRACKED = ("drift", "spectrum")
@@ -32,12 +32,12 @@ class Side:
         task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem_of(experiment.plan))
         method = method_of(experiment.plan, task)
         self.engine = SerialEngine(task, method, experiment.plan.training)
-        loop = Loop(experiment, task, method, None, False, 1e9, observers(track))
-        self.going = loop.going(self.engine)
-        self.request = next(self.going)
+        loop = Loop(experiment, task, method, None, False, 1e9, find_observers(track))
+        self.rounds = loop.run_rounds(self.engine)
+        self.request = next(self.rounds)
 
     def one_round(self) -> None:
-        self.request = self.going.send(self.engine.train(*self.request))
+        self.request = self.rounds.send(self.engine.train(*self.request))
 
 
 def main(dataset: str = "digits", model: str = "", rounds: str = "40") -> None:
@@ -56,7 +56,7 @@ def main(dataset: str = "digits", model: str = "", rounds: str = "40") -> None:
     ratios = sorted(b / a for a, b in zip(plain, tracked, strict=True))
     each = 1000 * statistics.median(plain) / 5
     print(f"{dataset} {experiment.plan.division.model}: {each:.1f} ms a round, ratio {statistics.median(ratios):.4f}")
-    print(f"over {len(ratios)} stretches of five rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    print(f"over {len(ratios)} blocks of five rounds: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
 
 
 if __name__ == "__main__":

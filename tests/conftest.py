@@ -1,36 +1,56 @@
-"""What many tests share: small problems with a known shape, and the command line."""
+"""What many tests share: small problems with a known shape, and the command line.
+
+Libraries are imported by those who use them: the process that hands tests out to others would wait for them in vain.
+"""
 
 import json
 import os
 from types import SimpleNamespace
 
 import pytest
-import torch
-from shared_workers import close_all, worker
-from small_runs import SMALL
-
-import fedkeel as fk
-from fedkeel.cli import training
-from fedkeel.cli.main import call
-from fedkeel.engines import machine, processes
-from problems import CENTRE, CURVATURE, quadratic, small_problem
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_workers():
     """Pools take processes that a pool before them has left."""
+    from shared_workers import close_all, worker
+
+    from fedkeel.engines import processes
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "Worker", worker)
         yield
     close_all()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def done_once():
+    """The same method is checked, and rehearsed on the same layout, once; so is the command line built."""
+    from done_once import DONE_ONCE
+
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), once in DONE_ONCE.items():
+            patch.setattr(module, name, once)
+        yield
+
+
 @pytest.fixture
 def toy():
     """Three clients with one quadratic each, the shared toy of the test vectors."""
+    import torch
+
+    import fedkeel as fk
+    from problems import CENTRE, CURVATURE, quadratic
+
     clients = [(CURVATURE[i : i + 1], CENTRE[i : i + 1]) for i in range(3)]
     return fk.Problem(params={"w": torch.ones(2, dtype=torch.float64)}, loss=quadratic, clients=clients)
 
@@ -38,12 +58,18 @@ def toy():
 @pytest.fixture
 def small():
     """A small module and six clients of unequal size, one of them with a single sample."""
+    from problems import small_problem
+
     return small_problem()
 
 
 @pytest.fixture(params=[True, False], ids=["oneDNN", "no oneDNN"])
 def onednn(request, monkeypatch):
     """Convolutions by oneDNN and by PyTorch itself, whichever this machine would take."""
+    import torch
+
+    from fedkeel.engines import machine
+
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("this PyTorch was built without oneDNN")
     monkeypatch.setattr(machine, "ONEDNN", request.param)
@@ -55,6 +81,8 @@ def onednn(request, monkeypatch):
 @pytest.fixture
 def fedkeel(tmp_path, monkeypatch, capsys):
     """`fedkeel("run", …)` in an empty folder."""
+    from fedkeel.cli.main import call
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "data"))
     for name in ("NO_COLOR", "FORCE_COLOR", "FEDKEEL_TRACEBACK"):
@@ -72,6 +100,7 @@ def fedkeel(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def trained(fedkeel):
     """A small run as JSON: `trained("--method", "fedavg")`."""
+    from small_runs import SMALL
 
     def run(*arguments):
         done = fedkeel("run", *SMALL, "--rounds", "2", "--json", *arguments)
@@ -82,6 +111,34 @@ def trained(fedkeel):
 
 
 @pytest.fixture
+def drawn_only(monkeypatch):
+    """No chart of a page is drawn, which takes longest; `drawn_only("Test accuracy")`: no other one is."""
+    from fedkeel.report import drawing, page, reproduction
+
+    def choose(*titles):
+        for module in (page, reproduction):
+            monkeypatch.setattr(
+                module,
+                "embed",
+                lambda figure, title: drawing.embed(figure, title) if title in titles else "<svg></svg>",
+            )
+
+    choose()
+    return choose
+
+
+@pytest.fixture
+def constant_weights(monkeypatch):
+    """Weights of networks are not drawn: for tests that count them or look at shapes."""
+    import torch
+
+    for name in ("kaiming_uniform_", "kaiming_normal_", "uniform_", "normal_", "trunc_normal_"):
+        monkeypatch.setattr(torch.nn.init, name, lambda tensor, *how, **more: tensor.data.fill_(0.01))
+
+
+@pytest.fixture
 def untrained(monkeypatch):
     """Nothing may be trained from here on."""
+    from fedkeel.cli import training
+
     monkeypatch.setattr(training, "run", None)

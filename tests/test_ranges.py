@@ -13,7 +13,7 @@ from annotations import has_range
 import fedkeel as fk
 from fedkeel.core.method import Method, Phase
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
+from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters, sharpness
 from fedkeel.ranges import AnyFinite, Count, NonNegative, OpenShare, Range, Share
 from fedkeel.rules import RULES
 from fedkeel.typed_values import find_fault, types_of
@@ -37,6 +37,8 @@ def makers():
     for name, make in (METHODS | PLUGINS).items():
         types = {word: wanted for word, wanted in types_of(make).items() if word in hyperparameters(make)}
         yield name, types, lambda change, name=name: build(BASES.get(name, name), change)
+        base = () if make not in PLUGINS.values() else (METHODS["fedsam"](),)
+        yield f"{name}(…)", types, lambda change, make=make, base=base: make(*base, **change)
     plain = {"name": "m", "phases": (Phase(),), "weights": fk.Uniform()}
     for kind, given in ((Phase, {}), (Method, plain)):
         types = types_of(kind)
@@ -102,7 +104,12 @@ def test_what_lies_outside_of_its_range_is_refused():
         (lambda: build("fedavgm", {"server_lr": -1}), "server_lr of method fedavgm must be at least 0: -1"),
         (lambda: build("fedlc", {"tau": -1}), "tau of method fedlc must be at least 0: -1"),
         (lambda: build("fedlc", {"tau": nan}), "tau of method fedlc must be finite"),
-        (lambda: METHODS["fedlc"](tau=-1), "objective Calibrated must be at least 0"),
+        (lambda: METHODS["fedlc"](tau=-1), "tau of method fedlc must be at least 0: -1"),
+        (lambda: METHODS["fedlc"](-1), "tau of method fedlc must be at least 0: -1"),
+        (lambda: METHODS["fedgloss@released"](warmup=-1), "warmup of method fedgloss@released must be at least 0: -1"),
+        (lambda: sharpness.fedgloss_released(warmup=-1), "warmup of method fedgloss@released must be at least 0: -1"),
+        (lambda: METHODS["specgradfilter"](2, "fedavg"), "ratio of method specgradfilter must lie in [0, 1]: 2"),
+        (lambda: PLUGINS["fedfft"](METHODS["fedsam"](), nan), "of method fedfft must be finite: nan"),
         (lambda: build("fedgloss@released", {"warmup": -1}), "warmup of method fedgloss@released must be at least 0"),
         (lambda: build("fedadam", {"tau": 0}), "tau of method fedadam must be above 0"),
         (lambda: fk.method("m", weights=fk.Uniform(), server_lr=-1), "server_lr of a method must be at least 0"),

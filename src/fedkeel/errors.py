@@ -13,8 +13,10 @@ FedkeelError
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 from fedkeel.text import make_printable, shorten
 
@@ -69,6 +71,35 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
+
+
+@contextlib.contextmanager
+def explain_os_errors(fault: str, hint: str, error: type[FedkeelError] = FolderError) -> Iterator[None]:
+    """Turn an error of the system within the block into one line, the fault and the reason, and a hint."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"{fault}: {problem.strerror}", hint) from problem
+
+
+def writing(path: Path, hint: str = "choose another place") -> contextlib.AbstractContextManager[None]:
+    """Make what the system refuses within the block an error about the path that was asked for."""
+    return explain_os_errors(f"cannot write {path}", hint)
+
+
+def refuse_folder(file: Path, example: str) -> None:
+    """Refuse a folder where the name of a file is needed, before any work is done."""
+    if file.is_dir():
+        raise FolderError(f"{file} is a folder, and a file is to be written.", f"for example: {file / example}")
+
+
+def require_known(
+    word: str, known: Collection[str], fault: str, what: str, error: type[FedkeelError] = RequestError
+) -> str:
+    """Return a word that is known; refuse another with the fault, the word and the known one nearest to it."""
+    if word not in known:
+        raise error(f"{fault}: {word}", nearest(word, known, what))
+    return word
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:

@@ -1,4 +1,4 @@
-"""Texts from anyone, made safe to show."""
+"""Texts from anyone, made safe to show; sizes and times in words."""
 
 from __future__ import annotations
 
@@ -20,3 +20,21 @@ def _visible(character: str) -> bool:
 def shorten(text: str, most: int) -> str:
     """Cut a text to at most `most` characters: of a longer one the two ends stay."""
     return text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-(most // 3 - 3) :]}"
+
+
+def byte_size(size: float) -> str:
+    """Bytes in three digits and a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and seconds, or hours and minutes."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

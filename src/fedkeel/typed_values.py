@@ -142,6 +142,18 @@ def to_plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def flatten(value: Any, name: str = "", *, lists: bool = True) -> dict[str, Any]:
+    """Write the values of nested tables, and of `lists` in them, under dotted names."""
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif lists and isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return {name: value}
+    parts = [flatten(item, f"{name}.{word}" if name else str(word), lists=lists) for word, item in items]
+    return {word: item for part in parts for word, item in part.items()}
+
+
 # ---- one value against one annotation ------------------------------------------------------------------------------
 def find_fault(value: Any, wanted: Any) -> str:
     """Say what is wrong with a value for an annotation: its type, or the range of a number. Empty: nothing.

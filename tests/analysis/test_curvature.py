@@ -85,11 +85,11 @@ def test_trace_is_exact_for_a_diagonal_hessian_and_within_its_error_for_another(
     assert exact.value == pytest.approx(78, rel=1e-12)
     assert exact.error == pytest.approx(0, abs=1e-12)
     matrix = symmetric(12)
-    found = trace(hessian_product(quadratic(matrix), at), at, probes=2000, seed=3)
+    found = trace(hessian_product(quadratic(matrix), at), at, probes=1000, seed=3)
     assert abs(found.value - float(matrix.trace())) < 4 * found.error
     # Var(zᵀ A z) = 2 Σ_{i≠j} A_ij² for random signs
     off = matrix - torch.diag(matrix.diagonal())
-    assert found.error == pytest.approx(float((2 * off.square().sum()).sqrt()) / 2000**0.5, rel=0.1)
+    assert found.error == pytest.approx(float((2 * off.square().sum()).sqrt()) / 1000**0.5, rel=0.1)
 
 
 def test_a_loss_without_curvature():

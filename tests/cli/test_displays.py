@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedkeel.cli.progress import Bars, Lines, Silence, display, gpu_memory, told
+from fedkeel.cli.progress import Bars, Display, Lines, display, gpu_memory, told
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
 
@@ -51,7 +51,7 @@ def test_old_bars_vanish_when_there_is_no_room():
 
 
 def test_warnings_are_told_above_everything():
-    for make in (lambda console: Bars(console, 1, 1), lambda console: Lines(console, 1), Silence):
+    for make in (lambda console: Bars(console, 1, 1), lambda console: Lines(console, 1), Display):
         console = terminal()
         with make(console):
             logging.getLogger("fedkeel").warning("left out client %d", 3)

@@ -34,7 +34,7 @@ def clean(text):
     return not any(sign in text for sign in ("\x1b", "\x07", "\x9b", "\u202e"))
 
 
-def test_names_from_files_reach_the_terminal_as_letters(nasty):
+def test_names_from_files_reach_the_terminal_as_letters(nasty, drawn_only):
     for words in (
         ["compare", "run"],
         ["compare", "run", "--json"],
@@ -80,7 +80,7 @@ def test_two_runs_of_methods_named_upwards_stand_below_out(fedkeel, tmp_path):
 def test_a_checkpoint_names_no_file_elsewhere(trained, tmp_path):
     """Files of clients' states are removed once nothing needs them: they must be the run's own."""
     from fedkeel.core.states import read, write
-    from fedkeel.runs.checkpoint import newest
+    from fedkeel.runs.checkpoint import find_newest
 
     trained("--method", "scaffold", "--out", "run")
     folder = tmp_path / "run" / "checkpoint"
@@ -93,7 +93,7 @@ def test_a_checkpoint_names_no_file_elsewhere(trained, tmp_path):
             facts.pop(sums)
         write(path, arrays, facts)
     with pytest.raises(fk.FedkeelError, match="names a file that is not of clients"):
-        newest(folder)
+        find_newest(folder)
     assert call(["resume", "run", "--rounds", "3"]) == 2
     assert (tmp_path / "other.safetensors").exists()
 

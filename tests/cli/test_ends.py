@@ -33,7 +33,7 @@ from fedkeel.errors import RunError
         (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
         (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
         (["models", "resnet"], "unknown model: resnet", "did you mean 'resnet"),
-        (["datasets", "cifar"], "unknown data set 'cifar'", "did you mean 'cifar"),
+        (["datasets", "cifar"], "unknown data set: cifar", "did you mean 'cifar"),
         (["datasets", "mnist", "--partition", "iid:clients=3"], "mnist is not in", "--from PATH"),
         (["datasets", "mnist", "--from", "nowhere"], "nowhere does not exist", "--from PATH"),
         (["datasets", "--partition", "iid:clients=3"], "needs the name of a data set", "fedkeel datasets digits"),
@@ -69,6 +69,27 @@ def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
     assert (done.code, done.out, done.err) == (1, "", line)
     monkeypatch.setenv("FEDKEEL_TRACEBACK", "1")
     assert "Traceback (most recent call last)" in fedkeel("methods").err
+
+
+def test_a_package_that_is_missing_or_broken_is_named(fedkeel, monkeypatch):
+    assert fedkeel("run", *SMALL, "--rounds", "1", "--method", "fedavg", "--out", "here").code == 0
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = fedkeel("report", "here")
+    line = "error: a package that is needed is not installed: matplotlib.figure\n\nhint: pip install matplotlib\n"
+    assert (done.code, done.out, done.err) == (2, "", line)
+
+    def breaks():
+        raise ImportError("libpng.so:\nno such file", name="PIL._imaging")
+
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", breaks)
+    line = "error: a package that is needed cannot be imported: PIL._imaging\n\nhint: libpng.so: no such file\n"
+    assert (fedkeel("methods").code, fedkeel("methods").err) == (2, line)
+
+
+def test_the_help_names_every_exit_code(fedkeel):
+    told = " ".join(fedkeel("--help").out.split())
+    assert "Exit codes: 0 done; 1 the run failed; 2 the request was wrong; 130 interrupted" in told
+    assert "143 terminated" in told
 
 
 @pytest.mark.parametrize(("number", "code", "word"), [(2, 130, "interrupted"), (15, 143, "terminated")])

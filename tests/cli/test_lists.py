@@ -21,7 +21,7 @@ def rows(text):
     return [line.split()[0] for line in text.splitlines() if line.strip()]
 
 
-def test_every_method_data_set_and_model_is_listed(fedkeel, monkeypatch):
+def test_every_method_data_set_and_model_is_listed(fedkeel, monkeypatch, constant_weights):
     one = cards.costs(fk.METHODS["fedavg"]())
     monkeypatch.setattr(cards, "costs", lambda method: one)  # each method would be trained to count them
     for command, known in (("methods", fk.METHODS), ("datasets", fk.DATASETS), ("models", fk.MODELS)):
@@ -45,7 +45,7 @@ def test_the_card_says_what_neutral_values_mean(fedkeel):
     assert re.search(r"method\.ratio +0\.01 +ratio = 0 changes nothing", out)
 
 
-def test_the_parameters_of_models_are_counted(fedkeel):
+def test_the_parameters_of_models_are_counted(fedkeel, constant_weights):
     out = fedkeel("models").out
     assert re.search(r"resnet20-gn +272 474 ", out)
     assert re.search(r"resnet18-gn +11 181 642 ", out)
@@ -116,7 +116,7 @@ def test_missing_extras_come_with_the_command():
     assert told["gone"] == "needs not-there-at-all: pip install 'fedkeel[gone]'"
 
 
-def test_the_memory_of_an_experiment(fedkeel):
+def test_the_memory_of_an_experiment(fedkeel, constant_weights):
     Path("e.toml").write_text('dataset = "cifar10"\nmethod = ["fedavg", "scaffold"]\nrounds = 5\n')
     out = fedkeel("doctor", "e.toml").out
     assert out.count("11 181 642 parameters") == 2

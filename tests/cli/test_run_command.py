@@ -71,13 +71,13 @@ def test_the_default_folder_is_the_name_and_the_fingerprint(trained):
 def test_the_command_line_and_python_agree(trained):
     (run,) = trained("--method", "fedsam", "--set", "method.rho=0.2", "--set", "lr=0.07")
     sam = {"name": "fedsam", "rho": 0.2}
-    same = fk.Experiment(dataset="digits", model="logistic", method=sam, rounds=2, epochs=1, lr=0.07)
+    same = fk.Experiment(dataset="digits", model="logistic", method=sam, rounds=2, epochs=1, batch_size=200, lr=0.07)
     assert fk.run(same).result == run["result"]
 
 
 def test_a_finished_run_is_shown_and_not_repeated(trained, monkeypatch):
     (first,) = trained("--method", "fedavg")
-    monkeypatch.setattr(Loop, "one_round", None)  # a further round would fail
+    monkeypatch.setattr(Loop, "run_round", None)  # a further round would fail
     (second,) = trained("--method", "fedavg")
     assert (first["state"], second["state"]) == ("trained", "found")
     assert second["result"] == first["result"]
@@ -206,7 +206,7 @@ def test_resume_goes_on_in_the_arithmetic_of_the_run(fedkeel):
     assert cut == whole
     assert json.loads(Path("cut", "environment.json").read_text())["precision"] == "float64"
     done = fedkeel("resume", "cut", "--rounds", "5", "--precision", "float32")
-    assert "begun in float64 and goes on in float32" in done.err
+    assert "started in float64 and goes on in float32" in done.err
     assert fedkeel("run", "--dataset", "digits", "--rounds", "1", "--model", "logistic", "--out", "more/b").code == 0
     Path("whole").rename("more/a")
     assert fedkeel("resume", "more").code == 2
@@ -239,7 +239,7 @@ def test_a_rule_that_was_edited_is_told_where_an_old_run_is_found(fedkeel, monke
     assert "has been edited" not in ran("1", "0.5")
     assert "has been edited" not in ran("1", "0.5")
     assert "module shorter has been edited since here was made" in ran("1", "0.25")
-    assert "module shorter has been edited since this run was begun" in ran("2", "0.25")
+    assert "module shorter has been edited since this run started" in ran("2", "0.25")
     sys.modules.pop("shorter", None)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.cli.settings import Request, assignment, experiments, meant, numbers, quick_start, value_of, words
+from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers, value_of, words
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
 from fedkeel.rules import AdamW, HighPass, Muon, Sam
@@ -51,9 +51,9 @@ def test_assignments_without_a_key_or_value_are_refused(text):
 
 def test_lists():
     assert words(" a, b,,c ") == ("a", "b", "c")
-    assert numbers("0,2") == (0, 2)
+    assert some_numbers("0,2") == (0, 2)
     with pytest.raises(RequestError, match="0,x"):
-        numbers("0,x")
+        some_numbers("0,x")
 
 
 # ---- where settings come from ----

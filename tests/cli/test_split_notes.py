@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from small_runs import SMALL
 
+from fedkeel.runs.plan import Plan
+
+LEAK = "here was begun when copies of validation or test samples were trained on"
 FILE = 'dataset = "digits"\nmodel = "logistic"\nrounds = 1\n'
 
 
@@ -57,4 +60,18 @@ def test_an_old_run_that_leaks_is_neither_shown_as_found_nor_resumed(fedkeel):
     for command in (asked, ("resume", "here", "--rounds", "2")):
         refused = fedkeel(*command)
         assert refused.code != 0
-        assert refused.err.startswith("error: here was begun when copies of validation or test samples were trained on")
+        assert refused.err.startswith(f"error: {LEAK}")
+
+
+def test_an_old_run_that_leaks_is_told_where_its_numbers_are_shown(fedkeel, monkeypatch):
+    asked = ("run", *SMALL, "--partition", "dirichlet:alpha=0.1,clients=20,form=client-prior-refill", "--set",
+             "validation=0.2", "--rounds", "1", "--method", "fedavg", "--out", "here")  # fmt: skip
+    with monkeypatch.context() as then:  # its fingerprint did not tell how shares were cut
+        then.setattr(Plan, "sets_copies_aside", False)
+        assert fedkeel(*asked).code == 0
+    file = Path("here/environment.json")
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "held_out"}))
+    shown = fedkeel("compare", "here")
+    assert (shown.code, shown.err.count(LEAK)) == (0, 1)
+    assert fedkeel("report", "here").code == 0
+    assert Path("report.html").read_text().count(f'<p class="soft">{LEAK}') == 1

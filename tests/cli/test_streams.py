@@ -1,7 +1,9 @@
 """Streams that are closed or full, signals at any moment: the run is made, or it can be gone on with."""
 
 import ast
+import io
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -15,6 +17,7 @@ import pytest
 from small_runs import SMALL, environment
 
 import fedkeel as fk
+from fedkeel.__main__ import main
 from fedkeel.cli.main import call
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.papers import ledger
@@ -61,15 +64,27 @@ def test_a_stream_that_failed_once_goes_on():
     assert stream.problem.strerror == "No space left on device"
 
 
-def started(*words, shell='exec "$@"', **how):
+def started(*words, **how):
     """`python -m fedkeel` in a process of its own."""
-    command = ["sh", "-c", shell, "sh", sys.executable, "-m", "fedkeel", *map(str, words)]
+    command = [sys.executable, "-m", "fedkeel", *map(str, words)]
     return subprocess.Popen(command, env=environment() | how.pop("env", {}), **how)
 
 
+def without_streams(words):
+    """What a process does that was started with its streams closed."""
+    for number in range(3):
+        os.close(number)
+    sys.stdin = sys.stdout = sys.stderr = None
+    sys.argv[1:] = words
+    main()
+
+
 def test_a_process_without_streams_makes_its_run(tmp_path):
-    words = ["run", *SMALL, *ROUNDS, "--engine", "serial", "--out", tmp_path / "r"]
-    assert started(*words, shell='exec "$@" <&- >&- 2>&-').wait() == 0
+    words = ["run", *SMALL, *ROUNDS, "--engine", "serial", "--out", str(tmp_path / "r")]
+    process = multiprocessing.get_context("fork").Process(target=without_streams, args=(words,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert json.loads((tmp_path / "r" / "result.json").read_text())["rounds"] == 2
     assert (tmp_path / "r" / "run.lock").read_bytes() == b""  # no stream took its number
 
@@ -137,7 +152,7 @@ def test_terminated_at_any_moment(tmp_path, engine):
 
 
 # ---- paths and files -----------------------------------------------------------------------------------------------
-def test_a_folder_whose_name_is_not_utf8(tmp_path, fedkeel):
+def test_a_folder_whose_name_is_not_utf8(tmp_path, fedkeel, drawn_only):
     out = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     assert fedkeel("run", *SMALL, *ROUNDS, "--out", out).code == 0
     for words in (["compare", out], ["report", out], ["resume", out], ["export", "model", out, f"{out}.safetensors"]):
@@ -161,7 +176,7 @@ def test_no_file_depends_on_the_locale():
 
 
 @pytest.mark.parametrize("how", ["a folder", "junk", "empty"])
-def test_damage_to_any_file_is_one_line(tmp_path, fedkeel, how):
+def test_damage_to_any_file_is_one_line(tmp_path, fedkeel, drawn_only, how):
     out = tmp_path / "run"
     assert fedkeel("run", *SMALL, "--rounds", "1", "--method", "scaffold", "--out", out).code == 0
     whole = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -225,13 +240,13 @@ def test_a_whole_last_line_without_its_end_is_kept(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_a_stream_in_ascii_gets_what_it_can_write(tmp_path):
+def test_a_stream_in_ascii_gets_what_it_can_write(tmp_path, monkeypatch):
     """A table, and then the same run as JSON."""
-    words = [*SMALL, "--rounds", "1", "--method", "fedavg", "--out", str(tmp_path / "ä")]
-    code = f"from fedkeel.cli.main import call; asked = ['run', *{words!r}]; print(call([*asked, '--no-progress']))"
-    command = [sys.executable, "-c", f"{code}; print(call([*asked, '--json']))"]
-    variables = environment(PYTHONIOENCODING="ascii", FEDKEEL_DATA=str(tmp_path))
-    done = subprocess.run(command, capture_output=True, check=True, env=variables)
-    table, document, _ = re.split(rb"^0\n", done.stdout, flags=re.MULTILINE)
-    assert b"fedavg |" in table
-    assert b"\\u00e4" in document
+    words = ["run", *SMALL, "--rounds", "1", "--method", "fedavg", "--out", str(tmp_path / "ä")]
+    written = []
+    for how in ("--no-progress", "--json"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        assert call([*words, how]) == 0
+        written.append(sys.stdout.buffer.getvalue())
+    assert b"fedavg |" in written[0]
+    assert b"\\u00e4" in written[1]

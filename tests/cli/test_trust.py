@@ -123,7 +123,7 @@ def hostile(made, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_that_a_file_names_runs_unasked(hostile, place):
+def test_nothing_that_a_file_names_runs_unasked(hostile, drawn_only, place):
     """Every command, and every place of a name: readers read on, trainers refuse in one line; nothing is imported."""
     hostile.with_(PLACES[place])
     every = place in ("the method", "a gradient chain", "the model")
@@ -228,11 +228,11 @@ def test_names_that_are_typed_work_as_before(hostile, capsys):
 @pytest.mark.parametrize(("method", "ends"), [("evil:pulled", " --trust"), ("fedavg", "")])
 def test_the_command_that_goes_on_says_what_it_takes(hostile, method, ends):
     from fedkeel.cli.run import how_to_go_on
-    from fedkeel.cli.training import Plan
+    from fedkeel.cli.training import Target
 
     experiment = fk.Experiment(dataset="digits", model="logistic", method=method)
     (hostile.folder / "run" / "result.json").unlink()
-    assert how_to_go_on([Plan("x", experiment, hostile.folder / "run")]).endswith(f"run{ends}")
+    assert how_to_go_on([Target("x", experiment, hostile.folder / "run")]).endswith(f"run{ends}")
 
 
 def test_a_typed_method_does_not_vouch_for_the_files_model(hostile):
@@ -279,7 +279,7 @@ def test_a_sweep_file_is_a_file(hostile, capsys):
     assert call(["sweep", "sweep.toml", "--no-progress", "--trust"]) == 0
 
 
-def test_a_ledger_is_a_file(hostile, capsys):
+def test_a_ledger_is_a_file(hostile, capsys, drawn_only):
     from fedkeel.papers import find
 
     cell = find("fedfft:1")[0]

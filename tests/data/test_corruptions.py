@@ -298,7 +298,7 @@ def test_the_computed_ones_are_the_benchmarks_less_three():
 
 
 def test_what_cannot_be_computed_is_said():
-    with pytest.raises(DataError, match="corruption 'frost' is not computed"):
+    with pytest.raises(DataError, match="this corruption is not computed: frost"):
         corrupt_array(pictures(), "frost", 3, KEYS)
     for severity in (0, 6):
         with pytest.raises(DataError, match=f"severity must be a whole number from 1 to 5: {severity}"):

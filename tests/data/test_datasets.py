@@ -26,7 +26,7 @@ def test_cards_are_complete(name):
 
 
 def test_an_unknown_name_gets_the_nearest_one():
-    with pytest.raises(DataError, match="unknown data set 'cifar-10'") as raised:
+    with pytest.raises(DataError, match="unknown data set: cifar-10") as raised:
         load("cifar-10")
     assert raised.value.hint == "did you mean 'cifar10'?"
 

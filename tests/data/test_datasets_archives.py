@@ -206,6 +206,7 @@ def test_entries_of_a_folder_come_in_a_fixed_order(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_real_cifar10_is_the_published_one(real_data, tmp_path):
     """Cut into the published binary batches, the arrays of the data folder have the published checksums."""
     folder = real_data("cifar10") / "cifar10"
@@ -224,6 +225,7 @@ def test_real_cifar10_is_the_published_one(real_data, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist_is_the_published_one(real_data, tmp_path):
     folder = real_data("fashion-mnist") / "fashion-mnist"
     train, test = (

@@ -12,7 +12,12 @@ from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.loading import load_from
 from fedkeel.errors import DataError
 
-datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    """Imported by whoever runs these tests, not by all who collect them: it takes as long as they do."""
+    return pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
+
 
 CONFIGURATIONS = {
     "cifar10": "plain_text",
@@ -33,6 +38,8 @@ def columns(name: str, images: np.ndarray, labels: np.ndarray) -> dict[str, list
 
 
 def features(name: str) -> dict[str, object]:
+    import datasets
+
     classes = {"label": datasets.ClassLabel(num_classes=SOURCES[name].card.classes)}
     if name == "cifar100":
         classes = {

@@ -296,7 +296,7 @@ def test_severities_are_slices_of_the_published_arrays(tmp_path, cifar10_c, seve
     snow = open_images(source.card, root / "cifar10-c", "snow", severity)
     assert isinstance(snow, np.memmap)
     assert set(snow.ravel()) == {20 * severity + ALL.index("snow")}
-    for name, level, message in (("rain", 3, "unknown corruption 'rain'"), ("snow", 6, "severity must be 1 … 5: 6")):
+    for name, level, message in (("rain", 3, "unknown corruption: rain"), ("snow", 6, "severity must be 1 … 5: 6")):
         with pytest.raises(DataError, match=message):
             open_images(source.card, root / "cifar10-c", name, level)
 

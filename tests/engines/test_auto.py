@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import fedkeel as fk
-from fedkeel.cli.progress import Lines, Silence
+from fedkeel.cli.progress import Display, Lines
 from fedkeel.engines import choose, measure
 from fedkeel.engines.engine import Training
 from fedkeel.engines.measure import FewerSamples, Job, RemainingWork
@@ -96,7 +96,7 @@ def engines(folder):
 )
 def test_the_fastest_wins_and_gives_what_it_gives_when_asked_for(pace, tmp_path, seconds, fastest):
     pace.seconds = seconds
-    exp = experiment(small_problem(), rounds=20)
+    exp = experiment(small_problem(), rounds=8)
     run = fk.run(exp, out=tmp_path)
     told = engines(tmp_path)
     assert [one["engine"] for one in told] == [fastest]
@@ -113,7 +113,7 @@ def test_the_fastest_wins_and_gives_what_it_gives_when_asked_for(pace, tmp_path,
 
 def test_a_pool_that_could_not_win_is_not_started(pace, tmp_path):
     pace.seconds |= {"stacked": 0.4}  # less than half of serial: two perfect workers lose
-    fk.run(experiment(small_problem(), rounds=20), out=tmp_path)
+    fk.run(experiment(small_problem(), rounds=8), out=tmp_path)
     assert not Pool.opened
     assert engines(tmp_path)[0]["left_out"] == {"processes": "would not pay for its start"}
 
@@ -133,8 +133,8 @@ def test_a_model_that_cannot_be_stacked_is_left_out(pace, tmp_path):
     problem = small_problem()
     stubborn = fk.Problem(model=Moody(6, 3), loss=problem.loss, clients=problem.clients, test=problem.test)
     pace.seconds |= {"stacked": 0.1, "processes": 0.8}
-    run = fk.run(experiment(stubborn, rounds=20), out=tmp_path)
-    assert run.result["rounds"] == 20
+    run = fk.run(experiment(stubborn, rounds=8), out=tmp_path)
+    assert run.result["rounds"] == 8
     told = engines(tmp_path)[0]
     assert told["engine"] == "processes"
     assert "cannot be stacked" in told["left_out"]["stacked"]
@@ -146,7 +146,7 @@ def test_dropout_is_never_stacked(pace, tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
     dropping = fk.Problem(model=module, loss=problem.loss, clients=problem.clients, test=problem.test)
     pace.seconds |= {"stacked": 0.1}
-    fk.run(experiment(dropping, rounds=20), out=tmp_path)
+    fk.run(experiment(dropping, rounds=8), out=tmp_path)
     assert "stacked" not in engines(tmp_path)[0]["expected_seconds"]
 
 
@@ -161,7 +161,7 @@ def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
         return torch.nn.functional.cross_entropy(output, target, reduction="none") * (1 + noise)
 
     problem = small_problem()
-    exp = experiment(fk.Problem(model=problem.model, loss=noisy, clients=problem.clients), rounds=20)
+    exp = experiment(fk.Problem(model=problem.model, loss=noisy, clients=problem.clients), rounds=8)
 
     def run(engine):
         torch.manual_seed(5)
@@ -173,7 +173,7 @@ def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
 
 
 def test_measuring_is_a_small_part_of_the_work(pace):
-    exp = experiment(small_problem((8,) * 10), rounds=60, participation=1.0)
+    exp = experiment(small_problem((8,) * 10), rounds=40, participation=1.0)
     run = fk.run(exp)
     work = sum(record.backward_passes for record in run.records)
     assert work < pace.steps <= 1.05 * work + measure.TIMES  # and one step alone, to see how long it takes
@@ -182,15 +182,15 @@ def test_measuring_is_a_small_part_of_the_work(pace):
 def test_a_resumed_run_goes_on_with_the_same_bits(pace, tmp_path):
     problem = small_problem()
     pace.seconds |= {"stacked": 0.1}
-    fk.run(experiment(problem, rounds=20), out=tmp_path / "a")
+    fk.run(experiment(problem, rounds=8), out=tmp_path / "a")
     pace.seconds |= {"stacked": 9.0}  # now serial would be faster, but it rounds in another order
-    fk.run(experiment(problem, rounds=30), out=tmp_path / "a")
-    assert [(one["after_round"], one["engine"]) for one in engines(tmp_path / "a")] == [(0, "stacked"), (20, "stacked")]
-    fk.run(experiment(problem, rounds=20), out=tmp_path / "b")
+    fk.run(experiment(problem, rounds=12), out=tmp_path / "a")
+    assert [(one["after_round"], one["engine"]) for one in engines(tmp_path / "a")] == [(0, "stacked"), (8, "stacked")]
+    fk.run(experiment(problem, rounds=8), out=tmp_path / "b")
     pace.seconds |= {"processes": 0.7, "stacked": 0.1}
-    fk.run(experiment(problem, rounds=40), out=tmp_path / "b")
+    fk.run(experiment(problem, rounds=16), out=tmp_path / "b")
     told = engines(tmp_path / "b")
-    assert [(one["after_round"], one["engine"]) for one in told] == [(0, "serial"), (20, "processes")]
+    assert [(one["after_round"], one["engine"]) for one in told] == [(0, "serial"), (8, "processes")]
     assert set(told[1]["expected_seconds"]) == {"serial", "processes"}
 
 
@@ -200,15 +200,15 @@ def test_a_loss_that_fails_fails_as_it_does_serially(pace):
 
     problem = small_problem()
     with pytest.raises(ZeroDivisionError, match="user's own"):
-        fk.run(experiment(fk.Problem(model=problem.model, loss=explode, clients=problem.clients), rounds=20))
+        fk.run(experiment(fk.Problem(model=problem.model, loss=explode, clients=problem.clients), rounds=8))
 
 
 def test_the_command_line_tells_it_once(pace):
     pace.seconds |= {"stacked": 0.25}
-    for make, times in ((lambda console: Lines(console, 1), 1), (Silence, 0)):
+    for make, times in ((lambda console: Lines(console, 1), 1), (Display, 0)):
         console = Console(file=io.StringIO(), width=200)
         with make(console):
-            fk.run(experiment(small_problem(), rounds=20))
+            fk.run(experiment(small_problem(), rounds=8))
         assert console.file.getvalue().count("note: engine stacked, ") == times
         assert console.file.getvalue().count("processes: would not pay for its start") == times
 
@@ -237,8 +237,8 @@ def test_a_real_pool_can_be_prepared_again():
     """As after measuring: what the workers were made for before leaves no trace."""
     problem = small_problem()
     method, training, task = build("fedavg"), Training(0, 2, 4), Task(problem)
-    short = Job(task, method, training, Task, 2, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
-    pool = ProcessesEngine(short.task, method, short.training, workers=2, make_task=short.make_task)
+    short = Job(task, method, training, Task, 1, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
+    pool = ProcessesEngine(short.task, method, short.training, workers=1, make_task=short.make_task)
     try:
         assert measure.time_round(pool, short) > 0
         pool.prepare(task, method, training, Task)

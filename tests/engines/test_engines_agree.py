@@ -68,7 +68,7 @@ def test_what_a_worker_raises_reaches_the_caller(small):
 
     problem = fk.Problem(model=small.model, loss=explode, clients=small.clients, test=small.test)
     with pytest.raises(ZeroDivisionError, match="user's own"):
-        fk.run(experiment(problem), engine="processes", workers=2)
+        fk.run(experiment(problem), engine="processes", workers=1)
 
 
 def test_a_worker_that_dies_is_named_and_the_others_end(small, monkeypatch):

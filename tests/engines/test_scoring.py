@@ -38,7 +38,7 @@ def images(size: int, seed: int) -> tuple[Tensor, Tensor]:
 def task_of(**changes: Any) -> Task:
     """Clients whose own test sets are of 1 to 19 images, in stretches of 8."""
     clients = [images(2, seed) for seed in range(len(SIZES))]
-    model = build_model("lenet-fsa", shape=(3, 16, 16), classes=4, seed=0)
+    model = build_model("small-cnn", shape=(3, 16, 16), classes=4, seed=0)
     tests = [images(size, 100 + i) for i, size in enumerate(SIZES)]
     usual: dict[str, Any] = {
         "model": model,

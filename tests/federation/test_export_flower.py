@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 import fedkeel as fk
-from fedkeel.cli import flower
+from fedkeel.cli import pages
+from fedkeel.cli.flower import flower
 from fedkeel.errors import ExperimentError, FolderError, RequestError
 from fedkeel.federation.export import export
 
@@ -78,7 +79,7 @@ def test_what_cannot_be_exported(tmp_path, toy):
 def command_line():
     app = typer.Typer()
     app.callback()(lambda: None)
-    flower.add_to(app)
+    pages.add(app, flower)
     return app
 
 

@@ -83,7 +83,7 @@ def test_a_server_tells_what_a_run_tells(problem, tmp_path, caplog):
     made_with = json.loads(file.read_text())
     file.write_text(json.dumps(made_with | {"precision": "float64"}))
     train(exp.with_(rounds=2), tmp_path / "run")
-    assert "begun in float64 and goes on in float32" in caplog.text
+    assert "started in float64 and goes on in float32" in caplog.text
     engines = json.loads(file.read_text())["engines"]
     assert [(one["engine"], one["after_round"]) for one in engines] == [("flower", 0), ("flower", 1)]
 

@@ -14,8 +14,9 @@ import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.data.clients import Rows
 from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
-from fedkeel.federation.apps import node_of, read_app, serve, trust_level
+from fedkeel.federation.apps import node_of, read_app, serve
 from fedkeel.federation.local_data import RemoteClients, call_loader, read_folder, server_problem
+from fedkeel.importing import Trust
 from fedkeel.runs.prepare import divide
 
 LOADER = """
@@ -169,16 +170,16 @@ def test_a_node_runs_no_loader_that_only_the_apps_settings_name(folders, monkeyp
         return SimpleNamespace(node_config=config, run_config={"data": "my_nodes:mine", "clients": 3})
 
     with pytest.raises(UntrustedError, match="the loader 'my_nodes:mine'"):
-        node_of(exp, context(), trust_level(False))
+        node_of(exp, context(), Trust.INSTALLED)
     assert not (folders / "ran").exists()
-    assert node_of(exp, context(), trust_level(True)).client == 0
-    assert node_of(exp, context(data="my_nodes:mine"), trust_level(False)).client == 0
+    assert node_of(exp, context(), Trust.TYPED).client == 0
+    assert node_of(exp, context(data="my_nodes:mine"), Trust.INSTALLED).client == 0
     with pytest.raises(DataError, match="part of Python"):
-        node_of(exp, context(data="os:system"), trust_level(True))
+        node_of(exp, context(data="os:system"), Trust.TYPED)
     sys.modules.pop("my_nodes", None)
 
 
 def test_an_apps_experiment_is_a_file(folders):
     (folders / "experiment.toml").write_text('dataset = "digits"\nmodel = "my_nodes:Net"\n')
     with pytest.raises(UntrustedError, match="my_nodes:Net"):
-        read_app(folders, trust_level(False))
+        read_app(folders, trust=False)

@@ -59,6 +59,7 @@ def sample(name: str, shape: tuple[int, ...], batch: int, seed: int = 0, dtype: 
     return torch.randn(batch, *shape, generator=draw, dtype=dtype)
 
 
+@pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), PUBLISHED)
 def test_number_of_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     module = build(name, shape=shape, classes=classes, seed=0)
@@ -69,6 +70,7 @@ def test_every_model_has_a_published_size() -> None:
     assert {name for name, *_ in PUBLISHED} == MODELS.keys()
 
 
+@pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize("side", [28, 64])
 @pytest.mark.parametrize("name", [name for name, card in MODELS.items() if not isinstance(card.takes, Tokens)])
 def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
@@ -107,13 +109,19 @@ def test_every_tensor_takes_part_and_only_batch_norm_has_buffers(name: str) -> N
     assert bool(list(module.buffers())) == (name in WITH_BUFFERS)
 
 
+@pytest.mark.usefixtures("constant_weights")
 def test_fedfft_normalises_by_group_after_the_last_dense_block_only() -> None:
     module = build("densenet121-fedfft", shape=(3, 32, 32), classes=10, seed=0)
     assert [name for name, part in module.named_modules() if isinstance(part, nn.GroupNorm)] == ["norm"]
     assert sum(isinstance(part, nn.BatchNorm2d) for part in module.modules()) == 119
 
 
-@pytest.mark.parametrize("name", STACKABLE)
+LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that smaller networks have too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in STACKABLE]
+)
 def test_stacked_clients_equal_single_ones(name: str) -> None:
     """Logits and gradients of two clients under vmap, in float64."""
     takes = MODELS[name].takes
@@ -148,6 +156,7 @@ def test_the_initial_norm_of_resnet18_is_torchvisions() -> None:
     } <= squares.keys()
 
 
+@pytest.mark.usefixtures("constant_weights")
 def test_the_imagenet_stem_divides_the_side_by_four_and_the_cifar_stem_keeps_it() -> None:
     for name, side in [("resnet18-gn", 8), ("resnet18-gn-cifar", 32)]:
         module = build(name, shape=(3, 32, 32), classes=10, seed=0)

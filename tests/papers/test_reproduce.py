@@ -315,6 +315,40 @@ def test_what_an_interrupted_run_has_reached_is_kept(tmp_path, monkeypatch):
     assert [entry.rounds for entry in ledger.read(book)] == [1, 3, 15]
 
 
+def test_damage_of_an_interrupted_run_is_told(tmp_path, monkeypatch, capsys):
+    damage = []
+
+    def train(plans, machine, display):
+        for plan in plans:
+            fk.run(plan.experiment.with_(rounds=2), out=plan.folder, engine="serial")
+            for path in damage:
+                for file in plan.folder.glob(path):
+                    file.write_bytes(b"torn")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeel.cli.training.train", train)
+    small = ["--set", "dataset=digits", "--set", "model=logistic", "--set", "augment=none", "--set", "epochs=1"]
+    asked = ["reproduce", "fedscam:2", "--cell", "FedAvg, cifar10, 0.1", *small, "--rounds", "4", "--engine", "serial"]
+    for number, (path, words) in enumerate([("rounds.jsonl", "rounds.jsonl"), ("checkpoint/*", "checkpoint")]):
+        damage[:] = [path]
+        place = ["--ledger", str(tmp_path / "ledger.jsonl"), "--out", str(tmp_path / str(number)), "--no-progress"]
+        assert call([*asked, *place]) == 130
+        (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert words in told
+    assert ledger.read(tmp_path / "ledger.jsonl") == []
+
+
+def test_an_interrupted_run_that_has_not_begun_is_not_told(tmp_path, monkeypatch, capsys):
+    def train(plans, machine, display):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedkeel.cli.training.train", train)
+    asked = ["reproduce", "fedscam:2", "--cell", "FedAvg, cifar10, 0.1", "--set", "dataset=digits", "--set"]
+    asked += ["model=logistic", "--set", "augment=none", "--ledger", str(tmp_path / "ledger.jsonl"), "--no-progress"]
+    assert call([*asked, "--out", str(tmp_path / "runs")]) == 130
+    assert "error" not in capsys.readouterr().err
+
+
 def test_data_that_cannot_be_had_cost_only_their_own_cells(tmp_path, monkeypatch, capsys):
     def fetch(names, progress):
         if "cifar10" in names:

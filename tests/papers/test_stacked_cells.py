@@ -36,7 +36,7 @@ CELLS = table(
 @pytest.fixture
 def reproduce(tmp_path, monkeypatch):
     """The command on the invented table, and the groups that it trained."""
-    groups: list[Sequence[training.Plan]] = []
+    groups: list[Sequence[training.Target]] = []
     monkeypatch.setattr("fedkeel.papers.reproduce.chosen", lambda spec, pattern: list(CELLS))
     make = training.run_group
 
@@ -118,7 +118,7 @@ def test_an_interrupted_stack_keeps_what_each_of_its_runs_has_reached(reproduce,
         def finished(self, run):
             pass
 
-    monkeypatch.setattr("fedkeel.cli.progress.Silence.watch", lambda self, label: Impatient())
+    monkeypatch.setattr("fedkeel.cli.progress.Display.watch", lambda self, label: Impatient())
     assert command() == 130
     reached = {(entry.column, entry.rounds) for entry in ledger.read(book)}
     assert {column for column, _ in reached} == {"0.1", "0.6", "fast"}

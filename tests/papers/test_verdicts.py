@@ -367,7 +367,7 @@ def test_runs_that_were_made_for_other_cells_are_not_compared_setting_by_setting
     """A page of a thousand cells and a thousand runs would take a million comparisons."""
     compared = []
     monkeypatch.setattr(
-        "fedkeel.papers.discrepancies.changed", lambda base, other, prefix="": compared.append(other) or {}
+        "fedkeel.papers.discrepancies.find_changes", lambda base, other, prefix="": compared.append(other) or {}
     )
     cells = [cell(str(row), 80.0) for row in range(20)]
     lines = [entry(str(row), 60.0) for row in range(20)]

@@ -1,6 +1,7 @@
 """`fedkeel report` and `fedkeel analyse` as a shell calls them."""
 
 import json
+from itertools import islice
 
 import pytest
 import typer
@@ -8,15 +9,17 @@ from invented import made_up
 from typer.testing import CliRunner
 
 import fedkeel as fk
-from fedkeel.cli import analyse, report
+from fedkeel.cli import pages
+from fedkeel.cli.analyse import analyse
+from fedkeel.cli.report import report
 from fedkeel.cli.tracking import Tracking
+from fedkeel.report import figures
 
 
 @pytest.fixture
 def call():
     app = typer.Typer(pretty_exceptions_enable=False)
-    for module in (analyse, report):
-        module.add_to(app)
+    pages.add(app, analyse, report)
 
     def invoke(*arguments):
         made = CliRunner().invoke(app, [str(word) for word in arguments])
@@ -27,7 +30,7 @@ def call():
     return invoke
 
 
-def test_report_prints_what_it_wrote(call, tmp_path):
+def test_report_prints_what_it_wrote(call, tmp_path, drawn_only):
     made_up(tmp_path / "runs" / "fedavg" / "0", rounds=3)
     made_up(tmp_path / "runs" / "fedsam" / "0", method="fedsam", rounds=3)
     file = tmp_path / "new" / "page.html"
@@ -39,7 +42,9 @@ def test_report_prints_what_it_wrote(call, tmp_path):
     assert "rounds to 20\N{NO-BREAK SPACE}%" in text
 
 
-def test_report_draws_figures(call, tmp_path):
+def test_report_draws_figures(call, tmp_path, drawn_only, monkeypatch):
+    every = figures.charts
+    monkeypatch.setattr(figures, "charts", lambda *given: islice(every(*given), 1))
     made_up(tmp_path / "run", rounds=2, tracked=False)
     done = call("report", tmp_path / "run", "-o", tmp_path / "a.html", "--figures", tmp_path / "figures")
     names = {line.rsplit("/", 1)[-1] for line in done.stdout.split()}

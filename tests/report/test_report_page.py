@@ -100,7 +100,6 @@ def test_everything_is_drawn(opened, real_runs):
     titles = page.texts("figure h3")
     for title in (
         "Test accuracy",
-        "Test accuracy by byte",
         "Client drift ‖wᵢ − wₜ‖",
         "Distance between clients by band",
         "Labels of 20 clients",
@@ -150,6 +149,26 @@ def test_pointing_at_a_chart_tells_its_numbers(opened, real_runs):
     assert "fedavg" in tip
     assert "fedfft" in tip
     assert "%" in tip
+
+
+def test_scales_can_be_logarithmic_and_count_bytes(opened, tmp_path):
+    page = opened([made_up(tmp_path / "a", level=0.9, tracked=False)])
+
+    def drawn():
+        path, texts = "figure[data-title='Training loss'] [data-group] path", "figure[data-title='Training loss'] text"
+        line = page.browser.find_element("css selector", path).get_attribute("d").split()
+        return float(line[2]), float(line[5]), page.texts(texts)
+
+    high, second, words = drawn()
+    page.click("#log")
+    assert drawn()[1] < second - 20  # 1 / 2 of 1, 1 / 2 … 1 / 20 lies higher on a logarithmic scale
+    page.browser.execute_script(
+        "const s = document.getElementById('axis'); s.value = 'bytes'; s.dispatchEvent(new Event('change'))"
+    )
+    assert "sent both ways (MB)" in drawn()[2]
+    page.browser.execute_script("document.getElementById('axis').value = 'rounds'")
+    page.click("#log")
+    assert drawn() == (pytest.approx(high, abs=0.01), pytest.approx(second, abs=0.01), words)
 
 
 def test_the_table_is_sorted_by_a_click(opened, tmp_path):

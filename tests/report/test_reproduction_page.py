@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
+
 from fedkeel.cli.main import call
 from fedkeel.papers import find, results_page
 from fedkeel.papers.ledger import Entry, append
@@ -57,8 +59,12 @@ def read(text):
     return reader
 
 
-def test_the_page_is_whole_and_asks_for_nothing():
-    text = page(ledger(), "A <title>")
+@pytest.fixture(scope="module")
+def text():
+    return page(ledger(), "A <title>")
+
+
+def test_the_page_is_whole_and_asks_for_nothing(text):
     found = read(text)
     assert found.open == []
     assert [address for address in found.addresses if not address.startswith("#")] == ["data:,"]
@@ -68,8 +74,8 @@ def test_the_page_is_whole_and_asks_for_nothing():
     assert text == page(ledger(), "A <title>")
 
 
-def test_the_page_tells_numbers_leads_contradictions_and_what_was_tried():
-    words = " ".join(" ".join(read(page(ledger(), "t")).text).split())
+def test_the_page_tells_numbers_leads_contradictions_and_what_was_tried(text):
+    words = " ".join(" ".join(read(text).text).split())
     for expected in ("FedSAM, cifar10, 0.1", "200 of 800", "FedFFT − FedSAM", "within seed noise", "74.92"):
         assert expected in words
     assert "lr = 0.05 (chosen: 0.1): 75.90" in " ".join(words.replace("lr = 0.05 (", "lr = 0.05 (").split())
@@ -86,7 +92,7 @@ def test_rows_without_a_curve_are_named_and_another_seed_is_drawn():
     assert text.count("FedDyn</text>") == 1
 
 
-def test_the_command_draws_a_ledger(tmp_path, capsys):
+def test_the_command_draws_a_ledger(tmp_path, capsys, drawn_only):
     book, out = tmp_path / "ledger.jsonl", tmp_path / "new" / "page.html"
     for one in ledger():
         append(one, book)
@@ -96,7 +102,7 @@ def test_the_command_draws_a_ledger(tmp_path, capsys):
     assert call(["report"]) == 2
 
 
-def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path):
+def test_a_superseded_run_is_shown_and_counts_for_nothing(tmp_path, drawn_only):
     """Whatever asks the ledger: verdicts, what is to be run, both pages; a new run of the cell takes its place."""
     cell = next(c for c in find("fedfft:1") if (c.row, c.column) == ("FedAvg", "cifar10, 0.1"))
     old = replace(line(cell, 75.9, 800), superseded="computed otherwise")

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedkeel as fk
+from fedkeel.cli.main import call
 from fedkeel.core import states
 from fedkeel.core.states import Damaged
 from fedkeel.core.trees import Tree
@@ -74,7 +75,7 @@ def loaded(path):
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 def check_flips(run, every, bits):
-    newest = checkpoint.names(run / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[0]
     before, unnoticed = loaded(newest), []
     for file in (newest, *(run / "checkpoint" / name for name in sorted(set(before[2].values())))):
         for place in flips(file, every, bits):
@@ -98,7 +99,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed_or_harmless(run):
 
 def test_facts_are_covered_not_only_arrays(run):
     """A round, a place or a score that was changed in the header is not believed."""
-    newest = checkpoint.names(run / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[0]
     data = newest.read_bytes()
     assert data.count(b'\\"round\\": 3') == 1
     newest.write_bytes(data.replace(b'\\"round\\": 3', b'\\"round\\": 2'))
@@ -141,7 +142,7 @@ def test_older_checkpoints_are_read_and_one_line_says_so(run, tmp_path, caplog):
     fk.load_run(run)
     assert len([line for line in caplog.messages if "was written by an older version" in line]) == 1
     assert train(run, experiment(5)).result == train(tmp_path / "whole", experiment(5)).result
-    newest = checkpoint.names(run / "checkpoint")[1]
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[1]
     in_the_old_form(newest)
     newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
     with pytest.raises(Damaged, match="checksum"):
@@ -162,7 +163,7 @@ def test_a_checkpoint_of_another_experiment_is_refused(run, tmp_path):
 
 def test_states_of_another_run_are_not_those_of_a_checkpoint(run, tmp_path):
     train(tmp_path / "other", experiment(seed=1))
-    newest = checkpoint.names(run / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[0]
     (name,) = set(Checkpoint.load(newest).places.values())
     shutil.copy(tmp_path / "other" / "checkpoint" / name, run / "checkpoint" / name)
     with pytest.raises(Damaged, match="is not the file that"):
@@ -258,7 +259,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(run, tmp
 @pytest.mark.parametrize("name", ["rounds.jsonl", "environment.json", "timing.json", "experiment.toml", "sums.txt"])
 @pytest.mark.parametrize("damage", [b'{"half', b"\xff\xfe", b"[]"])
 def test_nothing_is_written_before_everything_was_read(run, name, damage):
-    newest = checkpoint.names(run / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(run / "checkpoint")[0]
     newest.write_bytes(b"junk")  # it would be put aside
     (run / name).write_bytes(damage + b"\n")
     before = contents(run)
@@ -266,3 +267,17 @@ def test_nothing_is_written_before_everything_was_read(run, name, damage):
         train(run, experiment(5))
     assert "\n" not in caught.value.message
     assert contents(run) == before
+
+
+def test_damaged_weights_are_told_by_who_wants_them(run, tmp_path, capsys):
+    """None of them shows or writes a model that was not trained."""
+    for file in checkpoint.list_checkpoints(run / "checkpoint"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    with pytest.raises(FolderError) as told:
+        fk.load_run(run).model()
+    for words in (["export", "model", str(run), str(tmp_path / "m.safetensors")], ["compare", str(run)]):
+        assert call(words) == 2
+        assert capsys.readouterr().err.splitlines()[-3] == f"error: {told.value.message}"
+    assert not (tmp_path / "m.safetensors").exists()

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, where):
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, caplog):
     train(tmp_path / "a")
     expected = train(tmp_path / "b", experiment(5)).result
-    newest = checkpoint.names(tmp_path / "a" / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")[0]
     data = bytearray(newest.read_bytes())
     if damage == "truncated":
         data = data[: len(data) // 2]
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, caplog):
 
 def test_when_all_checkpoints_are_damaged_nothing_is_touched(tmp_path):
     train(tmp_path)
-    for path in checkpoint.names(tmp_path / "checkpoint"):
+    for path in checkpoint.list_checkpoints(tmp_path / "checkpoint"):
         path.write_bytes(b"junk")
     before = contents(tmp_path)
     with pytest.raises(FolderError, match=r"no checkpoint .* can be read") as caught:
@@ -131,7 +131,7 @@ def test_a_full_disk(tmp_path):
     assert "\n" not in message
     assert "resume" in hint
     assert exit_code == 1
-    assert checkpoint.newest(tmp_path / "a" / "checkpoint")[0].round >= 2
+    assert checkpoint.find_newest(tmp_path / "a" / "checkpoint")[0].round >= 2
     assert not [p for p in (tmp_path / "a").rglob("*") if "partial" in p.name]
     train(tmp_path / "b", experiment(6))
     train(tmp_path / "a", experiment(6))
@@ -162,7 +162,7 @@ def test_a_diverged_client_can_stop_the_run(tmp_path):
         train(tmp_path, exp)
     assert caught.value.exit_code == 1
     assert is_one_line_with_a_hint(caught.value)
-    assert checkpoint.names(tmp_path / "checkpoint")[0].name == "00000002.safetensors"
+    assert checkpoint.list_checkpoints(tmp_path / "checkpoint")[0].name == "00000002.safetensors"
 
 
 def test_when_everyone_diverges_the_run_stops():

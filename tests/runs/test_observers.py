@@ -11,7 +11,7 @@ from fedkeel.analysis.drift import drift
 from fedkeel.analysis.spectrum import band_drift
 from fedkeel.core.trees import Tree
 from fedkeel.runs.folder import read_rounds
-from fedkeel.runs.observers import OBSERVERS, SPECTRUM_EVERY, Seen, observe_state, observed
+from fedkeel.runs.observers import OBSERVERS, SPECTRUM_EVERY, Seen, observe_round, observe_state
 from problems import CENTRE, CURVATURE
 
 ENGINES = ("serial", "stacked")
@@ -179,7 +179,7 @@ def test_methods_without_such_numbers_give_none(small):
 
 
 def test_what_is_not_a_number_becomes_nothing():
-    assert observed([lambda seen: {"a": float("nan"), "b": 1.0}], Seen(1, {}, {}, {})) == {"a": None, "b": 1.0}
+    assert observe_round([lambda seen: {"a": float("nan"), "b": 1.0}], Seen(1, {}, {}, {})) == {"a": None, "b": 1.0}
 
 
 def test_unknown_names(small):

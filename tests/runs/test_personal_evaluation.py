@@ -26,7 +26,7 @@ def experiment(method="fedavg", **changes):
     problem = fk.Problem(
         model=base.model, loss=base.loss, clients=base.clients, tests=base.clients, test=base.test, classes=3
     )
-    settings = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 4, "lr": 0.1} | changes
+    settings = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 8, "lr": 0.1} | changes
     quick = {"name": "fedala", "passes": 2} if method == "fedala" else method
     return fk.Experiment(problem=problem, method=quick, **settings)
 
@@ -156,7 +156,7 @@ def test_engines_judge_alike(engine, model):
     exp = experiment("fedala", evaluation=policy, rounds=2)
     # stacked clients are trained in another order of additions, but judged in the same batches
     near = 0.0 if engine == "processes" else 1e-12
-    workers = {"workers": 2} if engine == "processes" else {}
+    workers = {"workers": 1} if engine == "processes" else {}
     one, other = fk.run(exp, dtype=F64, engine="serial"), fk.run(exp, dtype=F64, engine=engine, **workers)
     for mine, theirs in zip(one.records, other.records, strict=True):
         assert theirs.extra == pytest.approx(mine.extra, rel=near, abs=near)

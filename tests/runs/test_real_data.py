@@ -10,12 +10,12 @@ from fedkeel.data import data_root
 PRESENT = {name: (data_root() / name / "train_images.npy").exists() for name in ("cifar10", "fashion-mnist")}
 
 
-def real(name):
+def real(name, *marks):
     reason = f"{name} is not in the data folder (set FEDKEEL_DATA)"
-    return pytest.param(name, marks=pytest.mark.skipif(not PRESENT[name], reason=reason))
+    return pytest.param(name, marks=[pytest.mark.skipif(not PRESENT[name], reason=reason), *marks])
 
 
-@pytest.mark.parametrize("name", [real("cifar10"), real("fashion-mnist")])
+@pytest.mark.parametrize("name", [real("cifar10", pytest.mark.slow), real("fashion-mnist")])
 def test_a_linear_model_learns_from_real_images(name):
     """One pass of ten clients over their share beats chance by far; the same twice."""
     exp = fk.Experiment(

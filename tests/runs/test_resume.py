@@ -5,20 +5,17 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
 
 import fedkeel as fk
 from fedkeel.errors import FolderError
-from fedkeel.runs import checkpoint, store
+from fedkeel.runs import checkpoint, loop, store
 from problems import small_problem
 
-ROUNDS = 40
 
-
-def experiment(rounds=ROUNDS, **changes):
+def experiment(rounds, **changes):
     settings = dict(method="fedfft-s", participation=0.5, epochs=1, batch_size=4, lr=0.05, lr_decay=0.99, clip=5.0)
     return fk.Experiment(problem=small_problem(), rounds=rounds, **settings | changes)
 
@@ -29,7 +26,7 @@ def train(path, **changes):
 
 def final_bytes(path):
     """The result and the last checkpoint, with the files of client states that it names."""
-    (newest, *_) = checkpoint.names(path / "checkpoint")
+    (newest, *_) = checkpoint.list_checkpoints(path / "checkpoint")
     named = sorted({newest.name, *checkpoint.Checkpoint.load(newest).places.values()})
     return [(name, (path / "checkpoint" / name).read_bytes()) for name in named], (path / "result.json").read_bytes()
 
@@ -39,29 +36,35 @@ def rounds_without_clock(path):
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(("seed", "spilled"), [(0, False), (1, True)])
-def test_killed_at_random_moments(tmp_path, monkeypatch, seed, spilled):
+MANY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("seed", "times", "spilled"),
+    [(0, 4, False), (1, 4, True), pytest.param(2, 24, False, marks=MANY), pytest.param(3, 24, True, marks=MANY)],
+)
+def test_killed_at_random_moments(tmp_path, monkeypatch, seed, times, spilled):
     if spilled:  # no state stays in memory, each has a file of its own
-        monkeypatch.setattr(sys.modules["fedkeel.runs.loop"], "state_budget", lambda device: 0)
+        monkeypatch.setattr(loop, "state_budget", lambda device: 0)
         monkeypatch.setattr(store, "SHARED", 1)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole, broken, rounds = tmp_path / "whole", tmp_path / "broken", 4 * times
     began = time.perf_counter()
-    train(whole)
-    each = (time.perf_counter() - began) / ROUNDS
+    train(whole, rounds=rounds)
+    each = (time.perf_counter() - began) / rounds
     draw, kills = random.Random(seed), 0
     process = multiprocessing.get_context("fork").Process
-    while kills < 12 or not (broken / "result.json").exists():
-        child = process(target=train, args=(broken,))
+    while kills < times or not (broken / "result.json").exists():
+        child = process(target=train, args=(broken,), kwargs={"rounds": rounds})
         child.start()
-        # short at first, so that the run cannot end before it was killed twelve times
-        child.join(draw.uniform(0, 4 * each) if kills < 12 else None)
+        # short at first, so that the run cannot end before it was killed that often
+        child.join(draw.uniform(0, 4 * each) if kills < times else None)
         if child.is_alive():
             os.kill(child.pid, signal.SIGKILL)
             child.join()
             kills += 1
         else:
             assert child.exitcode == 0
-    assert kills >= 12  # two seeds: at least 24
+    assert kills >= times
     assert final_bytes(broken) == final_bytes(whole)
     assert rounds_without_clock(broken) == rounds_without_clock(whole)
 
@@ -103,7 +106,7 @@ def test_an_interrupt_writes_a_checkpoint(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fk.run(experiment(4), out=tmp_path / "a", engine="serial", progress=Impatient())
-    assert [p.name for p in checkpoint.names(tmp_path / "a" / "checkpoint")] == ["00000002.safetensors"]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")] == ["00000002.safetensors"]
     train(tmp_path / "a", rounds=4)
     train(tmp_path / "b", rounds=4)
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
@@ -111,7 +114,7 @@ def test_an_interrupt_writes_a_checkpoint(tmp_path):
 
 def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path):
     train(tmp_path / "a", rounds=5)
-    newest = checkpoint.names(tmp_path / "a" / "checkpoint")[0]
+    newest = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")[0]
     newest.write_bytes(newest.read_bytes()[:-9])
 
     class Impatient:
@@ -124,7 +127,9 @@ def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fk.run(experiment(6), out=tmp_path / "a", engine="serial", progress=Impatient(), checkpoint_seconds=0.0)
-    whole = [checkpoint.Checkpoint.load(path).round for path in checkpoint.names(tmp_path / "a" / "checkpoint")]
+    whole = [
+        checkpoint.Checkpoint.load(path).round for path in checkpoint.list_checkpoints(tmp_path / "a" / "checkpoint")
+    ]
     assert whole == [5, 4]
     train(tmp_path / "a", rounds=6)
     train(tmp_path / "b", rounds=6)
@@ -135,7 +140,11 @@ def test_only_two_checkpoints_are_kept_and_none_half(tmp_path):
     train(tmp_path, rounds=5)
     names = sorted(p.name for p in (tmp_path / "checkpoint").iterdir())
     assert [name for name in names if name[0].isdigit()] == ["00000004.safetensors", "00000005.safetensors"]
-    used = {n for p in checkpoint.names(tmp_path / "checkpoint") for n in checkpoint.Checkpoint.load(p).places.values()}
+    used = {
+        n
+        for p in checkpoint.list_checkpoints(tmp_path / "checkpoint")
+        for n in checkpoint.Checkpoint.load(p).places.values()
+    }
     assert {name for name in names if not name[0].isdigit()} == used
 
 

@@ -14,6 +14,7 @@ from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import describe_clients
 from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.papers.cells import PAPERS, tables
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, problem_of, task_maker
 
 REFILL = {"kind": "dirichlet", "form": "client-prior-refill", "alpha": 0.1, "clients": 20}
@@ -90,6 +91,30 @@ def test_an_old_run_that_leaks_is_not_gone_on_with(tmp_path, aside):
     with pytest.raises(fk.FolderError, match="copies of validation or test samples were trained on"):
         fk.run(experiment(rounds=3, **aside), out=tmp_path, engine="serial")
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+
+
+@pytest.mark.parametrize("aside", [{"validation": 0.1}, {"evaluation": {"share": 0.2}}])
+def test_an_old_run_that_leaks_is_told_when_it_is_read(tmp_path, aside, caplog, monkeypatch):
+    fk.run(experiment(**aside), out=tmp_path / "new", engine="serial")
+    with monkeypatch.context() as then:  # its fingerprint did not tell how shares were cut
+        then.setattr(Plan, "sets_copies_aside", False)
+        fk.run(experiment(**aside), out=tmp_path / "old", engine="serial")
+    made_before(tmp_path / "old")
+    for name in ("new", "old"):
+        fk.load_run(tmp_path / name)
+    (told,) = caplog.messages
+    assert "copies of validation or test samples were trained on: its scores are too high" in told
+
+
+def test_a_file_without_a_form_is_told_what_changed_from_python_too(caplog):
+    data = {"dataset": "digits", "partition": "dirichlet:alpha=0.1,clients=5"}
+    fk.Experiment.load(data)
+    fk.Experiment.load({"dataset": "digits"})
+    assert [text.startswith("no form is given for the dirichlet partition") for text in caplog.messages] == [True, True]
+    caplog.clear()
+    fk.Experiment.load(fk.Experiment.load(data | {"partition": REFILL}).save())
+    fk.Experiment(**data)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -58,19 +58,33 @@ def test_a_run_that_fails_is_marked_so(small, tmp_path, monkeypatch):
     assert [run.info.status for run in tracker.client.search_runs([home])] == ["FAILED"]
 
 
-def test_weights_and_biases_is_told_through_its_library(small, monkeypatch):
-    """With a stand-in for the library: the calls, their order and their numbers."""
-    calls = []
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A stand-in for the library of Weights & Biases: what it was opened with, and the calls."""
+    opened, calls = {}, []
     made = SimpleNamespace(
         log=lambda values, step: calls.append((step, values)), finish=lambda exit_code: calls.append((exit_code, {}))
     )
-    opened = {}
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: opened.update(settings) or made))
+    return opened, calls
+
+
+def test_weights_and_biases_is_told_through_its_library(small, stand_in):
+    opened, calls = stand_in
     run = fk.run(experiment(small), progress=Wandb("mine"), engine="serial")
     assert opened["name"] == "mine"
     assert opened["config"]["lr"] == "0.1"
     assert [step for step, _ in calls] == [1, 2, 3, 0]
     assert [values["accuracy"] for _, values in calls[:3]] == run.curve("accuracy")
+
+
+def test_the_library_of_weights_and_biases_is_told_of_a_failure(small, stand_in):
+    def fail(seen):
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"), Several([Wandb("broken")]) as progress:
+        fk.run(experiment(small), progress=progress, track=(fail,), engine="serial")
+    assert stand_in[1] == [(1, {})]
 
 
 def records_of(file):
@@ -108,6 +122,7 @@ def last_wandb_run(tmp_path_factory):
         yield lambda: list(records_of(max(root.rglob("run-*.wandb"), key=lambda file: file.stat().st_mtime_ns)))
 
 
+@pytest.mark.slow  # the library starts a process of its own
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 def test_weights_and_biases_keeps_a_run_on_disk_when_it_is_offline(small, last_wandb_run):
     run = fk.run(experiment(small), progress=Wandb("first"), track=("drift",), engine="serial")
@@ -122,6 +137,7 @@ def test_weights_and_biases_keeps_a_run_on_disk_when_it_is_offline(small, last_w
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 def test_weights_and_biases_is_told_of_a_failure(small, last_wandb_run):
     rounds = count(1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,15 @@ import ray
 
 import fedkeel as fk
 from fedkeel.runs.folder import read_rounds
-from fedkeel.studies.ray_cluster import Cluster, RunRequest, execute, finished_result, imported, runs_on_ray
+from fedkeel.studies.ray_cluster import (
+    Cluster,
+    RunRequest,
+    choose_on_ray,
+    execute,
+    finished_result,
+    imported,
+    runs_on_ray,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,14 +120,18 @@ def test_more_rounds_extend_a_finished_run(two_workers, tmp_path):
 
 
 def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):
-    good, _ = request(tmp_path)
-    bad, _ = request(tmp_path, seed=1)
+    (exp, good), (_, bad) = request(tmp_path / "0"), request(tmp_path / "1", seed=1)
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "thesis.tex").write_text("precious")
-    made = runs_on_ray([("a", good), ("b", bad)], lambda exp: tmp_path / str(exp.seed), "serial", "cpu")
-    assert made[0].result == fk.run(good, engine="serial").result
+    made = runs_on_ray([("a", good), ("b", bad)])
+    assert made[0].result == fk.run(exp, engine="serial").result
     assert made[1] is None
     assert "b failed: " in caplog.text
+
+
+def test_one_engine_is_chosen_for_all(two_workers, tmp_path):
+    asked = [replace(request(tmp_path / str(seed), seed=seed)[1], engine="auto") for seed in range(2)]
+    assert choose_on_ray(asked) == "serial"  # two rounds are not worth measuring
 
 
 SWEEP = """

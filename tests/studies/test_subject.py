@@ -8,7 +8,15 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.studies.diagnose import DIAGNOSTICS, Extent, analyse, by, features_by_class, landscape_of, read_diagnostics
+from fedkeel.studies.diagnose import (
+    DIAGNOSTICS,
+    Extent,
+    analyse,
+    by,
+    features_by_class,
+    measure_landscape,
+    read_diagnostics,
+)
 from fedkeel.studies.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
@@ -177,5 +185,5 @@ def test_the_radius_is_the_one_asked_for(trained):
     (run,) = trained("--method", "fedavg", "--out", "here")
     subject = Subject(fk.load_run(run["folder"]), clients=2, samples=20)
     for radius, far in ((0.25, 0.25), (None, 1.0)):
-        found = landscape_of(subject, Extent(radius=radius, points=3))["line"]["x"]
+        found = measure_landscape(subject, Extent(radius=radius, points=3))["line"]["x"]
         assert (found[0], found[-1]) == (-far, far)

@@ -1,5 +1,8 @@
 """Small problems that many tests share."""
 
+from copy import deepcopy
+from functools import cache
+
 import torch
 
 import fedkeel as fk
@@ -62,6 +65,13 @@ def model_for(method, otherwise):
         return Bottleneck(torch.nn.Sequential(*body), last.in_features, last.out_features, code=4, samples=3)
 
 
+@cache
+def network(classes):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, classes))
+
+
 def small_problem(sizes=(7, 12, 5, 1, 9, 16), classes=3, test=40):
     generator = torch.Generator().manual_seed(0)
 
@@ -69,8 +79,7 @@ def small_problem(sizes=(7, 12, 5, 1, 9, 16), classes=3, test=40):
         y = torch.randint(0, classes, (n,), generator=generator)
         return torch.randn(n, 6, generator=generator) + y[:, None], y
 
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        module = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, classes))
     loss = torch.nn.CrossEntropyLoss(reduction="none")
-    return fk.Problem(model=module, loss=loss, clients=[draw(n) for n in sizes], test=draw(test), classes=classes)
+    return fk.Problem(
+        model=deepcopy(network(classes)), loss=loss, clients=[draw(n) for n in sizes], test=draw(test), classes=classes
+    )

@@ -9,7 +9,7 @@ import fedkeel
 from fedkeel.core.states import read, write
 from fedkeel.runs.experiment import fingerprint_of
 
-SMALL = ["--dataset", "digits", "--model", "logistic", "--set", "epochs=1", "--engine", "serial"]
+SMALL = "--dataset digits --model logistic --set epochs=1 --set batch_size=200 --engine serial".split()
 
 
 def forge(folder, data):

@@ -7,22 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import facts, say, stderr, stdout
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 from fedkeel.cli.run import Json, Trusting
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        analyse,
-        "fedkeel analyse runs/fedavg-59601bb60e28",
-        "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
-        "fedkeel analyse runs/fedavg-59601bb60e28 --landscape --directions eigen --radius 0.5",
-    )
-
-
+@examples(
+    "fedkeel analyse runs/fedavg-59601bb60e28",
+    "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
+    "fedkeel analyse runs/fedavg-59601bb60e28 --landscape --directions eigen --radius 0.5",
+)
 def analyse(
     folder: Annotated[Path, argument(metavar="RUN", help="A run's folder, or one that holds several.")],
     spectrum: Annotated[bool, option("--spectrum", help="Where in the spectrum clients disagree.")] = False,
@@ -49,7 +43,8 @@ def analyse(
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.studies.diagnose import Extent, plain
+    from fedkeel.runs.record import nonfinite_to_null
+    from fedkeel.studies.diagnose import Extent
     from fedkeel.studies.diagnose import analyse as diagnose
 
     chosen = {
@@ -68,7 +63,7 @@ def analyse(
     if json:
         from json import dumps
 
-        typer.echo(dumps(plain(found), indent=2))
+        typer.echo(dumps(nonfinite_to_null(found), indent=2))
         return
     console = stdout()
     for path_name, data in found.items():

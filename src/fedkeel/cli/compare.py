@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli import pages
-from fedkeel.cli.console import count, duration, in_json, megabytes, say, stderr, stdout, table
-from fedkeel.cli.pages import option
+from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
+from fedkeel.cli.pages import examples, option
 from fedkeel.cli.run import Json
 from fedkeel.errors import RequestError
+from fedkeel.text import duration
 
 if TYPE_CHECKING:
     from fedkeel.studies.compare import RunGroup
@@ -35,17 +35,14 @@ def finite(given: float | None) -> float | None:
     return given
 
 
-Target = Annotated[
+TargetAccuracy = Annotated[
     float | None,
     option(metavar="ACC", callback=share, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, compare, "fedkeel compare runs/comparison", "fedkeel compare runs/a runs/b --target 0.75")
-
-
+@examples("fedkeel compare runs/comparison", "fedkeel compare runs/a runs/b --target 0.75")
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
     target: Annotated[
@@ -82,7 +79,7 @@ def show(
 
     What was `tuned` for each method does not.
     """
-    from fedkeel.errors import nearest
+    from fedkeel.errors import require_known
     from fedkeel.runs.places import NOT_AVERAGED
     from fedkeel.studies.compare import common_target, document, machines, unfair, unfinished
 
@@ -93,9 +90,7 @@ def show(
     if len(places := machines(groups)) > 1:
         say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
     names = [group.label for group in groups]
-    if baseline is not None and baseline not in names:
-        raise RequestError(f"none of these runs is: {baseline}", nearest(baseline, names, "runs"))
-    base = groups[names.index(baseline)] if baseline is not None else groups[0]
+    base = groups[names.index(require_known(baseline or names[0], names, "none of these runs is", "runs"))]
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")

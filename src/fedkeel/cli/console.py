@@ -132,22 +132,6 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:.1f}" if size < 1e8 else f"{size / 1e6:,.0f}".replace(",", " ")
 
 
-def byte_size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def count(number: int) -> str:
     """Digits in groups of three."""
     return f"{number:,}".replace(",", " ")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -10,25 +10,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 
 if TYPE_CHECKING:
     from fedkeel.data import Dataset, DatasetCard
     from fedkeel.data.partition.partition import Partition
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        datasets,
-        "fedkeel datasets",
-        "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
-        "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
-    )
-
-
+@examples(
+    "fedkeel datasets",
+    "fedkeel datasets digits --partition dirichlet:alpha=0.1,clients=20",
+    "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
+)
 def datasets(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
     partition: Annotated[

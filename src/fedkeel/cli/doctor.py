@@ -11,23 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli import pages
-from fedkeel.cli.console import byte_size, count, facts, stdout
-from fedkeel.cli.pages import argument
+from fedkeel.cli.console import count, facts, stdout
+from fedkeel.cli.pages import argument, examples
 from fedkeel.cli.run import Trusting
+from fedkeel.text import byte_size
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, doctor, "fedkeel doctor", "fedkeel doctor experiment.toml")
-
-
+@examples("fedkeel doctor", "fedkeel doctor experiment.toml")
 def doctor(
     file: Annotated[
         Path | None,
@@ -60,11 +56,11 @@ def section(console: Console, heading: str, rows: Rows) -> None:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    from fedkeel.runs.environment import installed
+    from fedkeel.runs.environment import version_of
 
     yield "python", sys.version.split()[0]
     for name in PACKAGES:
-        yield name, installed(name) or "not installed as a package"
+        yield name, version_of(name) or "not installed as a package"
 
 
 def devices() -> Iterator[tuple[str, str]]:

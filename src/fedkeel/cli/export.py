@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli import flower, pages
+from fedkeel.cli import pages
+from fedkeel.cli.flower import flower
 from fedkeel.cli.pages import argument
 
 group = typer.Typer(
@@ -17,13 +18,7 @@ group = typer.Typer(
 )
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(group, model, "fedkeel export model runs/fedavg-59601bb60e28 model.safetensors")
-    flower.add_to(group)
-    app.add_typer(group, name="export")
-    pages.add(app, cite, "fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")
-
-
+@pages.examples("fedkeel export model runs/fedavg-59601bb60e28 model.safetensors")
 def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
@@ -35,11 +30,11 @@ def model(
     """
     from safetensors.torch import save_file
 
-    from fedkeel.cli.console import byte_size, count, stderr
-    from fedkeel.cli.writing import refuse_folder
+    from fedkeel.cli.console import count, stderr
     from fedkeel.core.states import write_atomically
-    from fedkeel.errors import RequestError
+    from fedkeel.errors import RequestError, refuse_folder
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.text import byte_size
 
     refuse_folder(file, "model.safetensors")
     if file.suffix != ".safetensors":
@@ -53,6 +48,7 @@ def model(
     typer.echo(file)
 
 
+@pages.examples("fedkeel cite fedfft-d", "fedkeel cite runs/fedavg-59601bb60e28 > papers.bib")
 def cite(
     what: Annotated[str, argument(metavar="METHOD|RUN", help="A method's name, or a run's folder.")],
 ) -> None:
@@ -77,3 +73,6 @@ def cite(
     if dataset is not None:
         entries[dataset.citation] = None
     typer.echo("\n\n".join(entry.strip() for entry in entries))
+
+
+pages.add(group, model, flower)

@@ -27,7 +27,7 @@ def fetch(names: Iterable[str], progress: bool) -> None:
 
 
 def fetched(names: Collection[str], progress: bool) -> set[str]:
-    """Those of several data sets that can be had; of the others it is told why. The only one is an error."""
+    """Fetch several data sets and return those that are here; say why of the others, and raise it of an only one."""
     had = set()
     for name in names:
         try:

@@ -7,21 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli import pages
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 from fedkeel.cli.run import Trusting
 
 
-def add_to(group: typer.Typer) -> None:
-    """Into the group `export`."""
-    pages.add(
-        group,
-        flower,
-        "fedkeel export flower experiment.toml app",
-        "fedkeel export flower experiment.toml app --data folder --clients 12",
-    )
-
-
+@examples(
+    "fedkeel export flower experiment.toml app",
+    "fedkeel export flower experiment.toml app --data folder --clients 12",
+)
 def flower(
     experiment: Annotated[Path, argument(metavar="EXPERIMENT.toml", help="Settings of one experiment.")],
     folder: Annotated[Path, argument(metavar="DIR", help="A new folder for the app.")],

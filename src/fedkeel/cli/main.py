@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 from collections.abc import Sequence
@@ -11,25 +12,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedkeel import __version__
-from fedkeel.cli import (
-    analyse,
-    compare,
-    datasets,
-    doctor,
-    export,
-    methods,
-    models,
-    pages,
-    report,
-    reproduce,
-    run,
-    sweep,
-)
+from fedkeel import __version__, importing
+from fedkeel.cli import export, pages
+from fedkeel.cli.analyse import analyse
+from fedkeel.cli.compare import compare
 from fedkeel.cli.console import complain, say, stderr, tolerate
-from fedkeel.cli.progress import telling
+from fedkeel.cli.datasets import datasets
+from fedkeel.cli.doctor import doctor
+from fedkeel.cli.leaderboard import leaderboard
+from fedkeel.cli.methods import methods
+from fedkeel.cli.models import models
+from fedkeel.cli.report import report
+from fedkeel.cli.reproduce import reproduce
+from fedkeel.cli.run import resume, run
+from fedkeel.cli.search import search
 from fedkeel.cli.stopping import Stopped, stopping
-from fedkeel.cli.telling import warnings_told
+from fedkeel.cli.sweep import sweep
+from fedkeel.cli.telling import LOG, show_log
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.streams import survive_lost_streams
 
@@ -39,7 +38,7 @@ CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] +
 HELP = """Federated learning under client drift: train, compare and look up methods.
 
 Results go to stdout, progress to stderr. Exit codes: 0 done; 1 the run failed; 2 the request was wrong;
-130 interrupted, with the checkpoint written.
+130 interrupted (Ctrl-C), 143 terminated (SIGTERM), both with the checkpoint written.
 """
 
 app = typer.Typer(
@@ -53,8 +52,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, compare, sweep, reproduce, report, analyse, methods, datasets, models, export, doctor):
-    module.add_to(app)
+pages.add(app, run, resume, compare, sweep, search, leaderboard, reproduce, report, analyse, methods, datasets, models)
+app.add_typer(export.group, name="export")
+pages.add(app, export.cite, doctor)
 
 
 def show_version(wanted: bool) -> None:
@@ -76,7 +76,7 @@ def fedkeel(
 def call(arguments: Sequence[str]) -> int:
     """Run one command line; every end is an exit code and, where something is wrong, a message on stderr."""
     tolerate()
-    with survive_lost_streams() as streams, warnings_told():
+    with survive_lost_streams() as streams, show_log(LOG, logging.WARNING):
         code = end_of(arguments)
         streams.out.flush()
         if streams.out.problem is not None and code == 0:
@@ -89,7 +89,7 @@ def call(arguments: Sequence[str]) -> int:
 def end_of(arguments: Sequence[str]) -> int:
     """The exit code of a command."""
     try:
-        with stopping(), telling():
+        with stopping(), show_log(importing.log, logging.INFO):
             command = typer.main.get_command(app)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -107,6 +107,15 @@ def end_of(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", "the same command again goes on with what is not finished")
         return stopped.exit_code
+    except ImportError as error:
+        if error.name is None or os.environ.get("FEDKEEL_TRACEBACK"):
+            return unexpected(error)
+        missing = isinstance(error, ModuleNotFoundError)
+        complain(
+            f"a package that is needed {'is not installed' if missing else 'cannot be imported'}: {error.name}",
+            f"pip install {error.name.partition('.')[0]}" if missing else make_one_line(error),
+        )
+        return 2
     except OSError as error:
         if error.filename is None or os.environ.get("FEDKEEL_TRACEBACK"):
             return unexpected(error)
@@ -121,9 +130,13 @@ def unexpected(error: Exception) -> int:
     if os.environ.get("FEDKEEL_TRACEBACK"):
         traceback.print_exc()
     complain(
-        f"unexpected error: {type(error).__name__}: {' '.join(str(error).split())} (set FEDKEEL_TRACEBACK=1 to see it)",
+        f"unexpected error: {type(error).__name__}: {make_one_line(error)} (set FEDKEEL_TRACEBACK=1 to see it)",
     )
     return 1
+
+
+def make_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def usage(error: Any) -> tuple[str, str]:

@@ -8,24 +8,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import facts, stdout, table
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 
 if TYPE_CHECKING:
     from fedkeel.catalogue.cards import MethodCard
     from fedkeel.core.rule import Rule
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, methods, "fedkeel methods", "fedkeel methods fedfft-d")
-
-
+@examples("fedkeel methods", "fedkeel methods fedfft-d")
 def methods(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
     pages_in: Annotated[
@@ -51,7 +46,7 @@ def write_pages(folder: Path, name: str | None) -> None:
     """Every method's page and the index, or one method's page alone."""
     from fedkeel.catalogue.cards import card
     from fedkeel.catalogue.pages import write_pages as write
-    from fedkeel.cli.writing import writing
+    from fedkeel.errors import writing
 
     only = None if name is None else card(name)
     with writing(folder):

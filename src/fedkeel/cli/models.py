@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.pages import argument
+from fedkeel.cli.pages import argument, examples
 
 if TYPE_CHECKING:
     from fedkeel.models import ModelCard
@@ -18,10 +16,7 @@ IMAGES = (3, 32, 32)
 TEXTS = (80,)
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, models, "fedkeel models", "fedkeel models resnet20-gn")
-
-
+@examples("fedkeel models", "fedkeel models resnet20-gn")
 def models(
     name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
 ) -> None:

@@ -13,10 +13,25 @@ option = partial(typer.Option, show_default=False)
 argument = partial(typer.Argument, show_default=False)
 
 
-def add(app: typer.Typer, command: Callable[..., None], *examples: str, name: str | None = None) -> None:
-    """A command with its help page; paragraphs are filled by the terminal, not by the source's line breaks."""
-    paragraphs = [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n")]
-    app.command(name=name, help="\n\n".join(paragraphs), epilog=shown(*examples))(command)
+Command = Callable[..., None]
+EXAMPLES: dict[Command, tuple[str, ...]] = {}
+
+
+def examples(*lines: str) -> Callable[[Command], Command]:
+    """Note how a command is called, for its help page."""
+
+    def note(command: Command) -> Command:
+        EXAMPLES[command] = lines
+        return command
+
+    return note
+
+
+def add(app: typer.Typer, *commands: Command) -> None:
+    """Commands with their help pages; paragraphs are filled by the terminal, not by the source's line breaks."""
+    for command in commands:
+        paragraphs = [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n")]
+        app.command(help="\n\n".join(paragraphs), epilog=shown(*EXAMPLES[command]))(command)
 
 
 def help_without_command(context: typer.Context) -> None:

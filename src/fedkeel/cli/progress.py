@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedkeel.cli.console import byte_size, duration, measured, stderr
-from fedkeel.cli.telling import LOG, Logged
+from fedkeel.cli.console import measured, stderr
+from fedkeel.cli.telling import LOG, show_log
+from fedkeel.text import byte_size, duration
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
@@ -34,73 +34,34 @@ def gpu_memory() -> tuple[int, int] | None:
     return held, torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
 
 
-class Display(Protocol):
-    """Follows runs one after another."""
-
-    def __enter__(self) -> Display: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-    def watch(self, label: str) -> Watcher | None:
-        """Who follows the next run."""
-        ...
-
-
 def display(progress: bool, labels: list[str]) -> Display:
     """The display that fits: none when it is not wanted, bars in a terminal, else lines."""
     console = stderr()
     if not progress:
-        return Silence(console)
+        return Display(console)
     width = max(map(len, labels), default=0)
     return Bars(console, len(labels), width) if console.is_terminal else Lines(console, width)
 
 
-class Silence:
-    """No progress; warnings are still told."""
+class Display(contextlib.ExitStack):
+    """Follows runs one after another; this one shows nothing but warnings."""
 
     level = logging.WARNING
 
     def __init__(self, console: Console, memory: Memory = gpu_memory):
+        super().__init__()
         self.console, self.memory = console, memory
-        self.handler, self.level_before = Logged(console, self.level), LOG.level
-        self.others: list[logging.Handler] = []
 
-    def __enter__(self) -> Display:
-        self.others = [handler for handler in LOG.handlers if isinstance(handler, Logged)]
-        for handler in self.others:
-            LOG.removeHandler(handler)
-        LOG.addHandler(self.handler)
-        LOG.setLevel(self.level)
+    def __enter__(self) -> Self:
+        self.enter_context(show_log(LOG, self.level, self.console))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        LOG.setLevel(self.level_before)
-        LOG.removeHandler(self.handler)
-        for handler in self.others:
-            LOG.addHandler(handler)
-
     def watch(self, label: str) -> Watcher | None:
+        """Who follows the next run."""
         return None
 
 
-@contextlib.contextmanager
-def telling() -> Iterator[None]:
-    """Say what code of the user's own is imported, whoever named it."""
-    log, handler = logging.getLogger("fedkeel.importing"), Logged(stderr(), logging.INFO)
-    before = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.level, log.propagate = before
-
-
-class Lines(Silence):
+class Lines(Display):
     """One line per round, for files and pipes."""
 
     level = logging.INFO
@@ -113,7 +74,14 @@ class Lines(Silence):
         return Line(self.console, label.ljust(self.width), self.memory)
 
 
-class Line:
+class Follower:
+    """Who follows one run."""
+
+    def finished(self, run: Run) -> None:
+        pass
+
+
+class Line(Follower):
     def __init__(self, console: Console, label: str, memory: Memory):
         self.console, self.label, self.memory, self.rounds = console, label, memory, 0
 
@@ -126,14 +94,11 @@ class Line:
         number = str(record.round).rjust(len(str(self.rounds)))
         self.tell(f"round {number}/{self.rounds}  {told(record, self.memory())}  {duration(record.seconds)}")
 
-    def finished(self, run: Run) -> None:
-        pass
-
     def tell(self, text: str) -> None:
         self.console.print(f"{self.label}  {text}", soft_wrap=True)
 
 
-class Bars(Silence):
+class Bars(Display):
     """One bar per run. The oldest vanish when there are more than fit below each other."""
 
     level = logging.INFO
@@ -153,13 +118,9 @@ class Bars(Silence):
             refresh_per_second=5,
         )
 
-    def __enter__(self) -> Display:
-        self.bars.start()
+    def __enter__(self) -> Self:
+        self.enter_context(self.bars)
         return super().__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        super().__exit__(kind, error, at)
-        self.bars.stop()
 
     def watch(self, label: str) -> Watcher | None:
         for old in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
@@ -168,7 +129,7 @@ class Bars(Silence):
         return Bar(self.bars, task, self.memory)
 
 
-class Bar:
+class Bar(Follower):
     def __init__(self, bars: Progress, task: TaskID, memory: Memory):
         self.bars, self.task, self.memory = bars, task, memory
         self.rounds: int | None = None
@@ -180,9 +141,6 @@ class Bar:
     def round(self, record: RoundRecord) -> None:
         words = told(record, self.memory())
         self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=words)
-
-    def finished(self, run: Run) -> None:
-        pass
 
 
 def told(record: RoundRecord, memory: tuple[int, int] | None = None) -> str:

@@ -8,23 +8,18 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli import pages
 from fedkeel.cli.compare import share
-from fedkeel.cli.console import byte_size, say, stderr
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.console import say, stderr
+from fedkeel.cli.pages import argument, examples, option
+from fedkeel.text import byte_size
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        report,
-        "fedkeel report runs/comparison",
-        "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
-        "fedkeel report runs/comparison --figures figures --target 0.8",
-        "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
-    )
-
-
+@examples(
+    "fedkeel report runs/comparison",
+    "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
+    "fedkeel report runs/comparison --figures figures --target 0.8",
+    "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
+)
 def report(
     runs: Annotated[
         list[Path] | None, argument(metavar="RUN…", help="Run folders, or folders that hold several.")
@@ -49,7 +44,7 @@ def report(
     It opens without a network. What `fedkeel analyse` found in a run is part of it. Prints the files that it wrote.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.cli.writing import refuse_folder, writing
+    from fedkeel.errors import refuse_folder, writing
     from fedkeel.report.figures import write_figures
     from fedkeel.report.page import write_report
 

@@ -8,34 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli import pages
-from fedkeel.cli.console import complain, count, duration, stdout, table
+from fedkeel.cli.console import complain, count, stdout, table
+from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
-from fedkeel.cli.writing import writing
+from fedkeel.errors import writing
+from fedkeel.text import duration
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
-    from fedkeel.cli.training import Machine, Outcome, Plan
+    from fedkeel.cli.training import Machine, Outcome, Target
     from fedkeel.papers import Cell
     from fedkeel.papers.ledger import Entry
     from fedkeel.runs.finished_run import Run
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        reproduce,
-        "fedkeel reproduce --list",
-        "fedkeel reproduce fedfft:1 --dry-run",
-        "fedkeel reproduce fedfft:1 --cell 'FedFFT-D, cifar10, 0.1' --device cuda",
-        "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
-        "fedkeel reproduce order:a --skip-done --rounds 200",
-        "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
-        "fedkeel reproduce specgradfilter:I --cell 'FedAvg, cifar10, 0.*' --try lr=0.01,0.05 --device cuda",
-    )
-
-
+@examples(
+    "fedkeel reproduce --list",
+    "fedkeel reproduce fedfft:1 --dry-run",
+    "fedkeel reproduce fedfft:1 --cell 'FedFFT-D, cifar10, 0.1' --device cuda",
+    "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
+    "fedkeel reproduce order:a --skip-done --rounds 200",
+    "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
+    "fedkeel reproduce specgradfilter:I --cell 'FedAvg, cifar10, 0.*' --try lr=0.01,0.05 --device cuda",
+)
 def reproduce(
     spec: Annotated[
         str | None,
@@ -100,7 +96,7 @@ def reproduce(
     cells = tried(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
-        raise RequestError(f"no cell can be run so: {wrong[0].message}", wrong[0].hint)
+        raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     wanted, skipped = list(some_numbers(seeds)), known if skip_done else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
@@ -180,10 +176,10 @@ def carry_out(
     """Train what is not done, and write it down as it comes; how many failed, or cannot be run."""
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Plan, settle_engine, stacks, titles
+    from fedkeel.cli.training import Target, settle_engine, stacks, titles
     from fedkeel.papers.reproduce import done, experiment_of, folder_of, obstacle
 
-    planned: dict[Path, tuple[Cell, Plan]] = {}
+    planned: dict[Path, tuple[Cell, Target]] = {}
     failed = 0
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
@@ -195,9 +191,9 @@ def carry_out(
             folder = folder_of(experiment, out)
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
-                planned[folder] = cell, Plan(cell.label, experiment, folder)
-    had = fetched(sorted({plan.experiment.dataset or "" for _, plan in planned.values()}), progress)
-    ready = [plan for _, plan in planned.values() if (plan.experiment.dataset or "") in had]
+                planned[folder] = cell, Target(cell.label, experiment, folder)
+    had = fetched(sorted({target.experiment.dataset or "" for _, target in planned.values()}), progress)
+    ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine
     # seeds and columns of a row train at once, where the engine stacks
     groups, failed = stacks(ready, machine), failed + len(planned) - len(ready)
@@ -206,18 +202,18 @@ def carry_out(
             try:
                 outcomes = trained(group, machine, shown, alone=len(planned) == 1)
             except (KeyboardInterrupt, Stopped):
-                for plan in group:
-                    keep_reached(planned[plan.folder][0], plan, ledger)
+                for target in group:
+                    keep_reached(planned[target.folder][0], target, ledger)
                 raise
             for outcome in outcomes:
                 failed += outcome.run is None
                 if outcome.run is not None:
-                    keep(planned[outcome.plan.folder][0], outcome.run, ledger, again=not outcome.found)
+                    keep(planned[outcome.target.folder][0], outcome.run, ledger, again=not outcome.found)
     return failed
 
 
-def trained(group: list[Plan], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
-    """The runs of a group. What cannot be run so is told, unless it is all that was asked for, and the others go on."""
+def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
+    """Train a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
     from fedkeel.cli.training import Outcome, train
     from fedkeel.errors import RequestError
 
@@ -227,7 +223,7 @@ def trained(group: list[Plan], machine: Machine, shown: Display, alone: bool) ->
         if alone:
             raise
         if len(group) > 1:
-            return [outcome for plan in group for outcome in trained([plan], machine, shown, alone)]
+            return [outcome for target in group for outcome in trained([target], machine, shown, alone)]
         complain(f"{group[0].label}: {error.message}", error.hint)
         return [Outcome(group[0], None)]
 
@@ -243,24 +239,30 @@ def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
         append(entry, ledger)
 
 
-def keep_reached(cell: Cell, plan: Plan, ledger: Path) -> None:
+def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
     """What an interrupted run has reached is a shortened run, if it is a tenth of what was asked for at least."""
     from fedkeel.errors import FolderError
+    from fedkeel.runs import checkpoint
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.runs.folder import RunFolder
 
+    folder = RunFolder(target.folder)
     try:
-        run = load_run(plan.folder)
-    except FolderError:  # it has not begun
+        if not checkpoint.list_checkpoints(folder.checkpoints) and not folder.lost():  # it has not begun
+            return
+        run = load_run(target.folder)
+    except FolderError as error:
+        complain(f"{target.label}: {error.message}", error.hint)
         return
-    if len(run.records) >= plan.experiment.plan.rounds / 10:
+    if len(run.records) >= target.experiment.plan.rounds / 10:
         keep(cell, run, ledger, again=False)
 
 
 def environment_of(folder: Path) -> dict[str, object]:
     """What of a run's environment the ledger keeps."""
-    from fedkeel.runs.folder import RunFolder
+    from fedkeel.runs.folder import TIMING, read_environment, read_json
 
-    data, timing = (RunFolder(folder).read_json(name) for name in ("environment.json", "timing.json"))
+    data, timing = read_environment(folder), read_json(folder / TIMING)
     kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
     packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
     return kept | packages | {"shared": bool(timing.get("shared"))}

@@ -17,7 +17,7 @@ NUMBERS = ("best", "last", "mean_last")
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     """One row per run, and below it the folders."""
-    seeds = len({outcome.plan.experiment.seed for outcome in outcomes}) > 1
+    seeds = len({outcome.target.experiment.seed for outcome in outcomes}) > 1
     over = {outcome.run.result.get("mean_last_over") for outcome in outcomes if outcome.run}
     last = f"mean of\nlast {over.pop()}" if len(over) == 1 else "mean of\nlast"
     personal = any(outcome.run and "reported" in outcome.run.result for outcome in outcomes)
@@ -27,7 +27,11 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     made = table(["method!", *(f"{name}>" for name in columns if seeds or name != "seed")])
     leader = best_of(outcomes)
     for outcome in outcomes:
-        cells = [outcome.plan.label, *([str(outcome.plan.experiment.seed)] if seeds else []), *numbers(outcome, names)]
+        cells = [
+            outcome.target.label,
+            *([str(outcome.target.experiment.seed)] if seeds else []),
+            *numbers(outcome, names),
+        ]
         made.add_row(*cells, style="bold" if outcome is leader else "")
     console.print(made)
     console.print()
@@ -35,11 +39,11 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(Text(line, "dim"))
     console.print()
     console.print("Written to")
-    width = max(len(outcome.plan.label) for outcome in outcomes)
+    width = max(len(outcome.target.label) for outcome in outcomes)
     for outcome in outcomes:
         state = "  (found finished)" if outcome.found else ""
         state = state if outcome.run else "  (failed)"
-        console.print(f"  {outcome.plan.label.ljust(width)}  {outcome.plan.folder}{state}", soft_wrap=True)
+        console.print(f"  {outcome.target.label.ljust(width)}  {outcome.target.folder}{state}", soft_wrap=True)
 
 
 def numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
@@ -90,12 +94,12 @@ def document(outcomes: Sequence[Outcome]) -> str:
 
 
 def entry(outcome: Outcome) -> dict[str, Any]:
-    experiment = outcome.plan.experiment
+    experiment = outcome.target.experiment
     return {
-        "method": outcome.plan.label,
+        "method": outcome.target.label,
         "seed": experiment.seed,
         "dataset": experiment.dataset,
-        "folder": str(outcome.plan.folder),
+        "folder": str(outcome.target.folder),
         "state": "failed" if outcome.run is None else "found" if outcome.found else "trained",
         "seconds": round(outcome.seconds, 3),
         "result": None if outcome.run is None else outcome.run.result,

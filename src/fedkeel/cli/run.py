@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli import pages
 from fedkeel.cli.console import say, stderr, stdout
-from fedkeel.cli.pages import argument, option
+from fedkeel.cli.pages import argument, examples, option
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
 
 if TYPE_CHECKING:
-    from fedkeel.cli.training import Machine, Plan
+    from fedkeel.cli.training import Machine, Target
 
 Engine = Annotated[
     str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower.")
@@ -36,18 +35,12 @@ Json = Annotated[bool, option("--json", help="Print one JSON document instead of
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(
-        app,
-        run,
-        "fedkeel run",
-        "fedkeel run --method fedavg,scaffold --seeds 0,1,2 --out runs/comparison",
-        "fedkeel run --dataset cifar10 --method fedfft-d --set method.rho=0.05 --set partition.alpha=0.3",
-        "fedkeel run experiment.toml --rounds 200",
-    )
-    pages.add(app, resume, "fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-59601bb60e28 --rounds 200")
-
-
+@examples(
+    "fedkeel run",
+    "fedkeel run --method fedavg,scaffold --seeds 0,1,2 --out runs/comparison",
+    "fedkeel run --dataset cifar10 --method fedfft-d --set method.rho=0.05 --set partition.alpha=0.3",
+    "fedkeel run experiment.toml --rounds 200",
+)
 def run(
     file: Annotated[Path | None, argument(metavar="[EXPERIMENT.toml]", help="Settings of an experiment.")] = None,
     method: Annotated[
@@ -90,7 +83,7 @@ def run(
     shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
     from fedkeel.cli.settings import Request, experiments, some_numbers, words
-    from fedkeel.cli.training import Machine, Plan, folder_of
+    from fedkeel.cli.training import Machine, Target, folder_of
 
     request = Request(
         file=file,
@@ -104,19 +97,20 @@ def run(
         trust=trust,
     )
     asked = experiments(request)
-    plans = [
-        Plan(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
+    targets = [
+        Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
     carry_out(
-        plans,
+        targets,
         Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
         json=json,
         progress=not no_progress,
     )
     if request == Request() and not json:
-        report_on([plan.folder for plan in plans], (out or Path("runs")) / "quickstart.html")
+        report_on([target.folder for target in targets], (out or Path("runs")) / "quickstart.html")
 
 
+@examples("fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-59601bb60e28 --rounds 200")
 def resume(
     folder: Annotated[Path, argument(metavar="DIR", help="A run's folder, or one that holds several.")],
     rounds: Annotated[int | None, option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
@@ -139,20 +133,20 @@ def resume(
     DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause; what
     was tracked is tracked on.
     """
-    from fedkeel.cli.training import Machine, Plan, runs_in
+    from fedkeel.cli.training import Machine, Target, runs_in
     from fedkeel.runs.environment import tracked_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
-    plans, folders = [], runs_in(folder)
+    targets, folders = [], runs_in(folder)
     arithmetic = precision or precision_of(folders)
     tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
     for path in folders:
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
-        plans.append(Plan(experiment.plan.method.name, experiment, path))
+        targets.append(Target(experiment.plan.method.name, experiment, path))
     carry_out(
-        plans,
+        targets,
         Machine(engine, workers, device, arithmetic, Tracking.of(track or tracked, tensorboard, mlflow, wandb)),
         json=json,
         progress=not no_progress,
@@ -172,7 +166,7 @@ def precision_of(folders: list[Path]) -> str:
     return found[0]
 
 
-def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool) -> None:
+def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: bool) -> None:
     """Train, then print; a signal ends the training with its checkpoint written."""
     from fedkeel.cli import results
     from fedkeel.cli.fetching import fetch
@@ -180,11 +174,11 @@ def carry_out(plans: list[Plan], machine: Machine, *, json: bool, progress: bool
     from fedkeel.cli.training import titles, train
 
     try:
-        fetch(sorted({plan.experiment.dataset or "" for plan in plans}), progress)
-        with display(progress, titles(plans)) as shown:
-            outcomes = train(plans, machine, shown)
+        fetch(sorted({target.experiment.dataset or "" for target in targets}), progress)
+        with display(progress, titles(targets)) as shown:
+            outcomes = train(targets, machine, shown)
     except Stopped as stopped:
-        say(stderr(), str(stopped), "bold yellow", how_to_go_on(plans))
+        say(stderr(), str(stopped), "bold yellow", how_to_go_on(targets))
         raise typer.Exit(stopped.exit_code) from None
     if json:
         typer.echo(results.document(outcomes))
@@ -202,16 +196,16 @@ def report_on(folders: list[Path], page: Path) -> None:
     stdout().print(f"\nCurves, drift and the clients' labels: {page}", soft_wrap=True)
 
 
-def how_to_go_on(plans: list[Plan]) -> str:
+def how_to_go_on(targets: list[Target]) -> str:
     """Where the interrupted run stands, and the command that goes on with it."""
     from fedkeel.methods.named import own_names
-    from fedkeel.runs.checkpoint import names
+    from fedkeel.runs.checkpoint import list_checkpoints
 
-    plan = next((plan for plan in plans if not (plan.folder / "result.json").exists()), plans[-1])
-    saved = names(plan.folder / "checkpoint")
+    target = next((target for target in targets if not (target.folder / "result.json").exists()), targets[-1])
+    saved = list_checkpoints(target.folder / "checkpoint")
     if not saved:
-        return f"{plan.label} had not begun. The same command again goes on."
-    done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(plans) > 1 else ""
-    stands = f"{plan.label} stands at round {done} of {plan.experiment.plan.rounds}, checkpoint written."
-    trust = " --trust" if any(own_names(plan.experiment.save())) else ""
-    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(plan.folder))}{trust}{again}"
+        return f"{target.label} had not begun. The same command again goes on."
+    done, again = int(saved[0].stem), " (or the same command again, for all runs)" if len(targets) > 1 else ""
+    stands = f"{target.label} stands at round {done} of {target.experiment.plan.rounds}, checkpoint written."
+    trust = " --trust" if any(own_names(target.experiment.save())) else ""
+    return f"{stands} Go on with: fedkeel resume {shlex.quote(str(target.folder))}{trust}{again}"

@@ -10,15 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedkeel.cli.console import say, stderr
 from fedkeel.core.rule import Rule
 from fedkeel.data import DATASETS
-from fedkeel.data.partition.registry import PARTITIONS, explain_new_default, parse_partition
+from fedkeel.data.partition.registry import PARTITIONS, parse_partition
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
 from fedkeel.methods.optimisers import name_optimiser
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.typed_values import read_toml
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
@@ -91,7 +90,7 @@ def experiments(request: Request) -> list[Asked]:
         if not values:
             raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
-        name_run(label, Experiment.load(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
+        name_run(label, Experiment.read(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
         for label, method in zip(labels(methods), methods, strict=True)
         for seed in seeds
     ]
@@ -100,7 +99,7 @@ def experiments(request: Request) -> list[Asked]:
     if twice:
         raise RequestError(f"asked for twice: {twice[0]} with seed {twice[1]}", "name each method and seed once")
     if request.file is not None:
-        note_other_default(data)
+        note_new_default(data)
     return made
 
 
@@ -117,7 +116,7 @@ def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]])
 
 
 def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> None:
-    """Methods and seeds are lists with an option of their own: what --set gives besides would be lost."""
+    """Methods and seeds are lists with an option of their own: what --set gives in addition would be lost."""
     for option, given, path in (("--method", request.methods, ("method",)), ("--seeds", request.seeds, ("seed",))):
         if given and any(path == changed for changed, _ in changes):
             raise RequestError(f"given twice: {option} and --set {path[0]}=…", f"leave out --set {path[0]}=…")
@@ -185,17 +184,12 @@ def value_of(text: str) -> Any:
     return found["value"] if len(found) == 1 else text
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """`0,1,2` as whole numbers."""
+def some_numbers(text: str) -> tuple[int, ...]:
+    """`0,1,2` as whole numbers, at least one."""
     try:
-        return tuple(int(word) for word in words(text))
+        found = tuple(int(word) for word in words(text))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
-
-
-def some_numbers(text: str) -> tuple[int, ...]:
-    """The same, at least one."""
-    found = numbers(text)
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
     return found
@@ -217,12 +211,6 @@ def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
     if given is None and data.get("dataset") in DATASETS:
         given = DATASETS[data["dataset"]].preset.get("partition")
     return as_table(given)
-
-
-def note_other_default(data: Mapping[str, Any]) -> None:
-    """Say what an older file without a form now means."""
-    if (changed := explain_new_default(partition_of(data))) is not None:
-        say(stderr(), "note", "dim", changed)
 
 
 def as_table(given: Any) -> dict[str, Any]:

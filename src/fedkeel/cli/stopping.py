@@ -39,6 +39,15 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def raise_in_main_thread(number: int) -> None:
+    """Raise a signal; where the system can, so that it ends what the main thread waits for."""
+    here = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and here is not None:
+        signal.pthread_kill(here, number)
+    else:
+        signal.raise_signal(number)
+
+
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
     """Within the block SIGINT and SIGTERM raise `Stopped`.
@@ -51,8 +60,7 @@ def stopping() -> Iterator[None]:
 
     def stop_later(lost: sys.UnraisableHookArgs) -> None:
         if isinstance(lost.exc_value, Stopped):  # raised where Python drops exceptions, in a __del__ for example
-            here, number = threading.main_thread().ident, lost.exc_value.exit_code - 128
-            threading.Timer(MOMENT, signal.pthread_kill, [here, number]).start()
+            threading.Timer(MOMENT, raise_in_main_thread, [lost.exc_value.exit_code - 128]).start()
         else:
             hook(lost)
 

@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedkeel.cli import pages
-from fedkeel.cli.compare import Baseline, Target, show
+from fedkeel.cli.compare import Baseline, TargetAccuracy, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
+from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
-from fedkeel.errors import RequestError, RunError, nearest
+from fedkeel.errors import RequestError, RunError, require_known
 
 if TYPE_CHECKING:
+    from fedkeel.cli.training import Machine, Target
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.studies.optimiser_grids import Grids
+    from fedkeel.studies.ray_cluster import RunRequest
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
-def add_to(app: typer.Typer) -> None:
-    pages.add(app, sweep, "fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
-
-
+@examples("fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Experiment, grids, methods and seeds.")],
     engine: Engine = "auto",
@@ -36,7 +35,7 @@ def sweep(
         "runs/sweep"
     ),
     on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
-    target: Target = None,
+    target: TargetAccuracy = None,
     baseline: Baseline = None,
     trust: Trusting = False,
     json: Json = False,
@@ -52,9 +51,10 @@ def sweep(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import note_other_default, read
-    from fedkeel.cli.training import Machine, Plan, settle_engine, train
+    from fedkeel.cli.settings import read
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.ray_cluster import runs_on_ray
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
@@ -65,20 +65,18 @@ def sweep(
     if on not in ("here", "ray"):
         raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
     check_baseline(asked, baseline)
-    note_other_default(asked.base)
     broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         nonlocal machine
         with display(not no_progress, [label for label, _ in requests]) as shown:
+            targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+            # once, for settings that are tried later too
+            machine = settle_engine(targets, machine, choose_on_ray if on == "ray" else None)
             if on == "ray":
-                from fedkeel.studies.ray_cluster import runs_on_ray
-
-                return runs_on_ray(requests, lambda exp: out / place_of(exp), engine, device, precision=precision)
-            plans = [Plan(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-            machine = settle_engine(plans, machine)  # once, for settings that are tried later too
-            outcomes = train(plans, machine, shown)
-            broken.update({one.plan.label: one.error for one in outcomes if one.error is not None})
+                return runs_on_ray([(target.label, for_ray(target, machine)) for target in targets])
+            outcomes = train(targets, machine, shown)
+            broken.update({one.target.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
@@ -104,8 +102,8 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     names = [
         asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
     ]
-    if baseline is not None and baseline not in names:
-        raise RequestError(f"this sweep has no method: {baseline}", nearest(baseline, names, "methods"))
+    if baseline is not None:
+        require_known(baseline, names, "this sweep has no method", "methods")
 
 
 def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
@@ -162,6 +160,21 @@ def cluster(on: str) -> contextlib.AbstractContextManager[object]:
     from fedkeel.studies.ray_cluster import connected
 
     return connected()
+
+
+def for_ray(target: Target, machine: Machine) -> RunRequest:
+    """A target as it is handed to a cluster."""
+    from fedkeel.studies.ray_cluster import RunRequest
+
+    out, engine = str(target.folder.absolute()), machine.engine_of(target)
+    return RunRequest(target.experiment.save(), out, engine, machine.device, machine.precision, machine.workers)
+
+
+def choose_on_ray(targets: Sequence[Target], machine: Machine) -> str:
+    """One engine for all plans, chosen on the cluster."""
+    from fedkeel.studies import ray_cluster
+
+    return ray_cluster.choose_on_ray([for_ray(target, machine) for target in targets])
 
 
 def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:

@@ -29,11 +29,15 @@ class Logged(logging.Handler):
 
 
 @contextlib.contextmanager
-def warnings_told() -> Iterator[None]:
-    """Within the block warnings are told."""
-    handler = Logged(stderr(), logging.WARNING)
-    LOG.addHandler(handler)
+def show_log(log: logging.Logger, level: int, console: Console | None = None) -> Iterator[None]:
+    """Within the block, what is logged from a level on is shown: here alone, not by the blocks around it."""
+    before = log.handlers[:], log.level, log.propagate
+    ours = [handler for handler in log.handlers if isinstance(handler, Logged)]
+    log.handlers = [handler for handler in log.handlers if handler not in ours]
+    log.addHandler(Logged(console or stderr(), level))
+    log.setLevel(level)
+    log.propagate = log.propagate and log is LOG
     try:
         yield
     finally:
-        LOG.removeHandler(handler)
+        log.handlers, log.level, log.propagate = before

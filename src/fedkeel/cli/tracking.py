@@ -1,4 +1,4 @@
-"""What `run`, `resume` and others measure and log besides: `--track`, `--tensorboard`, `--mlflow`, `--wandb`."""
+"""What `run`, `resume` and others measure and log in addition: `--track`, `--tensorboard`, `--mlflow`, `--wandb`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Tracking:
     @staticmethod
     def of(track: str = "", tensorboard: bool = False, mlflow: bool = False, wandb: bool = False) -> Tracking:
         """As the command line asks for it; unknown names and missing libraries are refused at once."""
-        from fedkeel.runs.observers import observers
+        from fedkeel.runs.observers import find_observers
         from fedkeel.runs.trackers import library
 
         names = tuple(word for word in (word.strip() for word in track.split(",")) if word)
-        observers(names)
+        find_observers(names)
         wanted = {"torch.utils.tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
         for module in (module for module, asked in wanted.items() if asked):
             library(module, module.split(".")[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from fedkeel.cli.progress import Display
 from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
-from fedkeel.errors import FolderError, RequestError, RunError, nearest
+from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import edited, leaks
 from fedkeel.runs.experiment import Experiment
@@ -29,7 +29,7 @@ log = logging.getLogger("fedkeel")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Target:
     """A run to be made, or found made, in a folder."""
 
     label: str
@@ -52,10 +52,7 @@ class Machine:
         check_name(self.engine)
         check_device(self.device)
         check_workers(self.workers)
-        if self.precision not in PRECISIONS:
-            raise RequestError(
-                f"unknown precision: {self.precision}", nearest(self.precision, PRECISIONS, "precisions")
-            )
+        require_known(self.precision, PRECISIONS, "unknown precision", "precisions")
 
     @property
     def stacks(self) -> bool:
@@ -64,16 +61,16 @@ class Machine:
             return False
         return self.engine == "stacked" or (self.engine == "auto" and device_of(self.device).type == "cuda")
 
-    def engine_of(self, plan: Plan) -> str:
+    def engine_of(self, target: Target) -> str:
         """A run that was begun otherwise goes on with an engine of the same bits."""
-        return "auto" if self.chosen and not asked_in(plan).takes(self.engine) else self.engine
+        return "auto" if self.chosen and not asked_in(target).takes(self.engine) else self.engine
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a plan: a run, made now or earlier, or none because it failed."""
+    """What became of a target: a run, made now or earlier, or none because it failed."""
 
-    plan: Plan
+    target: Target
     run: Run | None
     found: bool = False
     error: RunError | None = None
@@ -106,93 +103,99 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
-def asked_in(plan: Plan) -> Asked:
-    return Asked(plan.experiment, plan.folder)
+def asked_in(target: Target) -> Asked:
+    return Asked(target.experiment, target.folder)
 
 
-def settle_engine(plans: Sequence[Plan], machine: Machine) -> Machine:
-    """The machine with one engine for all plans, where `auto` was asked for."""
-    if machine.engine != "auto" or all((plan.folder / "result.json").exists() for plan in plans):
+def settle_engine(
+    targets: Sequence[Target], machine: Machine, choose: Callable[[Sequence[Target], Machine], str] | None = None
+) -> Machine:
+    """The machine with one engine for all targets, where `auto` was asked for; `choose` finds it, or this machine."""
+    if machine.engine != "auto" or all((target.folder / "result.json").exists() for target in targets):
         return machine
-    stacked = any(len(group) > 1 for group in stacks(plans, machine))
+    return replace(machine, engine=(choose or choose_here)(targets, machine), chosen=True)
+
+
+def choose_here(targets: Sequence[Target], machine: Machine) -> str:
+    """The engine that suits all targets on this machine."""
+    stacked = any(len(group) > 1 for group in stacks(targets, machine))
     place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
-    engine = choose_for_all([asked_in(plan) for plan in plans], *place, stacks=stacked)
-    return replace(machine, engine=engine, chosen=True)
+    return choose_for_all([asked_in(target) for target in targets], *place, stacks=stacked)
 
 
-def titles(plans: Sequence[Plan]) -> list[str]:
+def titles(targets: Sequence[Target]) -> list[str]:
     """How runs are told apart while they go on: by method, and by seed where there are several."""
-    several = len({plan.experiment.seed for plan in plans}) > 1
-    return [f"{plan.label} seed {plan.experiment.seed}" if several else plan.label for plan in plans]
+    several = len({target.experiment.seed for target in targets}) > 1
+    return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(plan: Plan) -> Run | None:
+def finished(target: Target) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete."""
-    if not (plan.folder / RESULT).exists() or read_experiment(plan.folder) != plan.experiment.save():
+    if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
-    read_sums(plan.folder)
+    read_sums(target.folder)
     try:
-        read_json(plan.folder / RESULT)
+        read_json(target.folder / RESULT)
     except FolderError as error:
         log.warning("%s; it is made again", error.message.rstrip("."))
         return None
-    if leaks(plan.folder, plan.experiment.plan):
+    if leaks(target.folder, target.experiment.plan):
         return None
-    made = load_run(plan.folder)
-    if len(made.records) != plan.experiment.plan.rounds:
+    made = load_run(target.folder)
+    if len(made.records) != target.experiment.plan.rounds:
         return None
-    for name in edited(plan.folder, plan.experiment.plan.method.rules):
-        log.warning("the module %s has been edited since %s was made: this is the old result", name, plan.folder)
+    for name in edited(target.folder, target.experiment.plan.method.rules):
+        log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
 
 
-def train(plans: Sequence[Plan], machine: Machine, display: Display) -> list[Outcome]:
-    """All plans in turn, those that differ in seed, split or learning rate as one stack where the engine stacks.
+def train(targets: Sequence[Target], machine: Machine, display: Display) -> list[Outcome]:
+    """All targets in turn, those that differ in seed, split or learning rate as one stack where the engine stacks.
 
-    One that fails is told, and the others go on.
+    One that fails is reported, and the others go on.
     """
-    machine = settle_engine(plans, machine) if len(plans) > 1 else machine
-    found = {id(plan): made for plan in plans if (made := finished(plan)) is not None}
-    named = {id(plan): title for plan, title in zip(plans, titles(plans), strict=True)}
-    outcomes = {of: Outcome(plan, found[of], found=True) for plan in plans if (of := id(plan)) in found}
-    for group in stacks([plan for plan in plans if id(plan) not in found], machine):
+    machine = settle_engine(targets, machine) if len(targets) > 1 else machine
+    found = {id(target): made for target in targets if (made := finished(target)) is not None}
+    named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
+    outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
+    for group in stacks([target for target in targets if id(target) not in found], machine):
         with contextlib.ExitStack() as closing:
             progress = [
-                closing.enter_context(machine.tracking.followers(display.watch(title), title, plan.folder))
-                for plan in group
-                if (title := named[id(plan)])
+                closing.enter_context(machine.tracking.followers(display.watch(title), title, target.folder))
+                for target in group
+                if (title := named[id(target)])
             ]
             ended = run_group(group, machine, progress)
-        for plan, run_or_error in zip(group, ended, strict=True):
+        for target, run_or_error in zip(group, ended, strict=True):
             if isinstance(run_or_error, RunError):
-                complain(f"{named[id(plan)]}: {run_or_error.message}", run_or_error.hint)
-                outcomes[id(plan)] = Outcome(plan, None, error=run_or_error)
+                complain(f"{named[id(target)]}: {run_or_error.message}", run_or_error.hint)
+                outcomes[id(target)] = Outcome(target, None, error=run_or_error)
             else:
-                outcomes[id(plan)] = Outcome(plan, run_or_error)
-    return [outcomes[id(plan)] for plan in plans]
+                outcomes[id(target)] = Outcome(target, run_or_error)
+    return [outcomes[id(target)] for target in targets]
 
 
-def stacks(plans: Sequence[Plan], machine: Machine) -> list[list[Plan]]:
+def stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
     """Plans that run at once: only the stacked engine takes several."""
     if not machine.stacks:
-        return [[plan] for plan in plans]
-    groups: list[list[Plan]] = []
-    for plan in plans:
-        group = next((one for one in groups if alike(one[0].experiment, plan.experiment)), None)
-        if group is None or machine.engine_of(plan) != machine.engine:
-            groups.append([plan])
+        return [[target] for target in targets]
+    groups: list[list[Target]] = []
+    for target in targets:
+        group = next((one for one in groups if alike(one[0].experiment, target.experiment)), None)
+        if group is None or machine.engine_of(target) != machine.engine:
+            groups.append([target])
         else:
-            group.append(plan)
+            group.append(target)
     return groups
 
 
-def run_group(plans: Sequence[Plan], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
+def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
     """One run on the engine asked for, or several as one stack."""
     dtype, track = PRECISIONS[machine.precision], machine.tracking.track
-    if len(plans) > 1:
+    if len(targets) > 1:
         return run_together(
-            [plan.experiment for plan in plans],
-            out=[plan.folder for plan in plans],
+            [target.experiment for target in targets],
+            out=[target.folder for target in targets],
             device=machine.device,
             dtype=dtype,
             progress=progress,
@@ -201,9 +204,9 @@ def run_group(plans: Sequence[Plan], machine: Machine, progress: Sequence[Progre
         )
     try:
         made = run(
-            plans[0].experiment,
-            out=plans[0].folder,
-            engine=machine.engine_of(plans[0]),
+            targets[0].experiment,
+            out=targets[0].folder,
+            engine=machine.engine_of(targets[0]),
             workers=machine.workers,
             device=machine.device,
             dtype=dtype,

@@ -19,7 +19,7 @@ CLIENT_FACTS = ("size", "steps", "lr", "client", "histogram")
 """Facts known of a client; a client slot of such a name holds the fact in every round."""
 
 FACTS = (*CLIENT_FACTS, "population", "loss", "learned", "weights", "update", "delta")
-"""Names that reports hold besides the slots of rules."""
+"""Names that reports hold beside the slots of rules."""
 
 RESERVED = ("params", "buffers")
 """Slots of the model itself."""

@@ -22,7 +22,7 @@ LOSS = Loss()
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local work: perturb, take the gradient there, pass it through a chain, step.
+    """A part of local work: perturb, take the gradient there, pass it through a chain, step.
 
     `batches`: so many steps; `epochs`: so many passes over the client's data (0.5: half of one); neither: the
     experiment's local epochs. `same_batch`: every step sees the first batch. `trains` False: measures only, the model

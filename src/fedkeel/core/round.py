@@ -197,7 +197,7 @@ def local_round(
     scan: Callable[..., tuple[Carry, Tensor]] = scan_steps,
     message_axis: int | None = None,
 ) -> tuple[State, State]:
-    """Train from `message`; return (report, client). `work` holds one stretch per phase of the method.
+    """Train from `message`; return (report, client). `work` holds one item for each phase of the method.
 
     With `message_axis` = 0, `message` and `lr` have a client axis: stacked clients of several servers.
     """
@@ -211,8 +211,7 @@ def local_round(
                 params, client = rule.start(params, client, message)
             return params, client
 
-        started: Carry = lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
-        return started
+        return lift(f, (0, 0, message_axis))(params, client, message) if rules else (params, client)
 
     def leave(
         rules: tuple[Rule, ...], report: State, client: State, params: Tree, start: Tree, loss: Tensor

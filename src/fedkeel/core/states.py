@@ -23,6 +23,7 @@ from fedkeel.errors import FolderError, RunError
 Arrays = dict[str, NDArray[Any]]
 BLANK = "0" * 8
 MARK = b'{\\"check\\": \\"'  # as it stands in the file: JSON in a text of JSON
+WINDOWS = os.name == "nt"
 
 
 class Damaged(Exception):
@@ -58,7 +59,9 @@ def describe_error(error: Exception) -> str:
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if WINDOWS and path.is_dir():  # it opens no folder, and flushes only what may be written to
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -128,15 +131,14 @@ def compute_check(header: bytes) -> str:
     return f"{zlib.crc32(header[:at] + BLANK.encode() + header[at + len(BLANK) :]):08x}"
 
 
-def checksum(array: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+def checksum(array: NDArray[Any], before: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
 def checksum_of_all(arrays: Arrays) -> int:
     total = 0
     for name in sorted(arrays):
-        total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total)
+        total = checksum(arrays[name], zlib.crc32(name.encode(), total))
     return total
 
 
@@ -161,7 +163,3 @@ def from_arrays(arrays: Arrays, layouts: Mapping[str, str], prefix: str, device:
             slot, tensor = name.removeprefix(prefix), torch.from_numpy(array).to(device)
             state[slot] = Tree(tensor, Layout.loads(layouts[slot])) if slot in layouts else tensor
     return state
-
-
-def state_bytes(state: State) -> int:
-    return sum((slot.buffer if isinstance(slot, Tree) else slot).nbytes for slot in state.values())

@@ -183,8 +183,7 @@ class Tree:
         if whole > 16 * BLOCK:
             blocks = torch.linalg.vector_norm(v.narrow(-1, 0, whole).view((*v.shape[:-1], -1, BLOCK)), dim=-1)
             v = torch.cat([blocks, v.narrow(-1, whole, self.layout.size - whole)], -1)
-        norm: Tensor = torch.linalg.vector_norm(v, dim=-1)
-        return norm
+        return torch.linalg.vector_norm(v, dim=-1)
 
     def unit(self, epsilon: float = EPSILON) -> Tree:
         """The direction: v / (‖v‖ + ε); zero for a zero tree."""
@@ -294,3 +293,13 @@ def where(mask: Tensor, new: Any, old: Any) -> Any:
 def tensors(state: Any) -> list[Tensor]:
     """Every tensor in a state, trees as their buffers."""
     return cast(list[Tensor], _pytree.tree_leaves(state))
+
+
+def state_bytes(state: Any) -> int:
+    """Count the bytes of every tensor in a state."""
+    return sum(slot.nbytes for slot in tensors(state))
+
+
+def all_finite(state: Any) -> bool:
+    """Whether every number in a state is finite."""
+    return all(bool(torch.isfinite(slot).all()) for slot in tensors(state) if slot.is_floating_point())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,50 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+class Lazy:
+    """An array of samples whose rows are made when they are asked for, and which is never whole."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any, /) -> Any:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Lazy):
+    """Arrays of samples one after another."""
+
+    parts: Sequence[Samples]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return sum(len(part) for part in self.parts), *self.parts[0].shape[1:]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        wanted = np.arange(len(self))[rows]
+        ends = np.cumsum([len(part) for part in self.parts])
+        holder = np.searchsorted(ends, wanted, side="right")
+        taken = np.empty((*wanted.shape, *self.shape[1:]), self.dtype)
+        for index in np.unique(holder):
+            here = holder == index
+            taken[here] = self.parts[index][wanted[here] - ends[index] + len(self.parts[index])]
+        return taken
 
 
 @dataclass(frozen=True)

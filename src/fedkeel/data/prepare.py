@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeel.data.augment import Augment
 from fedkeel.data.clients import Sample
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError, require_known
 
 AUGMENTATIONS: dict[str, Augment | None] = {
     "none": None,
@@ -23,9 +23,9 @@ AUGMENTATIONS: dict[str, Augment | None] = {
 
 def find_augmentation(name: str, shape: tuple[int, ...]) -> Augment | None:
     """Find an augmentation by name; 64-pixel images are cropped from 8 pixels of padding instead of 4."""
-    if name not in AUGMENTATIONS:
-        raise ExperimentError(f"unknown augmentation: {name}", nearest(name, AUGMENTATIONS, "augmentations"))
-    augment = AUGMENTATIONS[name]
+    augment = AUGMENTATIONS[
+        require_known(name, AUGMENTATIONS, "unknown augmentation", "augmentations", ExperimentError)
+    ]
     if augment is None or len(shape) < 3:
         return None
     return Augment(augment.crop * max(1, shape[-1] // 32), augment.flip, augment.probability)

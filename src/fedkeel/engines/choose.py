@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedkeel.engines.engine import Engine
-from fedkeel.engines.machine import cores
+from fedkeel.engines.machine import cores, has_pools
 from fedkeel.engines.measure import TIMES, Job, time_call, time_round, without_traces
 from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 
 ENGINES = ("serial", "processes", "stacked", "flower")
 BITWISE = ("serial", "processes")  # these give the same bits as each other
@@ -58,8 +58,7 @@ class ChosenEngine(NamedTuple):
 
 def check_name(name: str) -> None:
     """Refuse the name of no engine."""
-    if name not in (*ENGINES, "auto"):
-        raise RequestError(f"unknown engine: {name}", nearest(str(name), (*ENGINES, "auto"), "engines"))
+    require_known(str(name), (*ENGINES, "auto"), "unknown engine", "engines")
 
 
 def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngine:
@@ -67,7 +66,6 @@ def choose_engine(name: str, job: Job, before: str | None = None) -> ChosenEngin
 
     `before` names the engine of the rounds that are done: a run continues with one that gives the same bits.
     """
-    check_name(name)
     if name != "auto":
         return ChosenEngine(make_engine(name, job), Choice(name, name))
     names = candidates(job, before)
@@ -87,7 +85,10 @@ def candidates(job: Job, before: str | None) -> list[str]:
     able = {
         "serial": task.compute == task.dtype,
         "stacked": not task.stochastic,
-        "processes": task.compute == task.dtype and task.device.type == "cpu" and (job.workers or cores()) > 1,
+        "processes": has_pools()
+        and task.compute == task.dtype
+        and task.device.type == "cpu"
+        and (job.workers or cores()) > 1,
     }
     allowed = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
     return [name for name, can in able.items() if can and name in allowed] or ["serial"]
@@ -194,6 +195,8 @@ def first_line(error: Exception) -> str:
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
+    if name == "processes" and not has_pools():
+        raise RequestError("this system has no processes engine.", "use --engine serial or --engine stacked")
     if name == "processes" and task.device.type != "cpu":
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":

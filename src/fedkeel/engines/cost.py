@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
 
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree, tensors
+from fedkeel.core.trees import Tree
 from fedkeel.data.batches import count_steps
-from fedkeel.engines.engine import ClientOutcome, Training
+from fedkeel.engines.engine import Training
 from fedkeel.problems.task import Task
-
-
-def all_finite(outcome: ClientOutcome) -> bool:
-    slots = [slot for slot in tensors((outcome.report, outcome.state)) if slot.is_floating_point()]
-    return all(bool(torch.isfinite(slot).all()) for slot in slots)
 
 
 def finite(value: float) -> float | None:
@@ -38,10 +30,6 @@ def sent(method: Method, message: State) -> State:
 def whole(message: State, initial: Tree) -> State:
     """What was sent, with the private layers as the server has them: as they were first made."""
     return message | {"params": initial | message["params"]}
-
-
-def size_of(slot: Any) -> int:
-    return int(slot.numel() * slot.element_size())
 
 
 def passes(method: Method, training: Training, task: Task, round: int, client: int) -> int:

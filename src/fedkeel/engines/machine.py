@@ -52,6 +52,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_pools() -> bool:
+    """Whether processes can be kept from signals and waited for together; Windows does neither."""
+    return hasattr(signal, "pthread_sigmask")
+
+
 def processor() -> str:
     """Name the processor and the cores this process may use, on which seconds depend."""
     name = platform.processor() or platform.machine()
@@ -81,6 +86,8 @@ def delay_signals() -> Iterator[None]:
             signal.raise_signal(caught)
 
 
+UNKNOWN = 4 << 30  # bytes of memory where the system does not tell
+
 OTHERS = 1 << 30  # bytes: a process's own context takes less
 
 
@@ -92,20 +99,13 @@ def used_by_others(device: torch.device) -> bool:
     return total - free - torch.cuda.memory_reserved(device) > OTHERS
 
 
-def state_budget(device: torch.device) -> int:
-    """Return how many bytes of client states may stay in memory: half of what is free on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] // 2)
-    return free_memory() // 2
-
-
 def free_memory() -> int:
     """Return the free memory of this machine in bytes, as the system estimates it."""
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= getattr(os, "sysconf_names", {}).keys()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else UNKNOWN
 
 
 def keep_large_buffers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +9,9 @@ import torch
 
 from fedkeel.core.method import Method
 from fedkeel.core.round import init_client, init_round
-from fedkeel.core.trees import tensors
+from fedkeel.core.trees import state_bytes
 from fedkeel.engines.engine import Training, plan_rows
+from fedkeel.engines.machine import free_memory
 from fedkeel.errors import RunError
 from fedkeel.problems.task import Task
 
@@ -26,9 +26,12 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    names = ("SC_AVPHYS_PAGES", "SC_PAGE_SIZE")
-    known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in names)
-    return os.sysconf(names[0]) * os.sysconf(names[1]) if known else 4 << 30
+    return free_memory()
+
+
+def state_budget(device: torch.device) -> int:
+    """Return how many bytes of client states may stay in memory: half of what is free on the device."""
+    return free_bytes(device) // 2
 
 
 @contextmanager
@@ -52,9 +55,8 @@ def data_budget(device: torch.device) -> int:
 
 def clients_that_fit(task: Task, method: Method, training: Training) -> int:
     """Estimate from the bytes of one client: its trees, its slots, and what a forward pass keeps for the backward."""
-    tree = task.initial.buffer.numel() * task.initial.buffer.element_size()
-    held = (init_client(method, task.initial, task.buffers), init_round(method, task.initial))
-    slots = sum(slot.numel() * slot.element_size() for slot in tensors(held))
+    held = init_client(method, task.initial, task.buffers) | init_round(method, task.initial)
+    tree, slots = task.initial.buffer.nbytes, state_bytes(held)
     client_bytes = TREES * tree + 2 * slots + 2 * activation_bytes(task, method, training)
     count = max(1, int(SPARE * free_bytes(task.device) / client_bytes))
     return min(count, CPU_TOGETHER) if task.device.type == "cpu" else count

@@ -1,7 +1,8 @@
-"""A pool of serial engines in processes of their own: bitwise equal to serial, whoever finishes first."""
+"""A pool of serial engines in processes of their own: bitwise equal to serial, in whatever order clients finish."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import selectors
@@ -34,7 +35,7 @@ class Worker:
     def __init__(self, number: int):
         # signals reach the whole group, also while a worker is still starting: the parent decides
         ignore = "import signal as s; stops = s.SIGINT, s.SIGTERM; [s.signal(stop, s.SIG_IGN) for stop in stops]"
-        unblock = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"
+        unblock = "s.pthread_sigmask(s.SIG_UNBLOCK, stops)"  # `has_pools` says whether there is one
         command = [sys.executable, "-c", f"{ignore}; {unblock}; from fedkeel.engines.worker import main; main()"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -76,10 +77,25 @@ class Worker:
         self.process.kill()
         self.process.wait()
         for pipe in (self.requests, self.replies):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
+
+
+def pickle_engine(
+    problem: Problem, method: Method, training: Training, make_task: Callable[[Problem], Task], where: str
+) -> bytes:
+    """Pickle a function that makes a serial engine elsewhere."""
+
+    def make() -> SerialEngine:
+        return SerialEngine(make_task(problem), method, training)
+
+    try:
+        engine: bytes = cloudpickle.dumps(make)
+    except Exception as error:
+        raise RunError(
+            f"this problem cannot be sent to {where}: {error}", "use --engine serial (engine='serial')"
+        ) from error
+    return engine
 
 
 class ProcessesEngine:
@@ -101,17 +117,8 @@ class ProcessesEngine:
 
     def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
         """Have every worker make its engine, in place of any earlier one."""
-        self.task, problem = task, task.problem
-
-        def make() -> SerialEngine:
-            return SerialEngine(make_task(problem), method, training)
-
-        try:
-            engine = cloudpickle.dumps(make)
-        except Exception as error:
-            raise RunError(
-                f"this problem cannot be sent to worker processes: {error}", "use --engine serial (engine='serial')"
-            ) from error
+        self.task = task
+        engine = pickle_engine(task.problem, method, training, make_task, "worker processes")
         for worker in self.workers:
             worker.ask("setup", {"path": sys.path, "engine": engine, "onednn": bool(torch.backends.mkldnn.enabled)})
         for worker in self.workers:
@@ -123,8 +130,8 @@ class ProcessesEngine:
         body = pickle.dumps(("message", pack(message)), protocol=5)
         for worker in self.workers:
             worker.ask_bytes(body)
-        known = [None if state is None else pack(state) for state in states]
-        answers = self.run_on_workers("train", [(round, lr, *pair) for pair in zip(clients, known, strict=True)])
+        asked = [(round, lr, client, pack(state)) for client, state in zip(clients, states, strict=True)]
+        answers = self.run_on_workers("train", asked)
         outcomes, reports = [], Stacking(len(clients))
         for i, client in enumerate(clients):
             report, state, seconds = answers[i]
@@ -136,7 +143,7 @@ class ProcessesEngine:
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
         parts = list(self.task.parts(split))
         share = max(1, -(-len(parts) // (2 * len(self.workers))))
-        model = (pack(params), None if buffers is None else pack(buffers))
+        model = (pack(params), pack(buffers))
         pieces = [(*model, parts[i : i + share]) for i in range(0, len(parts), share)]
         return [scores for piece in self.run_on_workers("score", pieces) for scores in piece]
 
@@ -144,8 +151,8 @@ class ProcessesEngine:
         """Give each worker a model, a few at a time: all of them may not fit into memory."""
         waiting, scores = iter(models), list[list[Scores]]()
         while batch := list(islice(waiting, 2 * len(self.workers))):
-            packed = [(pack(m.params), None if m.buffers is None else pack(m.buffers), m.split) for m in batch]
-            scores += self.run_on_workers("score", [(*model, list(self.task.parts(split))) for *model, split in packed])
+            pieces = [(pack(m.params), pack(m.buffers), list(self.task.parts(m.split))) for m in batch]
+            scores += self.run_on_workers("score", pieces)
         return scores
 
     def run_on_workers(self, kind: str, payloads: Sequence[Any]) -> list[Any]:

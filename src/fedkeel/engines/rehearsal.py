@@ -21,7 +21,7 @@ from fedkeel.core.round import (
     local_round,
     server_round,
 )
-from fedkeel.core.rule import Local, Rule, State, Weighting
+from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
@@ -105,24 +105,19 @@ class Watched(Rule):
         return self.stands_for.round_slots(params)
 
     def broadcast(self, message: State, server: State) -> State:
-        sent: State = self.call("broadcast", message, server)
-        return sent
+        return self.call("broadcast", message, server)
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        started, after = self.call("start", params, client, message)
-        self.compare("start", client, after)
-        return started, after
+        return self.call("start", params, client, message)
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
-        self.compare("step", client, after)
         if stepped.layout != tree.layout:
             raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
         return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         reported, after = self.call("finish", report, client, at)
-        self.compare("finish", client, after)
         for name in reported:
             if name in FACTS and name not in report:
                 raise MethodError(
@@ -132,13 +127,13 @@ class Watched(Rule):
         return reported, after
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        result: tuple[Tree, State] = self.call("server_step", update, server, reports)
-        return result
+        return self.call("server_step", update, server, reports)
 
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
         place = f"{name_of(self)}.{stage}" if stage != "__call__" else name_of(self)
-        slots, before = tensors(given), _versions(given)
+        slots = tensors(given)
+        before = _versions(slots)
         try:
             result = getattr(self.stands_for, stage)(*given)
         except KeyError as error:
@@ -149,7 +144,8 @@ class Watched(Rule):
                 f"{place} reads {slot!r}, which no rule of this method keeps, sends or reports there.",
                 f"add the rule that does, or keep {slot!r} in client_slots or server_slots",
             ) from error
-        if before != _versions(given) or any(a is not b for a, b in zip(slots, tensors(given), strict=True)):
+        after = tensors(given)
+        if before != _versions(after) or any(a is not b for a, b in zip(slots, after, strict=True)):
             raise MethodError(
                 f"{place} writes into what it was given.", "make new ones: return 0.5 * tree, client | {…}"
             )
@@ -158,6 +154,8 @@ class Watched(Rule):
             results = result if len(kinds) > 1 else (result,)
             if not (isinstance(results, tuple) and len(results) == len(kinds) and all(map(isinstance, results, kinds))):
                 raise MethodError(f"{place} returns {written}, not {type(result).__name__}.", f"return {written}")
+        if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
+            self.compare(stage, given[1], result[1])
         return result
 
     def compare(self, stage: str, before: State, after: State) -> None:
@@ -177,9 +175,9 @@ class Watched(Rule):
                 )
 
 
-def _versions(given: Any) -> list[int]:
+def _versions(slots: list[Any]) -> list[int]:
     """Return how often each tensor was written to."""
-    return [-1 if slot is None else slot._version for slot in tensors(given)]
+    return [-1 if slot is None else slot._version for slot in slots]
 
 
 def _shape(slot: Any) -> Any:
@@ -191,9 +189,7 @@ class WatchedWeighting(Watched, Weighting):
     """A weighting whose every stage is checked in the same way."""
 
     def begin(self, reports: State, server: State) -> State:
-        start: State = self.call("begin", reports, server)
-        return start
+        return self.call("begin", reports, server)
 
     def __call__(self, reports: State, server: State) -> Tensor:
-        weights: Tensor = self.call("__call__", reports, server)
-        return weights
+        return self.call("__call__", reports, server)

@@ -82,7 +82,7 @@ class Scorer:
         try:
             return self.measure(request)
         except torch.OutOfMemoryError:
-            if self.rows <= CHUNK:  # stretches are not cut
+            if self.rows <= CHUNK:  # the ranges of a split are not cut
                 raise
         self.rows //= 2
         self.samples.forget()

@@ -29,26 +29,29 @@ def send(stream: BinaryIO, message: bytes) -> None:
 
 def receive(stream: BinaryIO) -> bytes:
     """Read the next message; raise EOFError when the other side is gone."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    size = LENGTH.unpack(head)[0]
-    body = stream.read(size)
-    if len(body) < size:
+    return read_exactly(stream, LENGTH.unpack(read_exactly(stream, LENGTH.size))[0])
+
+
+def read_exactly(stream: BinaryIO, size: int) -> bytes:
+    if len(body := stream.read(size)) < size:
         raise EOFError
     return body
 
 
 def pack(state: Any) -> Any:
-    """Turn tensors into arrays: pickling a tensor itself takes longer than a small step."""
+    """Turn tensors into arrays: pickling a tensor itself takes longer than a small step. None stays None."""
     if isinstance(state, dict):
         return {name: pack(slot) for name, slot in state.items()}
+    if state is None:
+        return None
     return (state.buffer.numpy(), state.layout) if isinstance(state, Tree) else state.numpy()
 
 
 def unpack(state: Any) -> Any:
     if isinstance(state, dict):
         return {name: unpack(slot) for name, slot in state.items()}
+    if state is None:
+        return None
     return Tree(torch.from_numpy(state[0]), state[1]) if isinstance(state, tuple) else torch.from_numpy(state)
 
 
@@ -80,11 +83,11 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 message, answer = unpack(payload), None
             elif kind == "train":
                 *asked, state = payload
-                outcome = engine.train_one(message, *asked, None if state is None else unpack(state))
+                outcome = engine.train_one(message, *asked, unpack(state))
                 answer = (pack(outcome.report), pack(outcome.state), engine.seconds.take())
             else:
-                params, buffers = unpack(payload[0]), None if payload[1] is None else unpack(payload[1])
-                answer = [engine.workspace.score(params, buffers, part) for part in payload[2]]
+                params, buffers, parts = unpack(payload[0]), unpack(payload[1]), payload[2]
+                answer = [engine.workspace.score(params, buffers, part) for part in parts]
         except BaseException as error:  # handed to the parent, whatever it is
             answer = error
         if answer is not None:

@@ -37,14 +37,10 @@ log = logging.getLogger("fedkeel")
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
-def read_app(folder: Path, trust: Trust) -> Experiment:
-    """Read the experiment beside an app."""
-    return Experiment.load(read_settings(folder), trust=trust)
-
-
-def trust_level(trust: bool) -> Trust:
-    """Return the trust that `trust` in an app's code stands for: its author vouches for the names in its files."""
-    return Trust.TYPED if trust else Trust.INSTALLED
+def read_app(folder: Path, trust: bool) -> tuple[Experiment, Trust]:
+    """Read the experiment beside an app; its author may vouch for the names in its files."""
+    level = Trust.TYPED if trust else Trust.INSTALLED
+    return Experiment.load(read_settings(folder), trust=level), level
 
 
 def read_terms(config: Mapping[str, Any]) -> Terms:
@@ -66,7 +62,8 @@ def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
     """
 
     def node(context: Context) -> Node:
-        return node_of(read_app(folder, trust_level(trust)), context, trust_level(trust))
+        experiment, level = read_app(folder, trust)
+        return node_of(experiment, context, level)
 
     return make_client_app(node)
 
@@ -98,7 +95,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config, experiment = context.run_config, read_app(folder, trust_level(trust))
+        config, (experiment, _) = context.run_config, read_app(folder, trust)
         out = Path(str(config["out"])).expanduser()
         start_log(out.with_name(f"{out.name}.log"))
         serve(

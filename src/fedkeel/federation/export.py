@@ -9,22 +9,15 @@ from pathlib import Path
 
 import tomli_w
 
-from fedkeel.errors import ExperimentError, FolderError, RequestError
+from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
+from fedkeel.federation.local_data import PARTITION
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import write_text
 
-PARTITION = "partition"
-FILES = (
-    "pyproject.toml",
-    "client_app.py",
-    "server_app.py",
-    "make_keys.sh",
-    "superlink.sh",
-    "supernode.sh",
-    "README.md",
-)
+SCRIPTS = ("make_keys.sh", "superlink.sh", "supernode.sh")
+FILES = ("pyproject.toml", "client_app.py", "server_app.py", *SCRIPTS, "README.md")
 
 
 def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
@@ -50,13 +43,11 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
         "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
     }  # fmt: skip
-    try:
+    with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
     for name in FILES:
         text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
-        write_text(folder / name, text if name.endswith(".sh") else text.format(**values))
+        write_text(folder / name, text if name in SCRIPTS else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
     return [folder / name for name in (*FILES, "experiment.toml")]
 

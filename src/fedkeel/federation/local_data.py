@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.dataset import DatasetCard
-from fedkeel.data.storage.folder import open_array, open_labels
+from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
@@ -64,9 +64,7 @@ def server_problem(plan: Plan, sizes: Sequence[int], test: str) -> Problem:
     card = dataset_card(plan)
     held: Any = None
     if test:
-        folder = Path(test).expanduser()
-        images = open_array(folder / "test_images.npy", card.dtype, 0, card.array_shape)
-        held = OneClient(0, 1, images, open_labels(folder / "test_labels.npy", len(images), card.classes))
+        held = OneClient(0, 1, *open_split(card, Path(test).expanduser(), "test"))
     return problem_with(plan, card, RemoteClients(sizes, card.array_shape, card.dtype), held)
 
 
@@ -80,9 +78,7 @@ def read_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
     """Read train_images.npy and train_labels.npy, as `fedkeel datasets` lays them out."""
     if "data-dir" not in settings:
         raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
-    folder = Path(str(settings["data-dir"])).expanduser()
-    images = open_array(folder / "train_images.npy", card.dtype, 0, card.array_shape)
-    return images, open_labels(folder / "train_labels.npy", len(images), card.classes)
+    return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
 
 
 def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust: Trust = Trust.TYPED) -> Arrays:

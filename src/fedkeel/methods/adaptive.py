@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.objectives import Value
 from fedkeel.core.rule import Rule, Weighting
-from fedkeel.errors import MethodError, nearest
+from fedkeel.errors import MethodError, require_known
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rules import (
     AdaptiveRadius,
@@ -82,8 +82,7 @@ def with_fsa(
 ) -> Method:
     """The plug-in `fsa+BASE`: SAM with FSA's radii in place of the base's SAM, or of none."""
     for word, known in ((sensitivity, SENSITIVITIES), (choose, CHOICES)):
-        if word not in known:
-            raise MethodError(f"FSA does not know: {word}", nearest(word, known, "choices"))
+        require_known(word, known, "FSA does not know", "choices", MethodError)
     critical = CriticalLayers(top, "lowest" if choose == "lowest" else "highest")
     measure: dict[str, Rule] = {
         "change": ByChange(),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import MethodError, nearest
+from fedkeel.errors import MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, installed, look_up
 from fedkeel.methods import adaptive, averaging, correction, lookback, personalised, sharpness, spectral, weighting
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
@@ -40,15 +40,45 @@ def with_named_base(make: Callable[..., Method]) -> Callable[..., Method]:
     return taking_names
 
 
+def with_ranges(family: Any, function: str, name: str) -> Callable[..., Method]:
+    """The function, which from now on checks its hyper-parameters, whoever calls it."""
+    make = getattr(family, function)
+    signature = inspect.signature(make)
+
+    @wraps(make)
+    def checking_values(*values: Any, **settings: Any) -> Method:
+        given = signature.bind(*values, **settings)
+        given.arguments.update(_read(name, make, given.arguments))
+        made: Method = make(*given.args, **given.kwargs)
+        return made
+
+    setattr(family, function, checking_values)
+    return checking_values
+
+
+def _read(name: str, make: Callable[..., Method], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters in their final form; one that is not of its type or in its range is refused."""
+    read = read_values(given, types_of(make), MethodError, f"method {name}", _defaults(make))
+    return {word: tuple(value) if isinstance(value, list) else value for word, value in read.items()}  # to be hashed
+
+
+@cache
+def _defaults(make: Callable[..., Method]) -> dict[str, Any]:
+    parameters = inspect.signature(make).parameters.items()
+    return {word: one.default for word, one in parameters if one.default is not inspect.Parameter.empty}
+
+
 METHODS: dict[str, Callable[..., Method]] = {
-    public_name(function): getattr(family, function) for family in FAMILIES for function in family.__all__
+    (name := public_name(function)): with_ranges(family, function, name)
+    for family in FAMILIES
+    for function in family.__all__
 }
-METHODS["specgradfilter"] = with_named_base(spectral.specgradfilter)
+METHODS["specgradfilter"] = with_named_base(METHODS["specgradfilter"])
 
 PLUGINS: dict[str, Callable[..., Method]] = {
-    "specgradfilter": spectral.filter_gradients,
-    "fedfft": spectral.filter_perturbations,
-    "fsa": adaptive.with_fsa,
+    "specgradfilter": with_ranges(spectral, "filter_gradients", "specgradfilter"),
+    "fedfft": with_ranges(spectral, "filter_perturbations", "fedfft"),
+    "fsa": with_ranges(adaptive, "with_fsa", "fsa"),
     **OPTIMISER_PLUGINS,
 }
 """What may stand before a `+`: functions of a method that give a method."""
@@ -112,34 +142,26 @@ def _own(name: str, trust: Trust) -> Callable[..., Method]:
         def make() -> Method:
             return found
 
-        make.__module__ = name.partition(":")[0]  # what its card is told from
+        make.__module__ = name.partition(":")[0]  # where its card looks for its family
         return make
     return cast(Callable[..., Method], found)
 
 
 def _plugin(name: str) -> Callable[..., Method]:
-    if name not in PLUGINS:
-        raise MethodError(f"unknown plug-in: {name}", nearest(name, PLUGINS, "plug-ins"))
-    return PLUGINS[name]
+    return PLUGINS[require_known(name, PLUGINS, "unknown plug-in", "plug-ins", MethodError)]
 
 
 def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:
     own = hyperparameters(make)
-    defaults = {word: default for word, default in own.items() if default is not inspect.Parameter.empty}
-    mine = {word: value for word, value in settings.items() if word in own}
-    mine = read_values(mine, types_of(make), MethodError, f"method {name}", defaults)
+    mine = _read(name, make, {word: value for word, value in settings.items() if word in own})
     try:
-        made = make(*base, **{word: _whole(value) for word, value in mine.items()})
+        made = make(*base, **mine)
     except TypeError as error:  # where annotations do not say what fits
         hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
         raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
     if not isinstance(made, Method):
         raise MethodError(f"{name} returned {type(made).__name__}, not a Method", "return fk.method(…)")
     return made
-
-
-def _whole(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value  # TOML has lists; methods are hashable
 
 
 def hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:

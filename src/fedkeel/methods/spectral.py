@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.rule import Rule
-from fedkeel.errors import MethodError, nearest
+from fedkeel.errors import MethodError, require_known
 from fedkeel.methods.averaging import fedavg
 from fedkeel.ranges import Count, NonNegative, Positive, Share
 from fedkeel.rules import (
@@ -120,9 +120,7 @@ def make_filter(
         "norm": Rescale(ratio, min_dims, whole=True),
         "median": ClipMedian(min_dims=min_dims),
     }
-    if form not in rules:
-        raise MethodError(f"unknown form of filter: {form}", nearest(form, FORMS, "forms"))
-    return rules[form]
+    return rules[require_known(form, FORMS, "unknown form of filter", "forms", MethodError)]
 
 
 def with_filter(base: Method, rule: Rule) -> Method:

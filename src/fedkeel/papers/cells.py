@@ -28,7 +28,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, nearest, require_known
 
 QUESTIONS = "questions"
 
@@ -120,56 +120,49 @@ class Check:
 
 
 def find(spec: str) -> list[Cell]:
-    """The cells of "fedfft" or "fedfft:1"."""
+    """Find the cells of "fedfft" or "fedfft:1"."""
     paper, colon, table = spec.partition(":")
     return cells(paper, table if colon else None)
 
 
 def cells(paper: str, table: str | None = None) -> list[Cell]:
-    """The cells of one table, or of all."""
-    found = tables(paper)
-    if table is not None:
-        names = {made.name.lower(): made for made in found}
-        if table.lower() not in names:
-            raise RequestError(
-                f"{paper} has no table: {table}", nearest(table, [made.name for made in found], "tables")
-            )
-        found = (names[table.lower()],)
+    """List the cells of one table, or of all."""
+    found = [made for made in tables(paper) if table is None or made.name.lower() == table.lower()]
+    if table is not None and not found:
+        names = [made.name for made in tables(paper)]
+        raise RequestError(f"{paper} has no table: {table}", nearest(table, names, "tables"))
     return [cell for made in found for cell in made.cells]
 
 
-def tables(paper: str) -> tuple[Table, ...]:
-    """The tables of a paper, in its order; then its text and its figures."""
-    if paper not in PAPERS:
-        raise RequestError(f"unknown paper: {paper}", nearest(paper, PAPERS, "papers"))
-    return _tables(paper)
-
-
 @cache
-def _tables(paper: str) -> tuple[Table, ...]:
+def tables(paper: str) -> tuple[Table, ...]:
+    """List the tables of a paper, in its order; then its text and its figures."""
     data = read(paper)
     return tuple(expand(paper, data, table) for table in data["table"])
 
 
 def choices(paper: str) -> tuple[str, ...]:
-    """What a paper leaves open for all its tables, and what we chose."""
-    tables(paper)  # an unknown paper is refused there
+    """List what a paper leaves open for all its tables, and what we chose."""
     return tuple(read(paper)["choices"])
 
 
 def checks(paper: str) -> tuple[Check, ...]:
-    """Differences between two rows that others have measured."""
-    tables(paper)
+    """List differences between two rows that others have measured."""
     return tuple(Check(**found) for found in read(paper).get("checks", ()))
 
 
 def read(paper: str) -> dict[str, Any]:
-    """A paper's file as it is."""
-    return tomllib.loads((files("fedkeel.papers") / f"{paper}.toml").read_text(encoding="utf-8"))
+    """Read a paper's file as it is."""
+    return read_file(require_known(paper, PAPERS, "unknown paper", "papers"))
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """Read a TOML file of this folder as it is."""
+    return tomllib.loads((files("fedkeel.papers") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def expand(paper: str, data: Settings, table: Settings) -> Table:
-    """A table of a paper's file with its cells."""
+    """Make a table of a paper's file with its cells."""
     values: Settings = table.get("values", dict.fromkeys(table.get("rows", ())))
     single = {(cell["row"], cell["column"]): cell for cell in table.get("cell", ())}
     made = []
@@ -194,7 +187,7 @@ def _layers(data: Settings, table: Settings, row: str, column: str, own: Setting
 
 
 def _named(shared: Settings, local: Settings, name: str) -> list[Settings]:
-    """The layers of a row or column: the paper's for that name (or the one it is `like`), then the table's."""
+    """List the layers of a row or column: the paper's for its name (or the one it is `like`), then the table's."""
     own = local.get(name, {})
     like = own.get("like", name)
     if like not in shared and name not in local:
@@ -203,7 +196,7 @@ def _named(shared: Settings, local: Settings, name: str) -> list[Settings]:
 
 
 def merged(base: Settings, more: Settings) -> dict[str, Any]:
-    """`base` with `more` on top: tables within are merged too, unless the upper one names itself."""
+    """Put `more` on top of `base`: tables within are merged too, unless the upper one names itself."""
     result = dict(base)
     for word, value in more.items():
         value = {"name": value} if word == "method" and isinstance(value, str) else value
@@ -228,7 +221,7 @@ def _cell(paper: str, table: str, row: str, column: str, number: float | str, la
 
 
 def parse(number: float | str) -> tuple[float | None, float | None, bool]:
-    """(number, its ±, whether it is damaged) of 79.52, "77.02±0.79", "70.07?" or "-"."""
+    """Read 79.52, "77.02±0.79", "70.07?" or "-" as (number, its ±, whether it is damaged)."""
     text = str(number)
     text, damaged = text.removesuffix("?"), text.endswith("?")
     if text == "-":

@@ -25,6 +25,6 @@ def title(key: str) -> str:
 
 
 def field(entry: str, name: str) -> str:
-    """One field of a BibTeX entry, on one line; empty when the entry has none."""
+    """Read one field of a BibTeX entry, on one line; empty when the entry has none."""
     found = re.search(rf"^\s*{name} = \{{(.*?)\}},?$", entry, re.MULTILINE | re.DOTALL)
     return " ".join(found[1].split()).strip("{}") if found else ""

@@ -1,4 +1,4 @@
-"""Where a full run contradicts its paper, and what was tried besides: told from the ledger alone."""
+"""Where a full run contradicts its paper, and what else was tried: from the ledger alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Contradiction:
 
 
 def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> list[Contradiction]:
-    """One for each experiment that contradicts a number or was tried otherwise, with all the cells that it is."""
+    """Find each experiment that contradicts a number or was also tried with other settings, with all its cells."""
     groups: dict[str, list[Judgement]] = {}
     made_for: dict[tuple[str, ...], list[Entry]] = {}
     asked = [entry for entry in entries if entry.paper == QUESTIONS]
@@ -44,10 +44,10 @@ def contradictions(judged: Iterable[Judgement], entries: Sequence[Entry]) -> lis
         groups.setdefault(json.dumps(one.cell.experiment, sort_keys=True), []).append(one)
     found = []
     for group in groups.values():
-        against = [told(one) for one in group if contradicts(one)]
-        tried = list(dict.fromkeys(line for one in group for line in others(one, made_for, asked)))
+        against = [describe_number(one) for one in group if contradicts(one)]
+        tried = list(dict.fromkeys(line for one in group for line in list_tries(one, made_for, asked)))
         if against or tried:
-            found.append(Contradiction(group[0].cell.row, place(group[0]), against, tried))
+            found.append(Contradiction(group[0].cell.row, describe_experiment(group[0]), against, tried))
     return found
 
 
@@ -59,7 +59,7 @@ def contradicts(judged: Judgement) -> bool:
     return not judged.shortened and judged.verdict != WITHIN
 
 
-def place(judged: Judgement) -> str:
+def describe_experiment(judged: Judgement) -> str:
     """`resnet18-gn on cifar10, lr 0.1, 800 rounds`: enough to tell experiments apart."""
     experiment = judged.cell.experiment
     rounds = f"{judged.rounds} of {experiment['rounds']}" if judged.shortened else f"{experiment['rounds']}"
@@ -68,15 +68,15 @@ def place(judged: Judgement) -> str:
     return f"{experiment['model']} on {experiment['dataset']}, {how}, {rounds} rounds"
 
 
-def told(judged: Judgement) -> str:
+def describe_number(judged: Judgement) -> str:
     cell, digits = judged.cell, 0 if judged.cell.kind == "rounds" else 2
     kind = "" if cell.kind == "accuracy" or cell.label.endswith(cell.kind) else f" ({cell.kind})"
     came = f", measured {judged.mean:.{digits}f} ({judged.difference:+.{digits}f})" if judged.mean is not None else ""
     return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.verdict}"
 
 
-def others(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:
-    """Runs made for the cell with other settings, or for a question with one other: what was changed, what came out."""
+def list_tries(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:
+    """List runs for the cell with other settings, or for a question with one other: what was changed, what came out."""
     cell, base = judged.cell, settings_of(judged.cell)
     if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
         return []  # what is asked about is meant to vary; other numbers follow from these
@@ -84,15 +84,15 @@ def others(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], a
     found: dict[str, list[Entry]] = {}
     for entry in made_for.get(name, ()):
         if entry.settings and entry.settings != base:
-            words = [said(key, *both) for key, both in changed(base, entry.settings).items()]
+            words = [describe_change(key, *both) for key, both in find_changes(base, entry.settings).items()]
             found.setdefault(", ".join(words), []).append(entry)
     about = [base.get(key) for key in SUBJECT]
     for entry in asked if judged.entries else ():
         if entry.settings == base or [entry.settings.get(key) for key in SUBJECT] != about:
             continue
-        choices = [(key, both) for key, both in changed(base, entry.settings).items() if None not in both]
+        choices = [(key, both) for key, both in find_changes(base, entry.settings).items() if None not in both]
         if len(choices) == 1:  # what only one of two choices has goes with it
-            found.setdefault(said(choices[0][0], *choices[0][1]), []).append(entry)
+            found.setdefault(describe_change(choices[0][0], *choices[0][1]), []).append(entry)
     lines = []
     for change, runs in found.items():
         kept = longest(at_length_of(cell, runs))
@@ -101,30 +101,30 @@ def others(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], a
         values = [value for entry in kept if (value := measured(cell, entry)) is not None]
         seeds = f"{len(kept)} seeds" if len(kept) > 1 else "1 seed"
         seeds = f"{len(values)} of {seeds}" if 0 < len(values) < len(kept) else seeds
-        lines.append(f"{change}: {outcome(cell, values, kept[0].rounds)} ({seeds})")
+        lines.append(f"{change}: {describe_outcome(cell, values, kept[0].rounds)} ({seeds})")
     return lines
 
 
-def outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
-    """What a try gave, in words."""
+def describe_outcome(cell: Cell, values: Sequence[float], rounds: int) -> str:
+    """Say what a try gave."""
     if not values:
         return f"target not reached in {rounds} rounds"
     mean = sum(values) / len(values)
     return f"target reached in {mean:.0f} rounds" if cell.kind == "rounds" else f"{mean:.2f} after {rounds} rounds"
 
 
-def changed(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Each setting that differs, what it was and what it is; None where it is not set."""
+def find_changes(base: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Find each setting that differs, what it was and what it is; None where it is not set."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in {**base, **other}:
         mine, theirs = base.get(key), other.get(key)
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            found |= changed(mine, theirs, f"{prefix}{key}.")
+            found |= find_changes(mine, theirs, f"{prefix}{key}.")
         elif mine != theirs:
             found[f"{prefix}{key}"] = (mine, theirs)
     return found
 
 
-def said(key: str, mine: Any, theirs: Any) -> str:
+def describe_change(key: str, mine: Any, theirs: Any) -> str:
     """`lr = 0.05` (chosen: 0.1)."""
     return f"`{key} = {theirs}`" + ("" if mine is None else f" (chosen: {mine})")

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
@@ -98,13 +98,13 @@ class Entry:
         return self.seconds / self.rounds
 
     def best_by(self, round: int) -> float | None:
-        """The best accuracy up to a round; None where the line does not tell."""
+        """Return the best accuracy up to a round; None where the line does not say."""
         if round >= self.rounds:
             return self.best
         return next((value for at, value in reversed(self.bests) if at <= round), None)
 
     def at_round(self, round: int) -> float | None:
-        """The accuracy of a round; None where the line does not tell."""
+        """Return the accuracy of a round; None where the line does not say."""
         return self.last if round == self.rounds else self.curve.get(str(round))
 
     def until(self, round: int) -> Entry | None:
@@ -128,7 +128,7 @@ class Entry:
         )
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reached an accuracy."""
+        """Find the first round that reached an accuracy."""
         return next((int(at) for at, value in self.bests if value >= accuracy), None)
 
     def dumps(self) -> str:
@@ -137,13 +137,14 @@ class Entry:
 
 def append(entry: Entry, path: Path = LEDGER) -> None:
     """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
-    try:
+    hint = "the run is kept in its folder: the same command again adds its line"
+    with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as lines:
             lock_descriptor(lines.fileno())  # until the file is closed
             lines.seek(0)
             last = lines.read().rpartition(b"\n")[2]
-            if last and torn(last):
+            if last and is_torn(last):
                 aside = path.with_name(f"{path.name}.torn")
                 with aside.open("ab") as kept:
                     kept.write(last + b"\n")
@@ -158,17 +159,12 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
             except OSError:  # no half line stays behind
                 os.truncate(path, end)
                 raise
-    except OSError as error:
-        raise RunError(
-            f"cannot write the ledger {path}: {error.strerror}",
-            "the run is kept in its folder: the same command again adds its line",
-        ) from error
 
 
-def torn(last: bytes) -> bool:
+def is_torn(last: bytes) -> bool:
     """Whether what follows the last end of a line is not an entry."""
     try:
-        entry_in(last)
+        read_entry(last)
     except (ValueError, TypeError, RecursionError):
         return True
     return False
@@ -176,31 +172,24 @@ def torn(last: bytes) -> bool:
 
 def check_writable(path: Path) -> None:
     """Refuse a ledger that no line can be appended to. One that is not there is not made: the folder is tried."""
-    try:
+    with explain_os_errors(f"cannot write the ledger {path}", "name another file: --ledger FILE", RequestError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.open("ab").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise RequestError(
-            f"cannot write the ledger {path}: {error.strerror}", "name another file: --ledger FILE"
-        ) from None
 
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
-    """Every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
+    """Read every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
     if not path.exists():
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
         return []
-    try:
+    hint = "name a file of `fedkeel reproduce`: --ledger FILE"
+    with explain_os_errors(f"cannot read the ledger {path}", hint, RequestError):
         *lines, last = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RequestError(
-            f"cannot read the ledger {path}: {error.strerror}", "name a file of `fedkeel reproduce`: --ledger FILE"
-        ) from None
-    if last.strip() and torn(last):
+    if last.strip() and is_torn(last):
         log.warning("the last line of %s is not whole, and is left out", path)
     else:
         lines.append(last)
@@ -209,7 +198,7 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         if not line.strip():
             continue
         try:
-            entry = entry_in(line)
+            entry = read_entry(line)
         except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
@@ -218,8 +207,8 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
     return list(found.values())
 
 
-def entry_in(line: bytes) -> Entry:
-    """What a line of the ledger says; a ValueError names a field that cannot be what it is."""
+def read_entry(line: bytes) -> Entry:
+    """Read a line of the ledger; a ValueError names a field that cannot be what it is."""
     entry = Entry(**read_line(Entry, json.loads(line)))
     if any(len(pair) != 2 for pair in entry.bests):
         raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
@@ -227,12 +216,12 @@ def entry_in(line: bytes) -> Entry:
 
 
 def standing(entries: Iterable[Entry]) -> list[Entry]:
-    """The runs that count: all but the superseded."""
+    """Keep the runs that count: all but the superseded."""
     return [entry for entry in entries if not entry.superseded]
 
 
 def furthest(entries: Iterable[Entry]) -> list[Entry]:
-    """Each run once, as far as it came."""
+    """Keep each run once, as far as it came."""
     found: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
         if entry.run not in found or found[entry.run].rounds < entry.rounds:
@@ -241,14 +230,14 @@ def furthest(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
-    """How many runs there are, the hours they took, and on what."""
+    """Count the runs and the hours they took, and list on what."""
     runs = furthest(entries)
     devices = sorted({str(entry.environment.get("device")) for entry in runs})
     return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
 
 
 def longest(entries: Iterable[Entry]) -> list[Entry]:
-    """Of these runs those that went on longest, one for each seed."""
+    """Keep the runs that went on longest, one for each seed."""
     found = list(entries)
     length = max((entry.rounds for entry in found), default=0)
     by_seed = {entry.seed: entry for entry in found if entry.rounds == length}
@@ -256,7 +245,7 @@ def longest(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def measured(cell: Cell, entry: Entry, others: Sequence[Entry] = ()) -> float | None:
-    """The number that a run of its experiment gives for a cell, in the cell's unit; None where the run has none.
+    """Return the number that a run of its experiment gives for a cell, in the cell's unit; None where there is none.
 
     `others` are runs of other experiments, for numbers that are differences.
     """

@@ -12,7 +12,7 @@ from fedkeel.papers.reproduce import runs_of
 
 
 def matched(cells: Sequence[Cell], entries: Sequence[Entry]) -> list[Cell]:
-    """The cells; those with `lr_matches` at the rate η' = η · s* / s.
+    """Return the cells, those with `lr_matches` at the rate η' = η · s* / s.
 
     s* is the mean length of a local step, ‖w_(k+1) − w_k‖, in the runs of the row that is named, and s that in the runs
     of the row with the cell's own settings, equally long. Without those runs there is no rate, and the cell says so.
@@ -33,7 +33,7 @@ def _matched(cell: Cell, entries: Sequence[Entry]) -> Cell:
 
 
 def _steps(cell: Cell, entries: Sequence[Entry]) -> dict[int, float]:
-    """The mean step length over seeds, by the length of the run."""
+    """Compute the mean step length over seeds, by the length of the run."""
     found: dict[int, list[float]] = {}
     for entry in runs_of(cell, entries):
         if entry.step is not None:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from fedkeel.errors import RequestError, nearest
-from fedkeel.papers.cells import Cell, find
+from fedkeel.errors import require_known
+from fedkeel.papers.cells import Cell, find, read_file
 
 ORDER = "order"
 """What `fedkeel reproduce order:a` names in place of a paper."""
 
 
-@cache
 def parts() -> dict[str, Any]:
-    """The file as it is."""
-    return tomllib.loads((files("fedkeel.papers") / "order.toml").read_text(encoding="utf-8"))
+    """Read the file as it is."""
+    return read_file(ORDER)
 
 
 def in_order(part: str | None = None) -> list[Cell]:
-    """The cells of one part, or of all, each once."""
+    """List the cells of one part, or of all, each once."""
     known = parts()
-    if part is not None and part not in known:
-        raise RequestError(f"the order has no part: {part}", nearest(part, known, "parts"))
+    names = known if part is None else [require_known(part, known, "the order has no part", "parts")]
     found: dict[tuple[str, str, str], Cell] = {}
-    for name in [part] if part is not None else known:
+    for name in names:
         for entry in known[name]["cells"]:
             for cell in _cells(entry["table"], entry.get("rows"), entry.get("columns")):
                 found.setdefault((entry["table"], cell.row, cell.column), cell)

@@ -8,8 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedkeel.core.trees import tensors
-from fedkeel.engines.cost import size_of
+from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
@@ -25,6 +24,10 @@ from fedkeel.runs.record import RoundRecord
 from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
+OF_CELL = (
+    "paper", "table", "row", "column", "kind", "evaluation", "reported", "spread", "uncertain", "source",
+)  # fmt: skip
+"""What a line of the ledger repeats of its cell."""
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
 STEP = "report/step_length"  # what `track="state"` calls the number that the rule MeasureStep reports
 
@@ -55,7 +58,7 @@ def _words(label: str) -> list[str]:
 
 
 def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]) -> list[Cell]:
-    """The cells with some settings changed, to see whether another choice comes nearer to the paper."""
+    """Change some settings of cells, to see whether another choice comes nearer to the paper."""
     given: dict[str, Any] = {}
     for path, value in changes:
         if path == ("rounds",) or path == ("seed",):
@@ -78,7 +81,7 @@ def varied(cells: Sequence[Cell], changes: Iterable[tuple[tuple[str, ...], Any]]
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """The cell's experiment as plain data, but for its length."""
+    """Return the cell's experiment as plain data, without its length."""
     return {name: value for name, value in cell.experiment.items() if name != "rounds"}
 
 
@@ -96,7 +99,7 @@ def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
-    """Runs as they stood at the cell's last round; those left out that went on and do not tell how they stood there."""
+    """Cut runs to the cell's last round; leave out those that went on and do not say how they were there."""
     rounds = int(cell.experiment["rounds"])
     found = [(entry, entry.until(rounds)) for entry in entries]
     needs_last = cell.kind == "accuracy" and cell.evaluation == "last"
@@ -110,19 +113,19 @@ def done(cell: Cell, seed: int, rounds: int | None, entries: Iterable[Entry]) ->
 
 
 def length_of(cell: Cell, rounds: int | None) -> int:
-    """How many rounds are run: the paper's, or fewer."""
+    """Return how many rounds are run: the paper's, or fewer."""
     longest = int(cell.experiment["rounds"])
     return longest if rounds is None else min(rounds, longest)
 
 
 def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experiment:
-    """The cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
+    """Make the cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
     data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
-    return Experiment.load(data, trust=Trust.TYPED)
+    return Experiment.read(data, trust=Trust.TYPED)
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:
-    """Why a cell cannot be run here; None when it can."""
+    """Say why a cell cannot be run here; None when it can."""
     if cell.unmeasured:
         return RequestError(cell.unmeasured)
     try:
@@ -133,7 +136,7 @@ def obstacle(cell: Cell) -> FedkeelError | None:
 
 
 def place_of(experiment: Experiment) -> str:
-    """The name of a run's folder: that of its method, its identity and its length."""
+    """Name a run's folder by its method, its identity and its length."""
     return f"{_identity(experiment)}-{experiment.plan.rounds}"
 
 
@@ -142,7 +145,7 @@ def _identity(experiment: Experiment) -> str:
 
 
 def folder_of(experiment: Experiment, out: Path) -> Path:
-    """The folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
+    """Find the folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
     shared = out / _identity(experiment)
     reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
     return out / place_of(experiment) if max(reached, default=0) > experiment.plan.rounds else shared
@@ -150,31 +153,20 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
 
 # ---- what the ledger keeps -----------------------------------------------------------------------------------------
 def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
-    """What the ledger keeps of a run."""
+    """Make the line that the ledger keeps of a run."""
     result, paper_rounds = run.result, int(cell.experiment["rounds"])
     judged = result["judged_on"] == "accuracy"
-    points = {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
+    known: dict[str, Any] = {name: getattr(cell, name) for name in OF_CELL}
+    known |= {name: percent(result.get(name)) if judged else None for name in ("best", "last", "mean_last")}
     entry = Entry(
-        paper=cell.paper,
-        table=cell.table,
-        row=cell.row,
-        column=cell.column,
+        **known,
         seed=run.plan.seed,
-        kind=cell.kind,
-        evaluation=cell.evaluation,
-        reported=cell.reported,
-        spread=cell.spread,
         measured=None,
-        best=points["best"],
-        last=points["last"],
-        mean_last=points["mean_last"],
         rounds=int(result["rounds"]),
         rounds_paper=paper_rounds,
         seconds=round(sum(record.seconds for record in run.records), 1),
         fingerprint=result["fingerprint"],
         model_digest=result["model_digest"],
-        uncertain=cell.uncertain,
-        source=cell.source,
         environment=environment,
         settings=settings_of(cell),
         personal=percent(result.get("reported")),
@@ -191,22 +183,22 @@ def percent(share: float | None) -> float | None:
 
 
 def sent_by(run: Run) -> float | None:
-    """Bytes both ways, over those of models alone, which is what FedAvg sends."""
+    """Compute bytes both ways over those of models alone, which is what FedAvg sends."""
     if not run.records:
         return None
-    model = sum(size_of(slot) for slot in tensors([run.server[k] for k in ("params", "buffers") if k in run.server]))
+    model = state_bytes([run.server[k] for k in ("params", "buffers") if k in run.server])
     plain = 2 * model * sum(len(record.selected) for record in run.records)
     return round(sum(record.bytes_down + record.bytes_up for record in run.records) / plain, 4)
 
 
 def mean_step(records: Sequence[RoundRecord]) -> float | None:
-    """The mean length of a local step over all rounds, where the method measures it."""
+    """Compute the mean length of a local step over all rounds, where the method measures it."""
     found = [value for record in records if (value := record.measure(STEP)) is not None]
     return float(f"{sum(found) / len(found):.6g}") if found else None
 
 
 def bests_of(records: Sequence[RoundRecord]) -> list[list[float]]:
-    """(round, accuracy in %) of each round that was better than all before it."""
+    """List (round, accuracy in %) of each round that was better than all before it."""
     found: list[list[float]] = []
     for record in records:
         value = percent(record.accuracy)
@@ -216,7 +208,7 @@ def bests_of(records: Sequence[RoundRecord]) -> list[list[float]]:
 
 
 def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, float]:
-    """The accuracy of every fiftieth round, in %; of more where the paper has fewer than 200."""
+    """Return the accuracy of every fiftieth round, in %; of more where the paper has fewer than 200."""
     every = 50 if paper_rounds >= 200 else 5 if paper_rounds >= 20 else 1
     found = {str(r.round): percent(r.accuracy) for r in records if r.round % every == 0}
     return {at: value for at, value in found.items() if value is not None}
@@ -224,7 +216,7 @@ def curve_of(records: Sequence[RoundRecord], paper_rounds: int) -> dict[str, flo
 
 # ---- what it costs -------------------------------------------------------------------------------------------------
 def gradient_evaluations(cell: Cell, rounds: int | None = None) -> int:
-    """Backward passes on one batch, over all clients and rounds; clients taken as equally large."""
+    """Count backward passes on one batch, over all clients and rounds; clients are taken as equally large."""
     return evaluations_of(experiment_of(cell, 0, rounds).plan)
 
 
@@ -237,7 +229,7 @@ def evaluations_of(plan: Plan) -> int:
 
 
 def samples_of(plan: Plan) -> int:
-    """Of all clients together; where each sets some aside for its own test, what is left."""
+    """Count the samples of all clients; where each sets some aside for its own test, those that are left."""
     card, policy = plan.division.card, plan.evaluation
     if policy is None:
         return card.train
@@ -245,9 +237,8 @@ def samples_of(plan: Plan) -> int:
 
 
 def seconds_like(cell: Cell, entries: Sequence[Entry], rounds: int | None = None) -> float | None:
-    """Seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model with any
-    method, in proportion to rounds and gradient evaluations. Runs that shared their machine count where no other does.
-    """
+    """Estimate seconds by the newest run like it in the ledger: of the same experiment, or of its data set and model
+    with any method, in proportion to rounds and gradient evaluations. Runs that shared their machine count last."""
     for some in ([entry for entry in entries if entry.timed], entries):
         if own := runs_of(cell, some):
             return own[-1].seconds_per_round * length_of(cell, rounds)

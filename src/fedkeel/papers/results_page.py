@@ -4,57 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, spent, standing
-from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, apart, both_at, judge, leads
+from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, both_at, judge, leads, measure_gap
 from fedkeel.text import make_printable
 
-HEAD = f"""# Results: reported against measured
-
-Made by `fedkeel reproduce --page docs/results.md` from `results/ledger.jsonl`, where each line is one run with its
-settings, environment and fingerprint; nothing here is typed by hand. Any row is run again with
-`fedkeel reproduce PAPER:TABLE --cell 'ROW, COLUMN'`. `fedkeel report --ledger results/ledger.jsonl` draws the same.
-A run serves every cell that is the same experiment, so some appear more than once.
-
-**Rounds** in bold mark a run that was *shortened*: it stopped before the paper's last round. Schedules go by the round,
-so it is the beginning of the full run; its number is not held against the paper's, only its order among rows that have
-come as far, and that only from {100 * EARLY:g} % of the paper's rounds on: before, order says little.
-
-**Verdicts.** *within seed noise*: a run of full length differs from the reported number by at most twice the seed noise
-(the larger of the paper's ±, ours over seeds, and {NOISE} points of accuracy, or {100 * SHARE:g} % of other numbers).
-*ordering holds*: it does not, or the run was shortened, but it stands on the right side of every other row of its
-column that the paper tells apart by more than that (the larger of both rows'), at the last round that both have
-reached, with the seeds that both have, if any; rows that measure no further apart than that here decide nothing, unless
-both are of full length and the paper's gap is larger than theirs by more than that.
-*differs*: neither; *so far* where the run was shortened. *not reached*: no round had the target accuracy; *reached by 2
-of 3 seeds*: in some runs none had it, and the number is the mean of the others. *shortened*: too short to compare, and
-nothing to order it by. *another machine*: seconds cannot be compared, and nothing orders them. *not judged*: the
-paper's number is damaged or absent. Seconds are taken only from runs that had the machine to themselves, and never
-averaged over several machines or engines: where there are several, those of the one with most seeds count.
-"""
+HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
+"""What the page begins with; in braces, what verdicts go by."""
 
 Judged = list[tuple[Table, list[Judgement]]]
 
 
 def page(entries: Sequence[Entry]) -> str:
-    """Markdown: what it comes to, a section for each table that has a run, contradictions, what is not measured."""
+    """Write Markdown: a summary, a section for each table that has a run, contradictions, what is not measured."""
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    parts = [HEAD, *overview(made, entries), *all_leads(every), *checked(every)]
+    head = HEAD.format(early=100 * EARLY, noise=NOISE, share=100 * SHARE)
+    parts = [head, *write_overview(made, entries), *write_leads(every), *write_checks(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
-        parts.extend(part for table, judged in made if table.paper == paper for part in section(table, judged))
+        parts.extend(part for table, judged in made if table.paper == paper for part in write_section(table, judged))
     parts.append(f"\n## {PAPERS[QUESTIONS]}\n")
     parts.extend(f"- {' '.join(choice.split())}" for choice in choices(QUESTIONS))
-    parts.extend(part for table, judged in every if table.paper == QUESTIONS for part in question(table, judged))
-    parts.extend(contradicted(every, counted))
-    parts.extend(no_longer_counted(entries))
-    parts.extend(not_measured())
+    parts.extend(part for table, judged in every if table.paper == QUESTIONS for part in write_question(table, judged))
+    parts.extend(write_contradictions(every, counted))
+    parts.extend(write_superseded(entries))
+    parts.extend(write_unmeasured())
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -68,12 +49,12 @@ def worth(table: Table, judged: Sequence[Judgement], entries: Sequence[Entry]) -
 
 
 def shown(judged: Sequence[Judgement]) -> list[Judgement]:
-    """The cells that have a run; what a shortened run has not reached yet says nothing, and is left out."""
+    """Keep the cells that have a run; what a shortened run has not reached yet says nothing, and is left out."""
     return [one for one in judged if one.entries and (one.mean is not None or not one.shortened)]
 
 
 # ---- what it comes to ----------------------------------------------------------------------------------------------
-def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
+def write_overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     if not entries:
         return []
     rows = []
@@ -84,11 +65,11 @@ def overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
         rows.append([f"{table.paper}:{table.name}", f"{len(judged)} of {len(table.cells)}", str(whole), counts])
     runs, hours, devices = spent(entries)
     told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(make_printable(', '.join(devices)))}.\n"
-    return [told, *grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
+    return [told, *write_grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
 
 
 def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[tuple[Table, Lead]]:
-    """Every lead once, though several tables may show the two runs; again where another number is reported for it."""
+    """List every lead once, though several tables may show it; again where another number is reported for it."""
     found: list[tuple[Table, Lead]] = []
     seen: dict[tuple[Any, ...], set[float | None]] = {}
     for table, judged in every:
@@ -100,8 +81,8 @@ def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[t
     return found
 
 
-def all_leads(every: Judged) -> list[str]:
-    rows = [[f"{table.paper}:{table.name}", *lead_cells(lead)] for table, lead in distinct_leads(every)]
+def write_leads(every: Judged) -> list[str]:
+    rows = [[f"{table.paper}:{table.name}", *write_lead(lead)] for table, lead in distinct_leads(every)]
     if not rows:
         return []
     about = """
@@ -111,41 +92,41 @@ What the tables are about: how far one row is ahead of another, as reported afte
 measured at the last round that both have reached, over the seeds that both have.
 """
     names = ["table", "lead", "column", "reported", "measured", "at round", "seeds"]
-    return [about, *grid(names, "lllrrrr", rows)]
+    return [about, *write_grid(names, "lllrrrr", rows)]
 
 
-def checked(every: Judged) -> list[str]:
-    """Leads that others have measured, beside ours at the same round."""
+def write_checks(every: Judged) -> list[str]:
+    """Write leads that others have measured, beside ours at the same round."""
     rows = []
     for paper in PAPERS:
         for check in checks(paper):
             judged = next(found for table, found in every if (table.paper, table.name) == (paper, check.table))
             named = {(one.cell.row, one.cell.column): one for one in judged}
             mine, other = (named[row, check.column] for row in (check.row, check.over))
-            lead, seeds = apart(*both_at(mine, other, check.round))
+            lead, seeds = measure_gap(*both_at(mine, other, check.round))
             name = f"{check.row} − {check.over}" + (f" ({check.note})" if check.note else "")
             told = [f"{check.lead:+.1f}", signed(lead), str(check.round), str(seeds)]
             rows.append([f"{paper}:{check.table}", name, check.column, *told])
     about = "\nThe same by someone else, in a program of their own, and here at the same round:\n"
-    return [about, *grid(["table", "lead", "column", "elsewhere", "here", "at round", "seeds"], "lllrrrr", rows)]
+    return [about, *write_grid(["table", "lead", "column", "elsewhere", "here", "at round", "seeds"], "lllrrrr", rows)]
 
 
-def lead_cells(lead: Lead) -> list[str]:
+def write_lead(lead: Lead) -> list[str]:
     numbers = [signed(lead.reported), signed(lead.measured), reached(lead.round, lead.rounds), str(lead.seeds)]
     return [f"{lead.row} − {lead.over}", lead.column, *numbers]
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
-def section(table: Table, judged: Sequence[Judgement]) -> list[str]:
+def write_section(table: Table, judged: Sequence[Judgement]) -> list[str]:
     names = ["cell", "reported", "measured", "difference", "last round", "rounds", "seeds", "minutes", "verdict"]
     rows = [[*cells_of(one), one.verdict] for one in judged]
-    return [heading(table), f"{meaning(judged)}\n", *grid(names, "lrrrrrrrl", rows), *notes(judged)]
+    return [write_heading(table), f"{meaning(judged)}\n", *write_grid(names, "lrrrrrrrl", rows), *list_notes(judged)]
 
 
-def question(table: Table, judged: Sequence[Judgement]) -> list[str]:
-    """A question of our own: nothing is reported, so what is missing is named instead."""
+def write_question(table: Table, judged: Sequence[Judgement]) -> list[str]:
+    """Write a question of our own: nothing is reported, so what is missing is named instead."""
     run = shown(judged)
-    lines = [heading(table), *(f"{note}\n" for note in dict.fromkeys(one.cell.note for one in judged) if note)]
+    lines = [write_heading(table), *(f"{note}\n" for note in dict.fromkeys(one.cell.note for one in judged) if note)]
     if run:
         steps = any(entry.step is not None for one in run for entry in one.entries)
         names = ["cell", "measured", "last round", "rounds", "seeds", "minutes", *["rate", "mean step length"] * steps]
@@ -156,17 +137,17 @@ def question(table: Table, judged: Sequence[Judgement]) -> list[str]:
             rate = f"{one.entries[0].settings.get('lr', one.cell.experiment['lr']):g}"
             more = [rate, f"{sum(lengths) / len(lengths):.4g}" if lengths else ""] if steps else []
             rows.append([label, mean, *rest, *more])
-        lines += grid(names, "lrrrrr" + "rr" * steps, rows)
+        lines += write_grid(names, "lrrrrr" + "rr" * steps, rows)
     missing = [one.cell.label for one in judged if not one.entries]
     return [*lines, f"\nNot run yet: {'; '.join(missing)}." if missing else ""]
 
 
-def heading(table: Table) -> str:
+def write_heading(table: Table) -> str:
     return f"\n### {table.paper}:{table.name}: {table.title}\n"
 
 
 def meaning(judged: Sequence[Judgement]) -> str:
-    """What the numbers are."""
+    """Say what the numbers are."""
     kinds = {one.cell.kind for one in judged}
     rules = {one.cell.evaluation for one in judged if one.cell.kind == "accuracy"}
     words = [*(KINDS[kind] for kind in KINDS if kind in kinds), *(EVALUATIONS[rule] for rule in sorted(rules))]
@@ -174,8 +155,8 @@ def meaning(judged: Sequence[Judgement]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def notes(judged: Sequence[Judgement]) -> list[str]:
-    """What is open in single cells, each note once."""
+def list_notes(judged: Sequence[Judgement]) -> list[str]:
+    """List what is open in single cells, each note once."""
     found = dict.fromkeys(one.cell.note for one in judged if one.cell.note)
     return ["", *(f"- {' '.join(note.split())}" for note in found)] if found else []
 
@@ -195,7 +176,7 @@ def cells_of(judged: Judgement) -> list[str]:
     ]
 
 
-def contradicted(every: Judged, entries: Sequence[Entry]) -> list[str]:
+def write_contradictions(every: Judged, entries: Sequence[Entry]) -> list[str]:
     found = contradictions((one for _, judged in every for one in judged), entries)
     lines = [f"\n## Contradictions, and what was tried\n\n{ABOUT}\n"] if found else []
     for one in found:
@@ -209,7 +190,7 @@ SUPERSEDED = ["table", "cell", "seed", "rounds", "measured then", "why it no lon
 
 
 def superseded(entries: Sequence[Entry]) -> list[list[str]]:
-    """A row for each run that no longer counts."""
+    """List a row for each run that no longer counts."""
     return [
         [
             f"{entry.paper}:{entry.table}",
@@ -224,19 +205,19 @@ def superseded(entries: Sequence[Entry]) -> list[list[str]]:
     ]
 
 
-def no_longer_counted(entries: Sequence[Entry]) -> list[str]:
+def write_superseded(entries: Sequence[Entry]) -> list[str]:
     rows = superseded(entries)
     about = "Runs that count for no cell any more. Their cells show newer ones, or wait for them.\n"
-    return [f"\n## Superseded\n\n{about}", *grid(SUPERSEDED, "llrrrl", rows)] if rows else []
+    return [f"\n## Superseded\n\n{about}", *write_grid(SUPERSEDED, "llrrrl", rows)] if rows else []
 
 
-def not_measured() -> list[str]:
+def write_unmeasured() -> list[str]:
     lines = [f"- {name} ({plural(count, 'cell')}): {reason}." for name, reason, count in unmeasured()]
     return ["\n## Not measured, and why\n", *lines] if lines else []
 
 
 def unmeasured() -> list[tuple[str, str, int]]:
-    """Tables with cells for which no run here gives a number, why, and how many they are."""
+    """List tables with cells for which no run here gives a number, why, and how many they are."""
     reasons: dict[tuple[str, str], int] = {}
     for paper in PAPERS:
         for table in tables(paper):
@@ -248,8 +229,8 @@ def unmeasured() -> list[tuple[str, str, int]]:
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------
-def grid(names: Sequence[str], sides: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; `sides` is l or r for each column."""
+def write_grid(names: Sequence[str], sides: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write a Markdown table; `sides` is l or r for each column."""
     rule = " | ".join("---:" if side == "r" else "---" for side in sides)
     return [f"| {' | '.join(names)} |", f"| {rule} |", *(f"| {' | '.join(cells)} |" for cells in rows)]
 
@@ -266,7 +247,7 @@ def signed(value: float | None, kind: str = "accuracy") -> str:
 
 
 def reached(round: int, rounds: int) -> str:
-    """How far a run, or two of them, have come."""
+    """Say how far a run, or two of them, have come."""
     return f"**{round} of {rounds}**" if round < rounds else f"{round}"
 
 

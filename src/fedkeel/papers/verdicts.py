@@ -71,26 +71,26 @@ class Judgement:
         return max(SHARE * abs(self.mean), self.std or 0.0)
 
     def at(self, round: int) -> Judgement:
-        """As it stood at a round, before any final tuning, with the seeds for which the ledger tells."""
+        """Return it as it was at a round, before any final tuning, with the seeds for which the ledger says so."""
         last = self.cell.evaluation == "last"
         reached = [entry for entry in self.entries if entry.rounds >= round]
         found = [(entry, entry.at_round(round) if last else entry.best_by(round)) for entry in reached]
         return self.only([(entry, value) for entry, value in found if value is not None])
 
     def only(self, found: Sequence[tuple[Entry, float | None]]) -> Judgement:
-        """The same cell with these runs and values alone."""
+        """Return the same cell with these runs and values alone."""
         return replace(self, entries=tuple(entry for entry, _ in found), values=tuple(value for _, value in found))
 
 
 def judge(cells: Sequence[Cell], entries: Sequence[Entry], among: Sequence[Cell] = ()) -> list[Judgement]:
     """Judge cells by the ledger. Only runs of full length are held against a reported number; orderings are judged
     among rows of one column, these and those in `among`, at a round that both have reached."""
-    drawn = [_drawn(cell, entries) for cell in cells]
-    rows = [*drawn, *(_drawn(cell, entries) for cell in among)]
-    return [replace(one, verdict=_verdict(one, rows)) for one in drawn]
+    judged = [_gather_runs(cell, entries) for cell in cells]
+    rows = [*judged, *(_gather_runs(cell, entries) for cell in among)]
+    return [replace(one, verdict=_verdict(one, rows)) for one in judged]
 
 
-def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
+def _gather_runs(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     known = runs_of(cell, entries)
     if cell.target is not None and cell.kind != "seconds per round":
         known = [entry for entry in known if entry.bests]  # other lines do not tell when a target was reached
@@ -104,7 +104,7 @@ def _drawn(cell: Cell, entries: Sequence[Entry]) -> Judgement:
 
 
 def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
-    """Runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
+    """Find runs of the paper's own method that differ from the cell's in nothing else, on the same device."""
     alike = settings_of(cell) | {"method": None}
     devices = {entry.environment.get("device") for entry in found}
     return [
@@ -115,7 +115,7 @@ def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) ->
     ]
 
 
-def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
+def _verdict(mine: Judgement, judged: Sequence[Judgement]) -> str:
     cell = mine.cell
     if cell.unmeasured:
         return "not measured"
@@ -129,7 +129,7 @@ def _verdict(mine: Judgement, drawn: Sequence[Judgement]) -> str:
         return "not judged"
     if not mine.shortened and cell.kind not in TIMES and abs(mine.mean - cell.reported) <= 2 * mine.noise:
         return WITHIN
-    signs = [sign for other in drawn if (sign := _same_side(mine, other)) is not None]
+    signs = [sign for other in judged if (sign := _same_side(mine, other)) is not None]
     if signs and all(signs):
         return ORDERED
     if mine.shortened:
@@ -153,8 +153,8 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
     if a.kind in TIMES and {e.place for e in mine.entries} != {e.place for e in other.entries}:
         return None
     common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
-    ahead, _ = apart(*_compared(mine, other))
-    if ahead is None or early(common, rounds):
+    ahead, _ = measure_gap(*_bring_together(mine, other))
+    if ahead is None or is_early(common, rounds):
         return None
     final = common == rounds and a.kind == "accuracy"
     return agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
@@ -168,18 +168,18 @@ def agree(reported: float, measured: float, noise: float, *, final: bool) -> boo
     return False if final and abs(reported - measured) > 2 * noise else None
 
 
-def early(round: int, rounds: int) -> bool:
+def is_early(round: int, rounds: int) -> bool:
     """Whether order says little yet."""
     return round < EARLY * rounds
 
 
-def _compared(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Both at the last round that they have reached, with the seeds that they have in common.
+def _bring_together(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Cut both to the last round that they have reached, with the seeds that they have in common.
 
     Where one went on, or was interrupted, what the other gained by a final tuning does not count: the first was not
     tuned at that round.
     """
-    mine, other = _paired(mine, other)
+    mine, other = _keep_common_seeds(mine, other)
     tuned = {entry.personal is not None for one in (mine, other) for entry in one.entries}
     if mine.cell.kind != "accuracy" or (mine.rounds == other.rounds and len(tuned) < 2):
         return mine, other
@@ -187,12 +187,12 @@ def _compared(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
 
 
 def both_at(mine: Judgement, other: Judgement, round: int) -> tuple[Judgement, Judgement]:
-    """Both as they stood at a round, with the seeds that they have in common."""
-    return _paired(mine.at(round), other.at(round))
+    """Return both as they were at a round, with the seeds that they have in common."""
+    return _keep_common_seeds(mine.at(round), other.at(round))
 
 
-def _paired(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
-    """Both with the seeds they have in common, where there are any."""
+def _keep_common_seeds(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
+    """Return both with the seeds they have in common, where there are any."""
     common = {e.seed for e in mine.entries} & {e.seed for e in other.entries}
     if not common:
         return mine, other
@@ -200,8 +200,8 @@ def _paired(mine: Judgement, other: Judgement) -> tuple[Judgement, Judgement]:
     return mine.only(kept[0]), other.only(kept[1])
 
 
-def apart(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
-    """How far one is ahead of the other, None where a value is missing; and over how many seeds."""
+def measure_gap(mine: Judgement, other: Judgement) -> tuple[float | None, int]:
+    """Measure how far one is ahead of the other, None where a value is missing; and over how many seeds."""
     here, there = mine.mean, other.mean
     seeds = min(len(mine.entries), len(other.entries))
     if here is None or there is None or None in (*mine.values, *other.values):
@@ -229,14 +229,14 @@ class Lead:
     @property
     def verdict(self) -> str:
         """Whether it points the way that the paper's does, where that is no noise."""
-        if self.reported is None or abs(self.reported) <= 2 * self.noise or early(self.round, self.rounds):
+        if self.reported is None or abs(self.reported) <= 2 * self.noise or is_early(self.round, self.rounds):
             return "not judged"
         same = agree(self.reported, self.measured, self.noise, final=self.round == self.rounds)
         return "not judged" if same is None else ORDERED if same else DIFFERS
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
-    """The differences that a table is about, of accuracies alone; over the seeds that both rows have."""
+    """List the differences that a table is about, of accuracies alone; over the seeds that both rows have."""
     found = []
     by_name = {(one.cell.row, one.cell.column): one for one in judged if one.entries and one.cell.kind == "accuracy"}
     for row, over in table.leads:
@@ -244,8 +244,8 @@ def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:
             if (row, column) not in by_name or (over, column) not in by_name:
                 continue
             mine, other = by_name[row, column], by_name[over, column]
-            both = _compared(mine, other)
-            ahead, seeds = apart(*both)
+            both = _bring_together(mine, other)
+            ahead, seeds = measure_gap(*both)
             if ahead is None:
                 continue
             a, b = mine.cell.reported, other.cell.reported

@@ -17,9 +17,7 @@ def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     """The first values of a module's whole-number buffers; those of norms are left out, as they change nothing."""
     norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
-        raise ExperimentError(
-            "a norm with momentum=None averages over all batches it has seen, whosever they were.", "momentum=0.1"
-        )
+        raise ExperimentError("a norm with momentum=None averages over the batches of all clients.", "momentum=0.1")
     idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
     buffers = {} if module is None else dict(module.named_buffers())
     return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}

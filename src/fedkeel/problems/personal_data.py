@@ -15,22 +15,6 @@ from fedkeel.randomness import permutation
 PROXY = 0.02  # of the training data, as much as FedLAW's code takes from the test set
 
 
-class Joined:
-    """Two arrays of samples as one, neither copied."""
-
-    def __init__(self, first: Any, second: Any):
-        self.first, self.second = first, second
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def __getitem__(self, at: NDArray[np.int64]) -> NDArray[Any]:
-        mine = at < len(self.first)
-        rows = np.empty((len(at), *self.first.shape[1:]), dtype=self.first.dtype)
-        rows[mine], rows[~mine] = self.first[at[mine]], self.second[at[~mine] - len(self.first)]
-        return rows
-
-
 def without_proxy(partition: Partition, of: int, least: int) -> tuple[Partition, NDArray[np.int64]]:
     """Draw some samples for the server: (the partition without them, their numbers)."""
     count = max(least, int(PROXY * partition.samples))

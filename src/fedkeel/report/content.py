@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedkeel.report.labels import Labels, label_tables
-from fedkeel.report.series import POINTS, Row, common_target, critical, curve, measures, row, spectra, spent_by, thinned
+from fedkeel.report.series import Row, common_target, row, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
 
 # Okabe and Ito's colours, told apart by all common forms of colour vision; yellow is too light for lines on white
@@ -16,7 +16,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#3
 DASHES = 4
 MANY = 14  # more lines than this hide each other: a page begins with the best SHOWN of them
 SHOWN = 8
-BULKY = {"spectrum": ("layers", "layer_deviation"), "cka": ("layers",)}  # left out where a page would grow too large
+SPENT = 100  # rounds by which a page knows what a method has spent
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +42,9 @@ class Content:
         """Whether any experiment was run with several seeds."""
         return any(len(group.runs) > 1 for setting in self.settings for group in setting.groups)
 
-    def data(self, points: int = POINTS, layers: bool = True) -> dict[str, Any]:
-        """Plain data for the page's charts; tables by layer are the bulk of it."""
-        return {"settings": [setting_data(i, setting, points, layers) for i, setting in enumerate(self.settings)]}
+    def data(self) -> dict[str, Any]:
+        """What the switches of a page need: the methods' names and looks, and what each has spent by which round."""
+        return {"settings": [{"groups": group_data(setting)} for setting in self.settings]}
 
 
 def content(sources: Sequence[Source], target: float | None = None) -> Content:
@@ -88,60 +88,22 @@ def group_id(setting: int, number: int) -> str:
     return f"g{setting}-{number}"
 
 
-def setting_data(index: int, setting: Setting, points: int, layers: bool) -> dict[str, Any]:
-    names, styles, first = measures(setting.groups), looks(setting), shown_first(setting)
-    return {
-        "name": setting.name,
-        "measures": names,
-        "groups": [
-            {"id": group_id(index, i), "color": styles[i][0], "dash": styles[i][1], "on": i in first}
-            | group_data(group, names, points, layers)
-            for i, group in enumerate(setting.groups)
-        ],
-        "labels": [
-            {
-                "seed": table.seed, "clients": table.clients, "group": table.group, "shares": rounded(table.shares),
-                "sizes": table.sizes, "score": rounded(table.score),
-            }
-            for table in setting.labels
-        ],
-    }  # fmt: skip
+def group_data(setting: Setting) -> list[dict[str, Any]]:
+    first, found = shown_first(setting), []
+    for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
+        rounds = thinned(range(1, max(len(run.records) for run in group.runs) + 1), SPENT)
+        spent = {part: rounded(spent_by(group, part, rounds), 8) for part in ("seconds", "bytes")}
+        facts = {
+            "id": group_id(setting.index, i),
+            "label": group.label,
+            "color": colour,
+            "dash": dash,
+            "on": i in first,
+        }
+        found.append(facts | {"rounds": rounds} | spent)
+    return found
 
 
-def group_data(group: Group, names: Sequence[str], points: int, layers: bool) -> dict[str, Any]:
-    longest = max(len(run.records) for run in group.runs)
-    rounds = thinned(range(1, longest + 1), points)
-    curves = {name: found for name in names if (found := curve(group, name, points))}
-    return {
-        "label": group.label,
-        "rounds": rounds,
-        "seconds": rounded(spent_by(group, "seconds", rounds)),
-        "bytes": rounded(spent_by(group, "bytes", rounds), 8),
-        "curves": {n: {"r": c.rounds, "m": rounded(c.mean), "d": rounded(c.deviation, 3)} for n, c in curves.items()},
-        "spectra": rounded(spectra(group)),
-        "critical": rounded(critical(group)),
-        "diagnostics": rounded(group.diagnostics if layers else without_layers(group.diagnostics)),
-    }
-
-
-def without_layers(diagnostics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    def lighter(value: Any, names: Sequence[str]) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {name: lighter(item, names) for name, item in value.items() if name not in names}
-
-    return {name: lighter(data, BULKY.get(name, ())) for name, data in diagnostics.items()}
-
-
-def rounded(value: Any, digits: int = 5) -> Any:
-    """Numbers in as many digits as a chart can show."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        short = float(f"{value:.{digits}g}")
-        return int(short) if short.is_integer() and abs(short) < 2**53 else short
-    if isinstance(value, list | tuple):
-        return [rounded(item, digits) for item in value]
-    if hasattr(value, "items"):
-        return {name: rounded(item, digits) for name, item in value.items()}
-    return value
+def rounded(values: Sequence[float], digits: int) -> list[float | None]:
+    """Numbers in so many digits; none for one that is not finite."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]

@@ -82,12 +82,12 @@ def diagnostic(name: str) -> Callable[[Group], Any]:
     return lambda group: group.diagnostics.get(name)
 
 
-def shown(setting: Setting, data_of: Callable[[Group], Any]) -> list[Shown]:
-    """The methods that have something to draw, of those a page begins with."""
+def shown(setting: Setting, data_of: Callable[[Group], Any], every: bool = False) -> list[Shown]:
+    """The methods that have something to draw, of those a page begins with or of every one."""
     return [
         Shown(group.label, group_id(setting.index, i), colour, STYLES[dash], data)
         for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True))
-        if i in shown_first(setting) and (data := data_of(group))
+        if (every or i in shown_first(setting)) and (data := data_of(group))
     ]
 
 
@@ -111,13 +111,13 @@ def lines(
     return figure
 
 
-def spectrum(found: Sequence[Shown]) -> Figure:
+def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -> Figure:
     """Dist(m), Std(m) and the variance across clients by band.  (SpecGradFilter fig. 1, FedFFT fig. 1)"""
-    figure = new_figure(4.6, 6.2)
-    rows = figure.subplots(len(BANDS), 1, sharex=True)
-    for axes, (key, label) in zip(rows, BANDS, strict=True):
+    figure = new_figure(4.6, 1.4 + 1.6 * len(bands))
+    rows = figure.subplots(len(bands), 1, sharex=True)
+    for axes, (key, label) in zip(rows, bands, strict=True):
         for one in found:
-            y = one.data[key]
+            y = one.data.get(key, ())
             axes.plot(range(1, len(y) + 1), numbers(y), **one.look, **MARKS)
         finish(axes, ylabel=label)
     rows[-1].set_xlabel("frequency band")

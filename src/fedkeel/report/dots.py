@@ -47,15 +47,12 @@ def dot_chart(dots: Sequence[Dot]) -> Figure:
             [dot.measured for _, dot in here], [y for y, _ in here], xerr=[dot.std or 0.0 for _, dot in here],
             fmt="D" if short else "o", color=colour, markersize=5 if short else 6,
         )  # fmt: skip
-    axes.set_yticks(range(len(dots)), [shortened(dot.label) for dot in dots], fontsize=7)
     axes.set_ylim(len(dots) - 0.5, -0.5)
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(dots)), [dot.beside for dot in dots], fontsize=7)
-    for side in (axes, right):
-        side.tick_params(axis="y", length=0)
-        side.spines[:].set_visible(False)
-    finish(axes)
-    axes.grid(axis="y", visible=False)
+    for y, dot in enumerate(dots):  # not ticks, of which each takes a millisecond
+        for x, words, side in ((-0.01, shortened(dot.label), "right"), (1.01, dot.beside, "left")):
+            axes.text(x, y, words, ha=side, va="center", fontsize=7, transform=axes.get_yaxis_transform())
+    finish(axes, yticks=[])
+    axes.spines[:].set_visible(False)
     axes.grid(axis="x", color=LINK, alpha=0.4)
     return figure
 
@@ -81,15 +78,9 @@ def curve_chart(curves: Sequence[Curve]) -> Figure:
     axes = figure.add_axes((0.08, 0.16, 0.68, 0.8))
     for curve in curves:
         x, y = zip(*curve.points, (curve.last, curve.points[-1][1]), strict=True)
-        axes.step(
-            x,
-            y,
-            where="post",
-            color=curve.colour,
-            linestyle=STYLES[curve.dash],
-            linewidth=1.3,
-            label=plain(curve.label),
-        )
+        look = {"color": curve.colour, "linestyle": STYLES[curve.dash], "label": plain(curve.label)}
+        axes.step(x, y, where="post", linewidth=1.3, **look)
+    axes.locator_params(nbins=6)
     finish(axes, xlabel="round", ylabel="accuracy (%)")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.03), frameon=False, fontsize=7)
     return figure

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.errors import FolderError, RequestError, nearest
-from fedkeel.report.content import Content, Setting, group_id, looks
-from fedkeel.report.diagnostic_figures import diagnostic_charts
-from fedkeel.report.drawing import STYLES, Chart, add_legend, finish, lay_out, new_figure, numbers, plain
+from fedkeel.data.partition.heatmap import plot_heatmap
+from fedkeel.errors import require_known, writing
+from fedkeel.report.content import Content, Setting
+from fedkeel.report.diagnostic_figures import BANDS, diagnostic_charts, shown, spectrum
+from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain
 from fedkeel.report.labels import Labels
 from fedkeel.report.series import curve, measures, spectra, spent_by
+from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,32 +55,29 @@ DECADES = 100.0  # from how many times the least value on a scale is logarithmic
 def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
     """Every chart in every format asked for; the files written, in order."""
     for kind in kinds:
-        if kind not in KINDS:
-            raise RequestError(f"unknown type of image file: {kind}", nearest(kind, KINDS, "types"))
-    try:
+        require_known(kind, KINDS, "unknown type of image file", "types")
+    written = []
+    with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = []
         for setting in made.settings:
             before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
-            for chart in charts(setting, POINTS):
+            for chart in charts(setting, POINTS, [*AXES]):
                 add_legend(chart.figure)
                 lay_out(chart.figure)
                 for kind in kinds:
                     written.append(folder / f"{before}{chart.file}.{kind}")
                     chart.figure.savefig(written[-1], dpi=200)
-        return written
-    except OSError as error:
-        raise FolderError(f"cannot write into {folder}: {error.strerror}", "choose another folder") from error
+    return written
 
 
-def charts(setting: Setting, points: int) -> Iterator[Chart]:
-    """All charts of a setting, in the order of the page; a curve has at most so many points."""
+def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> Iterator[Chart]:
+    """All charts of a setting, in the order of the page; a curve has at most so many points, accuracy several axes."""
     for measure in measures(setting.groups):
         file, name = measure.replace("/", "-").replace("_", "-"), NAMES.get(measure, measure)
         part, note = PARTS.get(measure.split("/")[0], "curves"), NOTES.get(measure, "")
-        for against, (word, _) in AXES.items() if measure == "accuracy" else [("rounds", AXES["rounds"])]:
-            title = name if against == "rounds" else f"{name} by {word}"
-            yield Chart(f"{file}-by-{word}", part, title, note, curves(setting, measure, against, points))
+        for against in axes if measure == "accuracy" else axes[:1]:
+            drawn = curves(setting, measure, against, points)
+            yield Chart(f"{file}-by-{AXES[against][0]}", part, name, note, drawn)
     if any(spectra(group) for group in setting.groups):
         note = "of client updates, mean over the tracked rounds; band 1 is the lowest"
         yield Chart("spectrum", "spectrum", "Distance between clients by band", note, bands(setting))
@@ -95,23 +94,17 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
     axes = figure.subplots()
     every: list[float] = []
     factor = 100.0 if measure.endswith("accuracy") else 1.0
-    for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
-        found = curve(group, measure, points)
+    for one in shown(setting, lambda group: (group, curve(group, measure, points)), every=True):
+        group, found = one.data
         if found is None:
             continue
         x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
         x = x / 1e6 if against == "bytes" else x
         y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
-        marker = "o" if len(x) == 1 else None
-        axes.plot(
-            x, y, color=colour, linestyle=STYLES[dash], linewidth=1.3, marker=marker, markersize=4,
-            label=plain(group.label), gid=group_id(setting.index, i),
-        )  # fmt: skip
+        axes.plot(x, y, **one.look, linewidth=1.3, marker="o" if len(x) == 1 else None, markersize=4)
         every += y[np.isfinite(y)].tolist()
         if d.any():
-            axes.fill_between(
-                x, y - d, y + d, color=colour, alpha=0.15, linewidth=0, gid=f"band-{group_id(setting.index, i)}"
-            )
+            axes.fill_between(x, y - d, y + d, color=one.colour, alpha=0.15, linewidth=0, gid=f"band-{one.id}")
     if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
         axes.set_yscale("log")
     name = NAMES.get(measure, plain(measure))
@@ -121,31 +114,15 @@ def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
 
 def bands(setting: Setting) -> Figure:
     """Dist(m) and Std(m) of the clients' updates by band, mean over the tracked rounds.  (SpecGradFilter fig. 1)"""
-    figure = new_figure(4.6, 4.6)
-    above, below = figure.subplots(2, 1, sharex=True)
-    for axes, kind, label in ((above, "distance", "Dist(m)"), (below, "deviation", "Std(m)")):
-        for i, (group, (colour, dash)) in enumerate(zip(setting.groups, looks(setting), strict=True)):
-            if found := spectra(group, kind):
-                mean = np.mean(numbers(found["values"]), axis=0)
-                axes.plot(
-                    range(1, len(mean) + 1), mean, "o", markersize=3, color=colour, linestyle=STYLES[dash],
-                    linewidth=1.2, label=plain(group.label), gid=group_id(setting.index, i),
-                )  # fmt: skip
-        finish(axes, ylabel=label)
-    below.set_xlabel("frequency band")
-    return figure
+
+    def tracked(group: Group) -> dict[str, Any]:
+        found = {kind: spectra(group, kind) for kind in ("distance", "deviation")}
+        return {kind: np.mean(numbers(one["values"]), axis=0) for kind, one in found.items() if one}
+
+    return spectrum(shown(setting, tracked, every=True), BANDS[:2])
 
 
 def label_map(labels: Labels) -> Figure:
-    """Classes by clients, the share of a client's samples as a shade."""
-    table, group = np.ma.masked_equal(np.asarray(labels.shares), 0.0), labels.group
-    figure = new_figure(6.4, float(np.clip(1.4 + 0.16 * len(table), 2.2, 5.0)), fitted=True)
-    axes = figure.subplots()
-    rows, columns = (np.arange(size + 1) - 0.5 for size in table.shape)
-    image = axes.pcolormesh(group * columns, rows, table, cmap="Blues", vmin=0, vmax=1, rasterized=True)
-    axes.invert_yaxis()
-    axes.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
-    if len(table) <= 20:
-        axes.set_yticks(range(len(table)))
-    figure.colorbar(image, ax=axes, label="share of its samples")
-    return figure
+    """Classes by clients, the share of a client's samples as a shade, and the clients' sizes above."""
+    cells = np.asarray(labels.shares).T * np.asarray(labels.sizes)[:, None]
+    return plot_heatmap(cells, labels.group, labels.clients, width=6.4)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedkeel.data import data_root, load
 from fedkeel.data.datasets import SOURCES
+from fedkeel.data.partition.heatmap import add_up_groups, group_size
 from fedkeel.data.partition.heterogeneity import score
 from fedkeel.errors import FedkeelError
 from fedkeel.report.source import Source, setting_of
@@ -67,8 +68,8 @@ def table(source: Source, setting: str, seed: int) -> Labels:
     labels = np.asarray(data.train_labels)
     histogram = divide(plan, data, labels).histogram(labels, data.classes)
     clients = len(histogram)
-    group = max(1, -(-clients // COLUMNS))
-    cells = np.add.reduceat(histogram, np.arange(0, clients, group), axis=0)
+    group = group_size(clients, COLUMNS)
+    cells = add_up_groups(histogram, group, axis=0)
     sizes = cells.sum(1)
     shares = cells / np.maximum(sizes[:, None], 1)
     return Labels(setting, seed, clients, group, shares.T.tolist(), sizes.tolist(), score(histogram))

@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Spread
 from fedkeel.report.source import Group
-from fedkeel.report.tables import td
+from fedkeel.report.tables import sortable_table, td
 from fedkeel.studies.diagnose import RATIO
 
 Found = Mapping[str, Any]
@@ -61,25 +61,20 @@ def spread_of(group: Group, column: Column) -> Spread | None:
     return Spread.of(number(run.diagnostics[diagnostic]) for run in group.runs if diagnostic in run.diagnostics)
 
 
-def numbers(index: int, setting: Setting) -> str:
+def numbers(setting: Setting) -> str:
     """The table of a setting; nothing where none of its runs was analysed."""
     table = [[spread_of(group, column) for column in COLUMNS] for group in setting.groups]
     there = [k for k in range(len(COLUMNS)) if any(row[k] is not None for row in table)]
     if not there:
         return ""
     heads = ["method", *(COLUMNS[k][1] for k in there)]
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
-    body = "".join(
-        f'<tr data-group="{group_id(index, i)}"><td>{escape(group.label)}</td>'
+    rows = {
+        group_id(setting.index, i): f"<td>{escape(group.label)}</td>"
         + "".join(cell(table[i][k], COLUMNS[k][3]) for k in there)
-        + "</tr>"
         for i, group in enumerate(setting.groups)
         if any(value is not None for value in table[i])
-    )
-    return (
-        f'<div class="static" data-setting="{index}"><p class="soft">{escape(note(setting))}</p><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
-    )
+    }
+    return sortable_table(setting.index, [note(setting)], heads, rows, ' class="static"')
 
 
 def cell(value: Spread | None, write: Callable[[float], str]) -> str:

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from fedkeel.core.states import write_atomically
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import RequestError, writing
 from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import charts
@@ -22,7 +22,6 @@ from fedkeel.report.tables import cards, commands, summary
 
 MOST_BYTES = 6_000_000
 WIDE = 5.5  # inches: a chart that is wider has a row of its own
-DRAWN = 150  # points of a curve as it is drawn
 PARTS = {
     "curves": "Learning curves",
     "drift": "Client drift",
@@ -43,23 +42,16 @@ def write_report(
         raise RequestError("a report needs at least one run.", "give the folders that `fedkeel run` printed")
     made = content([Source.read(folder) for folder in folders], target)
     text = page(made, title)
-    try:
+    with writing(file, "choose another file with -o"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise FolderError(f"cannot write {file}: {error.strerror}", "choose another file with -o") from error
     return made
 
 
 def page(made: Content, title: str | None = None) -> str:
-    """The page as text, below six megabytes: curves are thinned until they fit, then tables by layer left out."""
-    drawn: dict[int, str] = {}
-    for points, layers in ((300, True), (150, True), (150, False), (75, False), (40, False)):
-        if (few := min(points, DRAWN)) not in drawn:
-            drawn[few] = parts(made, few)
-        text = (
-            filled(made, title, drawn[few], points, layers).encode(errors="replace").decode()
-        )  # paths need not be UTF-8
+    """The page as text, below six megabytes: curves are thinned until they fit."""
+    for points in (150, 75, 40):
+        text = filled(made, title, points).encode(errors="replace").decode()  # paths need not be UTF-8
         if len(text.encode()) < MOST_BYTES:
             return text
     raise RequestError(
@@ -67,7 +59,7 @@ def page(made: Content, title: str | None = None) -> str:
     )
 
 
-def filled(made: Content, title: str | None, drawn: str, points: int, layers: bool) -> str:
+def filled(made: Content, title: str | None, points: int) -> str:
     assets = files("fedkeel.report").joinpath("assets")
     read = {name: assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     return Template(read["page.html"]).substitute(
@@ -77,12 +69,12 @@ def filled(made: Content, title: str | None, drawn: str, points: int, layers: bo
         bands="" if made.repeated else " hidden",
         css=read["page.css"],
         script=read["page.js"],
-        parts=drawn,
-        summary="".join(summary(i, setting) for i, setting in enumerate(made.settings)),
-        cards="".join(cards(i, setting) for i, setting in enumerate(made.settings)),
-        commands="".join(commands(i, setting) for i, setting in enumerate(made.settings)),
+        parts=parts(made, points),
+        summary="".join(map(summary, made.settings)),
+        cards="".join(map(cards, made.settings)),
+        commands="".join(map(commands, made.settings)),
         version=escape(installed_version()),
-        data=embedded(made.data(points, layers)),
+        data=embedded(made.data()),
     )
 
 
@@ -98,7 +90,7 @@ def parts(made: Content, points: int) -> str:
                 f"<figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>"
                 f'<div class="chart">{embed(chart.figure, chart.title)}</div></figure>'
             )
-    tables = "".join(numbers(i, setting) for i, setting in enumerate(made.settings))
+    tables = "".join(map(numbers, made.settings))
     notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
     before = {"numbers": tables, "clients": notes}
     return "".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -155,29 +155,25 @@ def spectra(group: Group, kind: str = "distance") -> dict[str, Any] | None:
     records = [record for run in group.runs for record in run.records]
     found = (sorted((name for name in r.extra if name.startswith(prefix)), key=band_of) for r in records)
     names = next(filter(None, found), None)
-    if names is None:
-        return None
-    rows: dict[int, list[list[float]]] = {}
-    for record in records:
-        if names[0] in record.extra:
-            rows.setdefault(record.round, []).append([record.extra.get(name) or 0.0 for name in names])
-    rounds = thinned(sorted(rows), SPECTRA)
-    return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}
+    return None if names is None else map_of(group, lambda extra: names[0] in extra, names)
 
 
 def critical(group: Group) -> dict[str, Any] | None:
     """The share of clients that marked each layer, `values` [rounds, layers], as tracked; the mean over seeds."""
-    rows: dict[int, list[list[float]]] = {}
     layers = next((named for run in group.runs for r in run.records if (named := marked(r.extra))), None)
     if layers is None:
         return None
-    for run in group.runs:
-        for record in run.records:
-            if marked(record.extra) == layers:
-                rows.setdefault(record.round, []).append([record.extra[f"critical/{name}"] or 0.0 for name in layers])
+    names = [f"critical/{name}" for name in layers]
+    return {"layers": layers} | map_of(group, lambda extra: marked(extra) == layers, names)
+
+
+def map_of(group: Group, has: Callable[[Mapping[str, Any]], bool], names: Sequence[str]) -> dict[str, Any]:
+    """The named numbers over some of the rounds that have them, the mean over seeds: `values` [rounds, names]."""
+    rows: dict[int, list[list[float]]] = {}
+    for record in (record for run in group.runs for record in run.records if has(record.extra)):
+        rows.setdefault(record.round, []).append([record.extra.get(name) or 0.0 for name in names])
     rounds = thinned(sorted(rows), SPECTRA)
-    values = [np.mean(rows[number], axis=0).tolist() for number in rounds]
-    return {"layers": layers, "rounds": rounds, "values": values}
+    return {"rounds": rounds, "values": [np.mean(rows[number], axis=0).tolist() for number in rounds]}
 
 
 def marked(extra: Mapping[str, Any]) -> list[str]:

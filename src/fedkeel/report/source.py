@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeel.errors import FolderError
+from fedkeel.errors import FolderError, RequestError
 from fedkeel.problems.policy import Evaluation
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.checksums import read_text
-from fedkeel.runs.experiment import from_python
+from fedkeel.runs.environment import describe_leak, leaks
+from fedkeel.runs.experiment import Experiment, from_python
 from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import RoundRecord, judged_on
@@ -89,6 +90,15 @@ class Source:
     def place(self) -> str:
         """On what it was made, in words."""
         return describe_place(self.environment, self.timing)
+
+    @property
+    def leak(self) -> str | None:
+        """What is wrong with its scores, where it trained on copies of what it is judged on."""
+        try:
+            plan = Experiment.recall(self.experiment).plan
+        except RequestError:  # of another version: shown as its file has it
+            return None
+        return describe_leak(self.path) if leaks(self.path, plan) else None
 
     @property
     def command(self) -> str | None:

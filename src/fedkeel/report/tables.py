@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from operator import attrgetter
 
 from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread
 from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
 from fedkeel.studies.cost_to_target import Spending
+from fedkeel.text import byte_size, duration
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
 RESULTS = ("best", "last", "mean_last", "reported")
 """What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
 
+ROUNDS, BYTES, SECONDS = attrgetter("rounds"), attrgetter("bytes"), attrgetter("seconds")
+
 Cell = tuple[str, float | None]
 """Text, and the number it is sorted by."""
 
 
-def summary(index: int, setting: Setting) -> str:
+def summary(setting: Setting) -> str:
     """One row per method: what it reached and what it cost, mean ± standard deviation over seeds."""
     measure = setting.groups[0].measure or "loss"
     over = {min(50, sum(r.measure(measure) is not None for r in run.records)) for g in setting.groups for run in g.runs}
@@ -31,9 +35,8 @@ def summary(index: int, setting: Setting) -> str:
         goal = measured(setting.target, measure)
         heads += [f"rounds to {goal}", f"sent to {goal}", f"time to {goal}"]
     leading = leaders(setting.rows, measure, results)
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
     made = [cells(row, measure, setting.target is not None, leading, results) for row in setting.rows]
-    body = "".join(f'<tr data-group="{group_id(index, i)}">{found}</tr>' for i, found in enumerate(made))
+    body = {group_id(setting.index, i): found for i, found in enumerate(made)}
     policy = setting.groups[0].runs[0].policy
     name = NAMES.get(measure, measure) if policy is None else f"{measure.removeprefix('client_')} of {policy.subject}"
     note = f"{name[:1].upper()}{name[1:]}; best is the best round on test, as in the papers."
@@ -44,8 +47,19 @@ def summary(index: int, setting: Setting) -> str:
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
+    leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
+    return sortable_table(setting.index, [note, *leaks], heads, body)
+
+
+def sortable_table(
+    index: int, notes: Sequence[str], heads: Sequence[str], rows: Mapping[str, str], mark: str = ""
+) -> str:
+    """A table of a setting with a row for each group, and notes above it."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    body = "".join(f'<tr data-group="{group}">{cells}</tr>' for group, cells in rows.items())
+    told = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
     return (
-        f'<div data-setting="{index}"><p class="soft">{escape(note)}</p><div class="scroll">'
+        f'<div{mark} data-setting="{index}">{told}<div class="scroll">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
     )
 
@@ -56,9 +70,9 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
     found: list[Cell] = [spread(getattr(row, name), measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [
-        mean_cost(row.totals, lambda cost: cost.rounds, lambda n: f"{n:.0f}"),
-        mean_cost(row.totals, lambda cost: cost.bytes, byte_size),
-        mean_cost(of_one_place(row, row.totals), seconds_of, duration),
+        mean_cost(row.totals, ROUNDS, lambda n: f"{n:.0f}"),
+        mean_cost(row.totals, BYTES, byte_size),
+        mean_cost(of_one_place(row, row.totals), SECONDS, duration),
         mean_cost(row.totals, lambda cost: cost.backward_passes, lambda n: f"{n:,.0f}".replace(",", " ")),
     ]
     if with_target:
@@ -66,8 +80,8 @@ def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | Non
         share = (
             "" if len(reached) == len(row.to_target) else f" <small>({len(reached)} of {len(row.to_target)})</small>"
         )
-        for part, write in ((rounds_of, lambda n: f"{n:.0f}"), (bytes_of, byte_size), (seconds_of, duration)):
-            text, value = mean_cost(of_one_place(row, row.to_target) if part is seconds_of else reached, part, write)
+        for part, write in ((ROUNDS, lambda n: f"{n:.0f}"), (BYTES, byte_size), (SECONDS, duration)):
+            text, value = mean_cost(of_one_place(row, row.to_target) if part is SECONDS else reached, part, write)
             costs.append((text + share if reached else "never", value))
     plain = [td(text, value) for text, value in costs]
     judged = [td(text, value, mark) for (text, value), mark in zip(found, marks, strict=True)]
@@ -100,18 +114,6 @@ def spread(value: Spread | None, measure: str) -> Cell:
     return text, value.mean
 
 
-def rounds_of(cost: Spending) -> float:
-    return cost.rounds
-
-
-def bytes_of(cost: Spending) -> float:
-    return cost.bytes
-
-
-def seconds_of(cost: Spending) -> float:
-    return cost.seconds
-
-
 def of_one_place(row: Row, costs: Sequence[Spending | None]) -> list[Spending]:
     """The costs of the runs on one machine and engine, of which there are most."""
     known = [(run.place, cost) for run, cost in zip(row.group.runs, costs, strict=True) if cost is not None]
@@ -127,26 +129,10 @@ def measured(value: float, measure: str) -> str:
     return f"{100 * value:g}\N{NO-BREAK SPACE}%" if measure == "accuracy" else f"{value:g}"
 
 
-def byte_size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
 # ---- cards and commands --------------------------------------------------------------------------------------------
-def cards(index: int, setting: Setting) -> str:
+def cards(setting: Setting) -> str:
     return "".join(
-        method_card(index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
+        method_card(setting.index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
     )
 
 
@@ -162,7 +148,7 @@ def method_card(index: int, label: str, method: dict[str, object]) -> str:
     return f'{head}{about}<dl class="rules">{rules}</dl>{papers}</div>'
 
 
-def commands(index: int, setting: Setting) -> str:
+def commands(setting: Setting) -> str:
     """For each run the command that makes it again, and for each method the experiment file it needs."""
     parts = []
     for group in setting.groups:
@@ -177,7 +163,8 @@ def commands(index: int, setting: Setting) -> str:
             )
         toml = escape(group.runs[0].toml)
         parts.append(
-            f'<details class="card" data-setting="{index}"><summary>{escape(group.label)}</summary>{"".join(lines)}'
+            f'<details class="card" data-setting="{setting.index}"><summary>{escape(group.label)}</summary>'
+            f"{''.join(lines)}"
             f"<details><summary>experiment.toml of seed {group.runs[0].seed}</summary><pre>{toml}</pre></details>"
             "</details>"
         )

@@ -1,6 +1,6 @@
 """Checkpoints: the server's state in one file, clients' states in files beside it, each written once.
 
-checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state stands
+checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state is
 checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, last changed in round 38
 """
 
@@ -18,19 +18,19 @@ from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
-from fedkeel.errors import FolderError, RunError
+from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.problems.task import Scores
 
 KEPT = 2  # the last two: one may be damaged
 SERVER = re.compile(r"[0-9]{8,18}\.safetensors")
 CLIENTS = re.compile(r"clients-[0-9]+-[0-9]+\.safetensors")
 Places = dict[int, str]
-"""In which file each client's state stands."""
+"""The file that holds each client's state."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The server's state after `round` rounds, and where the states of the clients that took part stand.
+    """The server's state after `round` rounds, and where the states of the clients that took part are.
 
     Scores of clients' own models are kept: made again beside others, their last digits might be other ones.
     """
@@ -68,7 +68,7 @@ class Checkpoint:
             params = Tree.of(model, Layout.loads(facts["model_layout"])).to(device)
             server = {"params": params} | from_arrays(arrays, facts["layouts"], "server/", device)
             places = {int(client): str(name) for client, name in facts["places"].items()}
-            scores = {int(client): [*map(scores_of, told)] for client, told in facts.get("scores", {}).items()}
+            scores = {int(client): [*map(read_scores, kept)] for client, kept in facts.get("scores", {}).items()}
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
             found = Checkpoint(int(facts["round"]), server, places, scores, whole)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -90,7 +90,7 @@ class Checkpoint:
 
 
 def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
-    """The checksums of the files of clients' states: what a checkpoint knows them by."""
+    """Read the checksums of the files of clients' states, by which a checkpoint knows them."""
     try:
         return {name: stored_check(read_header(folder / name)) for name in sorted(set(places.values()))}
     except OSError as error:
@@ -100,22 +100,18 @@ def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
         ) from error
 
 
-def scores_of(told: Mapping[str, Sequence[float]]) -> Scores:
-    """Sums and counts, as they were before they were written."""
-    return {name: (float(total), int(count)) for name, (total, count) in told.items()}
+def read_scores(kept: Mapping[str, Sequence[float]]) -> Scores:
+    """Return sums and counts as they were before they were written."""
+    return {name: (float(total), int(count)) for name, (total, count) in kept.items()}
 
 
-def names(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first; of one that is not there, none."""
-    try:
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, newest first; none where there is no folder."""
+    hint = "put back the folder of checkpoints; nothing was changed here"
+    with explain_os_errors(f"cannot read {folder}", hint), contextlib.suppress(FileNotFoundError):
         found = [path for path in folder.iterdir() if SERVER.fullmatch(path.name)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FolderError(
-            f"cannot read {folder}: {error.strerror}", "put back the folder of checkpoints; nothing was changed here"
-        ) from None
-    return sorted(found, key=round_of, reverse=True)
+        return sorted(found, key=round_of, reverse=True)
+    return []
 
 
 def round_of(path: Path) -> int:
@@ -124,8 +120,8 @@ def round_of(path: Path) -> int:
 
 def prune(folder: Path) -> None:
     """Keep the last checkpoints and the files they name."""
-    kept = names(folder)[:KEPT]
-    for old in names(folder)[KEPT:]:
+    kept = list_checkpoints(folder)[:KEPT]
+    for old in list_checkpoints(folder)[KEPT:]:
         remove(old)
     used: set[str] = set()
     for path in kept:
@@ -147,30 +143,30 @@ def remove(path: Path) -> None:
 
 
 def put_aside(folder: Path, round: int) -> None:
-    """Checkpoints later than a round are no longer those of the run: kept under another name."""
-    for path in names(folder):
+    """Rename the checkpoints later than a round: they are no longer those of the run."""
+    for path in list_checkpoints(folder):
         if round_of(path) > round:
             path.replace(path.with_name(f"damaged-{path.name}"))
 
 
-def newest(
+def find_newest(
     folder: Path, device: torch.device | str = "cpu", fingerprint: str | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and in a line each what must be told. None when there is not one file.
+    """Find the newest checkpoint that is whole, and lines to warn with. None when there is no checkpoint at all.
 
     Nothing that was read is changed: what is damaged stays where it is.
     """
     wrong: list[str] = []
-    for path in names(folder):
+    for path in list_checkpoints(folder):
         try:
             found = Checkpoint.load(path, device, fingerprint)
         except Damaged as error:
             wrong.append(str(error))
             continue
-        told = [f"skipping a damaged checkpoint of {folder.parent}: {problem}" for problem in wrong]
+        warnings = [f"skipping a damaged checkpoint of {folder.parent}: {problem}" for problem in wrong]
         if not found.whole:
-            told.append(f"{path} was written by an older version: its header has no checksum")
-        return found, told
+            warnings.append(f"{path} was written by an older version: its header has no checksum")
+        return found, warnings
     if wrong:
         raise FolderError(
             f"no checkpoint in {folder} can be read: {'; '.join(wrong)}",

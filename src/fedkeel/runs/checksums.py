@@ -13,30 +13,27 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.errors import FolderError
+from fedkeel.errors import FolderError, explain_os_errors
 
 SUMS = "sums.txt"
 
 
 def read_text(path: Path, hint: str = "restore it from a copy") -> str:
-    """A file of a run as text; what cannot be read is an error in one line."""
+    """Read a file of a run as text; what cannot be read is an error in one line."""
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FolderError(
-            f"cannot read {path}: {error.strerror}", "put the file back, or allow it to be read; nothing was changed"
-        ) from error
+        with explain_os_errors(f"cannot read {path}", "put the file back, or allow it to be read; nothing was changed"):
+            return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", hint) from None
 
 
 def checksum(text: str, before: int = 0) -> int:
-    """Of a text, after what has gone before."""
+    """Compute the checksum of a text that follows what has the checksum `before`."""
     return zlib.crc32(text.encode("utf-8", "surrogateescape"), before)
 
 
 def sums_of(lines: Iterable[str]) -> list[int]:
-    """For each line the checksum of all up to it."""
+    """Compute for each line the checksum of all lines up to it."""
     found, total = [], 0
     for line in lines:
         total = checksum(f"{line}\n", total)
@@ -49,7 +46,7 @@ def line_of(name: object, total: int) -> str:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """What each name has for its checksum; a half-written last line does not count."""
+    """Read the checksum of each name; a half-written last line does not count."""
     file = folder / SUMS
     if not file.exists():
         return {}

@@ -16,7 +16,7 @@ import torch
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.folder import read_environment
 from fedkeel.runs.plan import Plan
 
 BY_SAMPLE = "by sample"
@@ -34,13 +34,13 @@ def environment(
     rules: Iterable[Rule] = (),
     track: Iterable[object] = (),
 ) -> dict[str, Any]:
-    """`engines` tells which engine trained after which round and, where it was measured, why; `track` what is measured
-    besides, as far as it has a name."""
+    """Describe where a run takes place: `engines` says which engine trained after which round and, where it was
+    measured, why; `track` what else is measured, as far as it has a name."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: installed(name) for name in PACKAGES},
-        "device": device_name(device),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "machine": processor(),
         "engine": engine,
         "engines": list(engines),
@@ -54,7 +54,7 @@ def environment(
 
 
 def sources(rules: Iterable[Rule]) -> dict[str, str]:
-    """The digest of each module, other than fedkeel's own, that rules come from."""
+    """Compute the digest of each module, other than fedkeel's own, that rules come from."""
     modules = {type(rule).__module__ for rule in rules}
     found = {}
     for name in sorted(modules):
@@ -66,49 +66,50 @@ def sources(rules: Iterable[Rule]) -> dict[str, str]:
 
 def edited(folder: Path, rules: Iterable[Rule]) -> list[str]:
     """Modules of rules that have changed since a run was made."""
-    before = RunFolder(folder).read_json("environment.json").get("sources") or {}
+    before = read_environment(folder).get("sources") or {}
     return [name for name, digest in sources(rules).items() if before.get(name, digest) != digest]
 
 
 def leaks(folder: Path, plan: Plan) -> bool:
     """Whether the run there is judged on samples of which it trained on copies."""
-    return plan.sets_copies_aside and RunFolder(folder).read_json("environment.json").get("held_out") != BY_SAMPLE
+    return plan.sets_copies_aside and read_environment(folder).get("held_out") != BY_SAMPLE
+
+
+def describe_leak(folder: Path) -> str:
+    """What is wrong with the scores of a run that leaks."""
+    return f"{folder} was begun when copies of validation or test samples were trained on: its scores are too high."
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
-    """Which engines trained the rounds that are done, as the folder tells."""
+    """List the engines that trained the rounds that are done, as the folder says."""
     try:
-        return [one for one in RunFolder(folder).read_json("environment.json")["engines"] if one["after_round"] < done]
+        return [one for one in read_environment(folder)["engines"] if one["after_round"] < done]
     except (KeyError, TypeError):  # of an older version
         return []
 
 
 def precision_before(folder: Path) -> str | None:
-    """What the rounds that are done were reckoned in, as the folder tells."""
-    found = RunFolder(folder).read_json("environment.json").get("precision")
+    """Return the precision of the rounds that are done; None where the folder does not say."""
+    found = read_environment(folder).get("precision")
     return found if isinstance(found, str) else None
 
 
 def tracked_before(folder: Path) -> list[str]:
-    """What was measured besides in the rounds that are done."""
-    found = RunFolder(folder).read_json("environment.json").get("track")
+    """List what else was measured in the rounds that are done."""
+    found = read_environment(folder).get("track")
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def installed(name: str) -> str | None:
-    """The version of a package; of fedkeel also where it runs from a checkout that was never installed."""
+def version_of(name: str) -> str | None:
+    """Find the version of a package; of fedkeel also where it runs from a checkout that was never installed."""
     try:
         return __version__ if name == "fedkeel" else version(name)
     except PackageNotFoundError:
         return None
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
 def git_revision() -> str | None:
-    """Of the repository in the current folder, if it is one."""
+    """Find the revision of the repository in the current folder, if it is one."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -68,7 +68,7 @@ class Judge:
         return self.tested.unchanged
 
     def settle(self, trained: Iterable[int]) -> None:
-        """A round is complete, in which these clients trained."""
+        """Note that a round is complete in which these clients trained."""
         policy, clients = self.plan.evaluation, list(trained)
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
@@ -77,7 +77,7 @@ class Judge:
         return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
 
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
-        """Measures of the server's model, where this round is an evaluated one."""
+        """Measure the server's model, where this round is an evaluated one."""
         if not self.due(round):
             return {}
         began = time.perf_counter()
@@ -97,7 +97,7 @@ class Judge:
         selected: Sequence[int],
         fresh: Mapping[int, State] | None = None,
     ) -> Measures:
-        """What the evaluation policy makes of the clients' models; `fresh` states are not in the store yet.
+        """Measure the clients' models as the evaluation policy says; `fresh` states are not in the store yet.
 
         On their test sets, and, as measures of their own, on what they set aside for validation: settings are chosen
         by it. A client's own model that was scored since it last trained is not scored again.
@@ -142,7 +142,7 @@ class Judge:
     def on_validation_shares(self) -> Scorer:
         """Scores a client's model on what that client set aside, as if it were its test set.
 
-        Each model alone, so that its score is the same whoever is scored beside it, also after a pause.
+        Each model alone, so that its score does not depend on who else is scored, also after a pause.
         """
         task = self.task
         problem = replace(task.problem, tests=task.validation)
@@ -150,14 +150,14 @@ class Judge:
         return Scorer(Workspace(own))
 
     def by_clients(self, measures: Measures, personal: Measures) -> Measures:
-        """The measures of a round that is judged by clients' models: the server's get names of their own."""
+        """Rename the measures of a round that is judged by clients' models: the server's get names of their own."""
         found = {SERVERS.get(name, name): value for name, value in measures.items()} | personal
         return found | ({"accuracy": personal["client_accuracy"]} if "client_accuracy" in personal else {})
 
     def verdict(
         self, engine: Engine, tuner: Callable[[], Engine] | None, server: State, records: Sequence[RoundRecord]
     ) -> dict[str, Any]:
-        """The number the evaluation policy reports, after the final phase where the method has one."""
+        """Return the number that the evaluation policy reports, after the final phase where the method has one."""
         policy = self.plan.evaluation
         if policy is None:
             if self.method.final is not None:
@@ -171,7 +171,7 @@ class Judge:
         return data | ({} if reported is None else {"reported": reported[1], "reported_as": policy.report})
 
     def tune(self, engine: Engine, tuning: Engine, server: State, rounds: int, policy: Evaluation) -> Measures:
-        """The final phase of every client, from the global model; nothing of it is kept but the scores."""
+        """Run the final phase of every client, from the global model; only the scores are kept."""
         message = broadcast(self.method, server)
         clients = [int(c) for c in np.flatnonzero(self.task.clients.sizes > 0)]
         # also those who never took part know what the others know, so that all can be stacked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -14,8 +15,9 @@ from torch import nn
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
+from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
-from fedkeel.data.partition.registry import save_partition
+from fedkeel.data.partition.registry import explain_new_default, save_partition
 from fedkeel.errors import ExperimentError
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
@@ -27,6 +29,8 @@ from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Seed, ShareBelowOne, Whole
 from fedkeel.runs.plan import PLAIN, Plan, plan
 from fedkeel.typed_values import check_table, read_values, types_of
+
+log = logging.getLogger("fedkeel")
 
 EXAMPLES = PLAIN | {
     "dataset": "digits", "model": "logistic", "augment": "none", "seed": 0, "partition_seed": 0,
@@ -118,11 +122,19 @@ class Experiment:
         return data | {"method": composition.save(self.plan.method)}
 
     @staticmethod
-    def load(data: Mapping[str, Any], *, trust: bool | Trust = False, typed: Collection[str] = ()) -> Experiment:
+    def load(data: Mapping[str, Any], *, trust: bool | Trust = False) -> Experiment:
         """From a file's data, to be trained. Unknown keys are errors that name the nearest known one.
 
-        Code that the file names is imported with `trust` only; keys in `typed` come from a command line.
+        Code that the file names is imported with `trust` only. What an older file now means is logged.
         """
+        made = Experiment.read(data, trust=trust)
+        note_new_default(data)
+        return made
+
+    @staticmethod
+    def read(data: Mapping[str, Any], *, trust: bool | Trust = False, typed: Collection[str] = ()) -> Experiment:
+        """The same without a word, of what a file gives in part or not at all; keys in `typed` come from a command
+        line."""
         for word in ("problem", "model"):
             if from_python(data.get(word)):
                 raise lost(word)
@@ -166,6 +178,15 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
     if by_sample:
         data["held_out"] = "by sample"  # up to version 0.1.0 copies stood on both sides
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def note_new_default(data: Mapping[str, Any]) -> None:
+    """Log what an older file without a form of partition now means."""
+    given = data.get("partition")
+    if given is None and data.get("dataset") in DATASETS:
+        given = DATASETS[data["dataset"]].preset.get("partition")
+    if (changed := explain_new_default(given)) is not None:
+        log.warning("%s", changed)
 
 
 def from_python(value: Any) -> bool:

@@ -19,9 +19,9 @@ from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
 from fedkeel.problems.problem import Problem
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import leaks
+from fedkeel.runs.environment import describe_leak, leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
-from fedkeel.runs.folder import RESULT, RunFolder, again, read_experiment, read_json, read_rounds
+from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
 
@@ -29,7 +29,7 @@ log = logging.getLogger("fedkeel")
 
 NO_SAMPLE = "no client has a validation sample"
 PERSONAL = ("reported", "reported_as", "tuned")
-"""What a result tells of clients' models beyond its rounds."""
+"""What a result says of clients' models beyond its rounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,19 +61,18 @@ class Run:
     @property
     def params(self) -> dict[str, Tensor]:
         """The final server model by name."""
-        named: dict[str, Tensor] = self.server["params"].named()
-        return named
+        return self.server["params"].named()
 
     def curve(self, measure: str) -> list[float]:
-        """A measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
+        """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
         return [value for record in self.records if (value := record.measure(measure)) is not None]
 
     def rounds(self, measure: str) -> list[int]:
-        """The rounds that `curve` has values of."""
+        """List the rounds that `curve` has values of."""
         return [record.round for record in self.records if record.measure(measure) is not None]
 
     def rounds_to(self, accuracy: float) -> int | None:
-        """The first round that reaches an accuracy."""
+        """Find the first round that reaches an accuracy."""
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
     def model(self, *, trust: bool = False) -> nn.Module:
@@ -108,21 +107,22 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     folder = Path(path)
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
-    identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaks(folder, experiment.plan))
-    found, told = checkpoint.newest(folder / "checkpoint", fingerprint=identity)
+    leaking = leaks(folder, experiment.plan)
+    identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaking)
+    found, warnings = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)
     if found is None:
         if RunFolder(folder).lost():
             raise FolderError(
                 f"{folder} has lost its checkpoint: the weights are gone.",
                 "restore checkpoint/ from a copy; `fedkeel report` still shows its numbers",
             )
-        raise FolderError(f"{folder} has no checkpoint yet.", f"{again(folder)} trains it")
-    for line in told:
+        raise FolderError(f"{folder} has no checkpoint yet.", f"{resume_command(folder)} trains it")
+    for line in [*warnings, describe_leak(folder)] if leaking else warnings:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
     final = result(records, found.server["params"], experiment.plan.evaluate_every, identity)
     written = read_json(folder / RESULT)
-    if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run stands at an earlier one
+    if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     return Run(experiment, records, final, found.server, folder, None, None)
 
@@ -135,8 +135,8 @@ def validation_score(run: Run) -> float | None:
     """
     if (policy := run.plan.evaluation) is not None:
         judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
-        told = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
-        return None if told is None else told[1] if told[0] == "accuracy" else -told[1]
+        reported = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
+        return None if reported is None else reported[1] if reported[0] == "accuracy" else -reported[1]
     accuracies = run.curve("validation_accuracy")
     if accuracies:
         return max(accuracies)
@@ -145,7 +145,7 @@ def validation_score(run: Run) -> float | None:
 
 
 def unscored(run: Run) -> str:
-    """Why a run has no score on validation data."""
+    """Say why a run has no score on validation data."""
     measure = "validation_" if run.plan.evaluation is None else "validation_client_"
     if any(name.startswith(measure) for record in run.records for name in record.extra):
         return "the loss on validation data is not finite"

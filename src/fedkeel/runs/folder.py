@@ -17,8 +17,8 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from fedkeel.core.states import write_atomically
-from fedkeel.errors import FolderError, RunError
-from fedkeel.runs.checkpoint import names, prune, remove, round_of
+from fedkeel.errors import FolderError, RunError, explain_os_errors
+from fedkeel.runs.checkpoint import list_checkpoints, prune, remove, round_of
 from fedkeel.runs.checksums import SUMS, checksum, line_of, read_sums, read_text, sums_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.typed_values import read_toml
@@ -29,14 +29,14 @@ EXPERIMENT = "experiment.toml"
 ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 TIMING = "timing.json"
-
+ENVIRONMENT = "environment.json"
 
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 """Names that some systems keep for their devices."""
 
 
 def folder_name(label: str) -> str:
-    """A label as the name of one folder that no shell has to quote; never `..`, a hidden one or a device."""
+    """Turn a label into the name of one folder that no shell has to quote; never `..`, a hidden one or a device."""
     name = re.sub(r"[^\w.+@=-]+", "-", label)
     name = re.sub(r"^\.+", "-", name) or "-"
     if len(name.encode()) > 150:  # most systems end at 255 bytes
@@ -61,21 +61,18 @@ class RunFolder:
     # ---- opening -------------------------------------------------------------------------------------------------
     def open(self) -> None:
         """Create the folder if need be, and hold it until `close` (or the end of the process, however it comes)."""
-        try:
+        with explain_os_errors(f"cannot write into {self.path}", "choose another folder with --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / EXPERIMENT).exists() and any(map(foreign, self.path.iterdir())):
+            if not (self.path / EXPERIMENT).exists() and any(map(is_foreign, self.path.iterdir())):
                 raise FolderError(
                     f"{self.path} holds something that is not a run.", "choose another folder: nothing was written here"
                 )
-            self.lock.acquire()  # never through a link: in someone else's folder it may lead anywhere
-        except Timeout as error:
-            raise FolderError(
-                f"another process is running in {self.path}.", "wait for it, or choose another folder with --out"
-            ) from error
-        except OSError as error:
-            raise FolderError(
-                f"cannot write into {self.path}: {error.strerror}", "choose another folder with --out"
-            ) from error
+            try:
+                self.lock.acquire()  # never through a link: in someone else's folder it may lead anywhere
+            except Timeout as error:
+                raise FolderError(
+                    f"another process is running in {self.path}.", "wait for it, or choose another folder with --out"
+                ) from error
 
     def close(self) -> None:
         for file in (self.lines, self.sums):
@@ -96,10 +93,6 @@ class RunFolder:
         write_text(self.path / name, text)
         return text
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """What was written there; nothing where it is absent."""
-        return read_json(self.path / name)
-
     def write_result(self, data: Mapping[str, Any]) -> None:
         assert self.sums is not None
         self._append(self.sums, line_of(RESULT, checksum(self.write_json(RESULT, data))))
@@ -114,7 +107,7 @@ class RunFolder:
         return bool(found.lines or found.problem) and (self.kept_before() or not self.checkpoints.exists())
 
     def lines_of(self, done: int | None) -> list[str]:
-        """The lines of the rounds that a checkpoint counts; an error where they, or all checkpoints, are lost.
+        """Read the lines of the rounds that a checkpoint counts; refuse a folder that lost them or all checkpoints.
 
         A run that was killed before its first checkpoint (None) begins again. Nothing is changed here.
         """
@@ -158,13 +151,9 @@ class RunFolder:
         self._append(self.sums, line_of(record.round, self.total))
 
     def _append(self, file: IO[str], text: str) -> None:
-        try:
+        with explain_os_errors(f"cannot write {file.name}", "free some space, then `fedkeel resume`", RunError):
             file.write(text)
             file.flush()
-        except OSError as error:
-            raise RunError(
-                f"cannot write {file.name}: {error.strerror}", "free some space, then `fedkeel resume`"
-            ) from error
 
     def sync(self) -> None:
         """Records reach the disk before the checkpoint that counts them."""
@@ -173,7 +162,7 @@ class RunFolder:
                 os.fsync(file.fileno())
 
 
-def foreign(path: Path) -> bool:
+def is_foreign(path: Path) -> bool:
     """Whether a file is not of a run that was killed before it had written its experiment."""
     return path.name != "run.lock" and not path.name.endswith(".partial")
 
@@ -212,11 +201,20 @@ def read_settings(path: Path) -> dict[str, Any]:
     return data
 
 
+def read_environment(path: Path) -> dict[str, Any]:
+    """Read what the run in a folder was made with; nothing where the file is absent."""
+    return read_json(path / ENVIRONMENT)
+
+
 def read_json(file: Path) -> dict[str, Any]:
-    """A file of a run; nothing where it is absent, an error where it is damaged."""
+    """Read a file of a run; nothing where it is absent, an error where it is damaged."""
     if not file.exists():
         return {}
-    hint = f"{again(file.parent)} makes it again" if file.name == RESULT else "restore it from a copy, or remove it"
+    hint = (
+        f"{resume_command(file.parent)} makes it again"
+        if file.name == RESULT
+        else "restore it from a copy, or remove it"
+    )
     text = read_text(file, hint)
     if file.name == RESULT and read_sums(file.parent).get(RESULT, f"{checksum(text):08x}") != f"{checksum(text):08x}":
         raise FolderError(f"{file} is damaged: it does not match its checksum.", hint)
@@ -242,15 +240,13 @@ class Rounds(NamedTuple):
 
 
 def rounds_in(path: Path) -> Rounds:
-    """The rounds of a run folder, as far as they are whole."""
+    """Read the rounds of a run folder, as far as they are whole."""
     file, found = path / ROUNDS, Rounds([], [], None)
     sums = [(name, total) for name, total in read_sums(path).items() if name != RESULT]  # before the lines
     if not file.exists():
         return found._replace(problem=f"{file} is gone, with {len(sums)} rounds." if sums else None)
-    try:
+    with explain_os_errors(f"cannot read {file}", "put it back; nothing was changed here"):
         *lines, _ = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise FolderError(f"cannot read {file}: {error.strerror}", "put it back; nothing was changed here") from None
     total = 0
     for number, line in enumerate(lines, 1):
         total = zlib.crc32(line + b"\n", total)
@@ -271,19 +267,19 @@ def rounds_in(path: Path) -> Rounds:
 
 
 def read_rounds(path: Path, needed: int | None = None) -> list[RoundRecord]:
-    """The rounds of a run folder, all or the first ones; an error where one of them is damaged or lost."""
+    """Read the rounds of a run folder, all or the first ones; refuse one of them that is damaged or lost."""
     found = rounds_in(path)
-    reached = needed if needed is not None else max(map(round_of, names(path / "checkpoint")), default=0)
+    reached = needed if needed is not None else max(map(round_of, list_checkpoints(path / "checkpoint")), default=0)
     problem = found.problem
     if problem is None and len(found.records) < reached:
         problem = f"{path / ROUNDS} holds {len(found.records)} rounds, but the checkpoint {reached}."
     if problem is not None and (needed is None or len(found.records) < needed):
-        raise FolderError(problem, f"restore it from a copy; what follows a checkpoint, {again(path)} mends")
+        raise FolderError(problem, f"restore it from a copy; what follows a checkpoint, {resume_command(path)} mends")
     if problem is not None:
-        log.warning("%s %s mends it", problem, again(path))
+        log.warning("%s %s mends it", problem, resume_command(path))
     return found.records[:needed]
 
 
-def again(path: Path) -> str:
-    """The command that goes on with a run."""
+def resume_command(path: Path) -> str:
+    """Write the command that goes on with a run."""
     return f"`fedkeel resume {shlex.quote(str(path))}`"

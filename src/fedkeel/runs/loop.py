@@ -14,12 +14,13 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import stack, tensors
+from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import all_finite, finite, passes, sent, size_of, uploaded
+from fedkeel.engines.cost import finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
-from fedkeel.engines.machine import delay_signals, state_budget, used_by_others
+from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
+from fedkeel.engines.memory import state_budget
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.sound_data import explain_by_data, explain_divergence
@@ -29,14 +30,14 @@ from fedkeel.runs.checkpoint import Checkpoint
 from fedkeel.runs.evaluate import Judge
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import TIMING, RunFolder
-from fedkeel.runs.observers import Observer, Seen, observed
+from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
+from fedkeel.runs.observers import Observer, Seen, observe_round
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")
 
-Going = Generator[RoundRequest, list[ClientOutcome], Run]
+RunInProgress = Generator[RoundRequest, list[ClientOutcome], Run]
 """A run that asks for the training of its clients, and is sent what came of it."""
 
 SHARE = 20  # a checkpoint that takes long is written more seldom: a twentieth of the time at most
@@ -84,7 +85,7 @@ class Loop:
         return self.plan.rounds - self.done
 
     def left(self) -> RemainingWork:
-        """What is still to be trained."""
+        """Return what is still to be trained."""
         rounds = max(0, self.rounds_left())
         return RemainingWork(rounds, self.participation.selected(self.done) if rounds else ())
 
@@ -95,7 +96,7 @@ class Loop:
             return
         there = self.folder.read_experiment()
         identity = None if there is None else fingerprint_of(there, self.plan.sets_copies_aside)
-        found, told = checkpoint.newest(self.folder.checkpoints, self.task.device, identity)
+        found, warnings = checkpoint.find_newest(self.folder.checkpoints, self.task.device, identity)
         if found is not None:
             if found.round > self.plan.rounds:
                 raise FolderError(
@@ -112,9 +113,9 @@ class Loop:
             self.store.restore(found.places)
             self.judge.unchanged.update(found.scores)
         lines = self.folder.lines_of(None if found is None else found.round)
-        self.folder.read_json("environment.json")  # to know that it can be read
-        self.shared = bool(self.folder.read_json(TIMING).get("shared"))
-        for line in told:
+        read_environment(self.folder.path)  # to know that it can be read
+        self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
+        for line in warnings:
             log.warning("%s", line)
         # nothing is written before everything there was read
         checkpoint.put_aside(self.folder.checkpoints, self.done)
@@ -138,14 +139,14 @@ class Loop:
                 self._write_timing()
         self.seconds.add("checkpoints", self.saving)
 
-    def going(
+    def run_rounds(
         self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
-    ) -> Going:
-        """All rounds that are left, for one who trains the clients; the engine here only scores."""
+    ) -> RunInProgress:
+        """Run all rounds that are left; the caller trains the clients, the engine here only scores."""
         last_saved = time.monotonic()
         try:
             while self.rounds_left() > 0:
-                record = yield from self.one_round(engine)
+                record = yield from self.run_round(engine)
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
@@ -168,7 +169,7 @@ class Loop:
         return run
 
     def patience(self) -> float:
-        """Seconds between checkpoints; 0 asks for one after every round."""
+        """Return the seconds between checkpoints; 0 asks for one after every round."""
         return max(self.checkpoint_seconds, SHARE * self.saving) if self.checkpoint_seconds else 0.0
 
     def _write_timing(self) -> None:
@@ -178,7 +179,7 @@ class Loop:
             self.folder.write_json(TIMING, {"seconds": round(total, 3), "shared": self.shared, "this_session": parts})
 
     # ---- one round -----------------------------------------------------------------------------------------------
-    def one_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
+    def run_round(self, engine: Engine) -> Generator[RoundRequest, list[ClientOutcome], RoundRecord]:
         began, t = time.perf_counter(), self.done
         self.shared |= self.together > 1 or used_by_others(self.task.device)
         selected = self.participation.selected(t)
@@ -190,16 +191,16 @@ class Loop:
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
-        kept, dropped = self.sound(outcomes, t)
+        kept, dropped = self.drop_nonfinite(outcomes, t)
         server, loss, drift, tracked = self.server, math.nan, math.nan, {}
         timed = time.perf_counter()
         if kept:
             reports = stack([outcome.report for outcome in kept])
             reports["population"] = reports["lr"].new_tensor(float(self.participation.population))
             if self.method.server_phase is not None:
-                reports["learned"] = self.learn(message, reports, t, lr)
+                reports["learned"] = self.run_server_phase(message, reports, t, lr)
             server = server_round(self.method, server, reports)
-            if not bool(torch.isfinite(server["params"].buffer).all()):
+            if not all_finite(server["params"]):
                 raise RunError(
                     f"the server's model is not finite after round {t + 1}, though the clients' are.",
                     "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
@@ -207,7 +208,7 @@ class Loop:
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
             states = [outcome.state for outcome in kept]
-            tracked = observed(self.observers, Seen(t + 1, message, reports, server, self.method, states))
+            tracked = observe_round(self.observers, Seen(t + 1, message, reports, server, self.method, states))
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -221,8 +222,8 @@ class Loop:
             loss=finite(loss),
             drift=finite(drift),
             backward_passes=sum(passes(self.method, self.plan.training, self.task, t, client) for client in answering),
-            bytes_down=sum(size_of(slot) for slot in tensors(sent(self.method, message))) * len(selected),
-            bytes_up=sum(size_of(slot) for outcome in outcomes for slot in tensors(uploaded(outcome.report))),
+            bytes_down=state_bytes(sent(self.method, message)) * len(selected),
+            bytes_up=state_bytes([uploaded(outcome.report) for outcome in outcomes]),
             seconds=round((time.perf_counter() - began) / self.together, 6),
             accuracy=measures.pop("accuracy", None),
             absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
@@ -243,20 +244,20 @@ class Loop:
         self.store.trim()
         return record
 
-    def learn(self, message: State, reports: State, t: int, lr: float) -> State:
-        """The server's own phase, on proxy data: the same round, with the server as its only client."""
+    def run_server_phase(self, message: State, reports: State, t: int, lr: float) -> State:
+        """Run the server's own phase on proxy data: the same round, with the server as its only client."""
         assert self.method.server_phase is not None
         if self.server_engine is None:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
             task = Task(problem, device=self.task.device, dtype=self.task.dtype)
             self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
-        begun = self.method.weights.begin(reports, self.server)
-        return self.server_engine.train_one(message, t, lr, 0, begun).state
+        start = self.method.weights.begin(reports, self.server)
+        return self.server_engine.train_one(message, t, lr, 0, start).state
 
-    def sound(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
-        """Those whose every number is finite, and the clients of the others; a diverged client changes nothing."""
-        kept = [outcome for outcome in outcomes if all_finite(outcome)]
+    def drop_nonfinite(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
+        """Return the outcomes whose every number is finite, and the other clients: those change nothing."""
+        kept = [outcome for outcome in outcomes if all_finite((outcome.report, outcome.state))]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
             raise explain_divergence(self.task, dropped, len(outcomes), t + 1)

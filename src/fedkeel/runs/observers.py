@@ -1,4 +1,4 @@
-"""What is measured in every round besides the record's own numbers: observers, chosen by name.
+"""What else is measured in every round, beyond the record's own numbers: observers, chosen by name.
 
 `fk.run(experiment, track=("drift", "spectrum"))` adds their numbers to each record's `extra`. An observer only reads:
 tracking changes no result.
@@ -21,7 +21,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 from fedkeel.runs.record import NAMES
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
@@ -45,7 +45,7 @@ Observer = Callable[[Seen], Mapping[str, float]]
 
 
 def observe_drift(seen: Seen) -> dict[str, float]:
-    """The numbers of `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
+    """Measure `analysis.drift.Drift`, as `update/…`; the mean is what every record has as `drift`."""
     found = drift(seen.reports["delta"]).named()
     return {f"update/{name}": value for name, value in found.items() if name != "mean"}
 
@@ -66,7 +66,7 @@ def observe_spectrum(seen: Seen) -> dict[str, float]:
 
 
 def observe_curve(name: str, seen: Seen) -> dict[str, float]:
-    """What the method's rules say can be drawn under a name.
+    """Measure what the method's rules say can be drawn under a name.
 
     A number that the server sent, as it is; one that each client has, as its mean, least and most over the clients of
     the round; one for each layer, as the mean over the clients.
@@ -85,32 +85,32 @@ def observe_curve(name: str, seen: Seen) -> dict[str, float]:
         elif told:
             values = torch.stack(told).to(torch.float64)
             found |= {f"{name}/mean": values.mean(), f"{name}/least": values.min(), f"{name}/most": values.max()}
-    return numbers(found)
+    return read_numbers(found)
 
 
 def observe_state(seen: Seen) -> dict[str, float]:
-    """Every number that rules keep or report, whatever it means.
+    """Read every number that rules keep or report, whatever it means.
 
     0-d slots of the server as `state/NAME`, the mean over clients of scalars in their reports as `report/NAME`; a slot
     with a few scalars per layer gives `…/NAME/LAYER`.
     """
     found: dict[str, Tensor] = {}
     for name, slot in seen.server.items():
-        found |= numbers_of(f"state/{name}", slot, stacked=False)
+        found |= scalars_of(f"state/{name}", slot, stacked=False)
     for name, slot in seen.reports.items():
         if name not in FACTS:
-            found |= numbers_of(f"report/{name}", slot, stacked=True)
-    return numbers(found)
+            found |= scalars_of(f"report/{name}", slot, stacked=True)
+    return read_numbers(found)
 
 
-def numbers(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """Brought from the device at once."""
+def read_numbers(found: Mapping[str, Tensor]) -> dict[str, float]:
+    """Read numbers from the device, all at once."""
     values = torch.stack([value.to(torch.float64) for value in found.values()]).tolist() if found else []
     return dict(zip(found, values, strict=True))
 
 
-def numbers_of(name: str, slot: Tree | Tensor, stacked: bool) -> dict[str, Tensor]:
-    """A slot's scalars by name, averaged over clients where they are stacked; nothing for a slot that holds more."""
+def scalars_of(name: str, slot: Tree | Tensor, stacked: bool) -> dict[str, Tensor]:
+    """Return a slot's scalars by name, averaged over clients where stacked; nothing for a slot that holds more."""
     if isinstance(slot, Tree):
         if any(slot.layout.shapes.values()):
             return {}
@@ -126,35 +126,35 @@ OBSERVERS: dict[str, Observer] = {
 }
 
 
-def listed(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
-    """Names and functions; one alone needs no list."""
+def as_list(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
+    """Return names and functions as a list; one alone needs none."""
     return [track] if isinstance(track, str) or callable(track) else list(track)
 
 
-def observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:
-    """Observers by name, or functions of the caller's own."""
-    found: list[Observer] = []
-    for one in listed(track):
-        if isinstance(one, str) and one not in OBSERVERS:
-            raise RequestError(f"nothing to track is called: {one}", nearest(one, OBSERVERS, "choices"))
-        found.append(OBSERVERS[one] if isinstance(one, str) else one)
-    return found
+def find_observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:
+    """Find observers by name; functions of the caller's own stay as they are."""
+    return [
+        OBSERVERS[require_known(one, OBSERVERS, "nothing to track is called", "choices")]
+        if isinstance(one, str)
+        else one
+        for one in as_list(track)
+    ]
 
 
 @torch.no_grad()
-def observed(observers: Iterable[Observer], seen: Seen) -> dict[str, float | None]:
-    """What all of them say of a round; what is not a number becomes None."""
+def observe_round(observers: Iterable[Observer], seen: Seen) -> dict[str, float | None]:
+    """Gather what all observers say of a round; what is not a number becomes None."""
     found: dict[str, float | None] = {}
     for observer in observers:
         told = observer(seen)
         if not isinstance(told, Mapping):
             raise RequestError(f"a tracker returns numbers by name, not {type(told).__name__}.", 'return {"name": 0.5}')
-        found |= {name: number(name, value) for name, value in told.items()}
+        found |= {name: check_number(name, value) for name, value in told.items()}
     return found
 
 
-def number(name: str, value: Any) -> float | None:
-    """What a tracker says, as a number; None where it is none that JSON knows."""
+def check_number(name: str, value: Any) -> float | None:
+    """Return what a tracker says as a number; None where it is none that JSON knows."""
     if name in NAMES:
         raise RequestError(f"a tracker may not call its number {name!r}: a round has that already.", "another name")
     try:

@@ -15,7 +15,7 @@ BERNOULLI = "bernoulli:"
 
 
 def share_of(participation: float | str) -> float:
-    """The expected share of clients per round."""
+    """Read the expected share of clients per round."""
     text = str(participation).removeprefix(BERNOULLI)
     try:
         share = float(text)
@@ -71,13 +71,8 @@ class Participation:
         return len(self.sizes) if self.able is None else len(self.able)
 
     def selected(self, round: int) -> list[int]:
-        """The clients of this round, sorted."""
+        """Choose the clients of this round, sorted."""
         if self.schedule is not None:
-            if round >= len(self.schedule):
-                raise ExperimentError(
-                    f"participants cover {len(self.schedule)} rounds, not {round + 1}.",
-                    "list one more, or train fewer rounds",
-                )
             return sorted(self.schedule[round])
         chosen = choice(key(self.seed, "participation", round), self.population, self._count(round))
         return chosen if self.able is None else [int(self.able[i]) for i in chosen]
@@ -93,7 +88,7 @@ class Participation:
         return 1
 
     def answering(self, round: int, selected: Sequence[int]) -> list[int]:
-        """Those of the selected who answer."""
+        """Choose those of the selected who answer."""
         if not self.unavailable:
             return list(selected)
         draws = [uniforms(key(self.seed, "unavailable", round, client), 1)[0] for client in selected]

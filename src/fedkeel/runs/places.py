@@ -21,14 +21,14 @@ def describe_place(environment: Mapping[str, Any], timing: Mapping[str, Any]) ->
 
 
 def engines_of(environment: Mapping[str, Any]) -> str:
-    """The engine, or all that took part where a run went on with another."""
+    """Name the engine, or all that took part where a run went on with another."""
     given = environment.get("engines")
     listed = [one.get("engine") for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
     return " and ".join(dict.fromkeys(str(name) for name in (*listed, environment.get("engine"))))
 
 
 def keep_one_place(items: Sequence[T], place_of: Callable[[T], str]) -> list[T]:
-    """The items of the place that most of them share; of the first such place where several are shared alike."""
+    """Keep the items of the place that most of them share; of two such places, those of the first."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(place_of(item), []).append(item)

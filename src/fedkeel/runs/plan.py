@@ -17,7 +17,7 @@ from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
 from fedkeel.engines.engine import Training
-from fedkeel.errors import DataError, ExperimentError, nearest
+from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
@@ -138,9 +138,7 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     method = read_method(asked["method"], Trust.TYPED)
     if problem is not None:
         return method, problem
-    if dataset not in DATASETS:
-        raise DataError(f"unknown data set: {dataset}", nearest(dataset, DATASETS, "data sets"))
-    preset = DATASETS[dataset].preset
+    preset = DATASETS[require_known(dataset, DATASETS, "unknown data set", "data sets", DataError)].preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]
     return method, Division(dataset, partition, model, asked["augment"] or preset.get("augment", "none"))

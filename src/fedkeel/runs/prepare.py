@@ -21,7 +21,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
 from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
-from fedkeel.data.dataset import DatasetCard
+from fedkeel.data.dataset import DatasetCard, Joined
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.prepare import Preparation, find_augmentation
@@ -33,7 +33,7 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
-from fedkeel.problems.personal_data import Joined, rows_of, without_proxy
+from fedkeel.problems.personal_data import rows_of, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
@@ -75,7 +75,7 @@ def problem_of(plan: Plan) -> Problem:
             raise ExperimentError("a feature shift is not made of pooled data.", "evaluation.pool = false")
         labels = np.concatenate([labels, np.asarray(data.test_labels)])
     partition = divide(plan, data, labels)
-    images = Joined(data.train_images, data.test_images) if pooled else train_images(plan, data, partition)
+    images = Joined([data.train_images, data.test_images]) if pooled else train_images(plan, data, partition)
     proxy, tests = None, None
     if plan.method.server_phase is not None:
         partition, chosen = without_proxy(partition, key(partition_key(plan), "proxy"), data.classes)
@@ -122,7 +122,7 @@ def partition_key(plan: Plan) -> int:
 
 
 def task_maker(plan: Plan, device: torch.device, dtype: torch.dtype) -> Callable[[Problem], Task]:
-    """How a task is made from a problem: here and in every worker process alike."""
+    """Return the function that makes a task from a problem, the same here and in every worker process."""
     return partial(
         Task,
         device=device,

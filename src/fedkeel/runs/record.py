@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -34,13 +34,13 @@ class RoundRecord:
     extra: dict[str, float | None] = field(default_factory=dict)
 
     def dumps(self) -> str:
-        """One line of JSON; what is empty is left out, what is not a number becomes null."""
-        data = {name: _number(value) for name, value in asdict(self).items() if value not in (None, [], {})}
-        return json.dumps(data, allow_nan=False)
+        """Write one line of JSON; what is empty is left out, what is not a number becomes null."""
+        data = {name: value for name, value in asdict(self).items() if value not in (None, [], {})}
+        return json.dumps(nonfinite_to_null(data), allow_nan=False)
 
     @staticmethod
     def loads(line: str) -> RoundRecord:
-        """What `dumps` wrote; a ValueError says what cannot be of a round."""
+        """Read what `dumps` wrote; a ValueError says what cannot be of a round."""
         data = json.loads(line)
         empty: dict[str, Any] = {"loss": None, "drift": None, "selected": []}
         return RoundRecord(**read_line(RoundRecord, empty | data if isinstance(data, dict) else data))
@@ -53,14 +53,17 @@ class RoundRecord:
 NAMES = frozenset(one.name for one in fields(RoundRecord))
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _number(item) for name, item in value.items()}
+def nonfinite_to_null(value: Any) -> Any:
+    """Return plain data that JSON can hold: what is not a number becomes null."""
+    if isinstance(value, Mapping):
+        return {str(name): nonfinite_to_null(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [nonfinite_to_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def digest(params: Tree) -> str:
-    """Identity of a model: names, shapes, dtype and every bit, whatever the order in the buffer."""
+    """Compute the identity of a model: names, shapes, dtype and every bit, whatever the order in the buffer."""
     seen = hashlib.sha256()
     for name, leaf in params.items():
         seen.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
@@ -78,13 +81,13 @@ def judged_on(records: Sequence[RoundRecord]) -> str | None:
 
 
 def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
-    """The evaluated rounds, as if the run had never been shorter."""
+    """Keep the evaluated rounds, as if the run had never been shorter."""
     final = records[-1].round if records else 0
     return [record for record in records if record.round % every == 0 or record.round == final]
 
 
 def result(records: Sequence[RoundRecord], params: Tree, every: int, fingerprint: str) -> dict[str, Any]:
-    """The result of a run: nothing that depends on the clock."""
+    """Compute the result of a run: nothing that depends on the clock."""
     judged = counted(records, every)
     name = judged_on(judged)
     values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]

@@ -14,7 +14,7 @@ from fedkeel.engines.machine import steady
 from fedkeel.engines.measure import Job, RemainingWork, without_traces
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.folder import read_environment
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.together import FREE
@@ -24,15 +24,15 @@ log = logging.getLogger("fedkeel")
 
 @dataclass(frozen=True)
 class Asked:
-    """A run that is to be compared with others, and where it stands or will stand."""
+    """A run that is to be compared with others, and its folder."""
 
     experiment: Experiment
     folder: Path
 
     @property
     def engine(self) -> str | None:
-        """The engine of its rounds so far, as its folder tells."""
-        name = RunFolder(self.folder).read_json("environment.json").get("engine")
+        """The engine of its rounds so far, as its folder says."""
+        name = read_environment(self.folder).get("engine")
         return name if name in ENGINES else None
 
     def takes(self, engine: str) -> bool:
@@ -43,9 +43,9 @@ class Asked:
 def choose_for_all(
     asked: Sequence[Asked], device: torch.device, dtype: torch.dtype, workers: int | None, *, stacks: bool = False
 ) -> str:
-    """The engine of those that were begun, or the one that measures fastest over all kinds of runs.
+    """Choose the engine of runs that have rounds already, or the one that measures fastest over all kinds of runs.
 
-    `stacks`: some would be trained as one stack, which no measurement of a single run tells.
+    `stacks`: some would be trained as one stack, which no measurement of a single run shows.
     """
     before = {one.engine for one in asked} - {None}
     if len(before) == 1:
@@ -95,7 +95,7 @@ def _fastest(
 
 
 def _job(plan: Plan, device: torch.device, dtype: torch.dtype, workers: int | None) -> Job:
-    """The plan's first round, to be measured."""
+    """Make the job of the plan's first round, to be measured."""
     make = task_maker(plan, device, dtype)
     task = make(problem_of(plan))
     clients = plan.schedule(task.clients.sizes).selected(0)

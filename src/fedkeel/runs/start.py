@@ -28,12 +28,12 @@ from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import edited, engines_before, environment, leaks, precision_before
+from fedkeel.runs.environment import describe_leak, edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import RunFolder, rounds_in
-from fedkeel.runs.loop import Going, Loop, Progress
-from fedkeel.runs.observers import Observer, listed, observers
+from fedkeel.runs.folder import ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.loop import Loop, Progress, RunInProgress
+from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
 from fedkeel.typed_values import read_values, types_of
@@ -59,16 +59,16 @@ def run(
 ) -> Run:
     """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
 
-    `track` names what is measured in every round besides: "drift", "spectrum", "state", or functions of one's own.
+    `track` names what else is measured in every round: "drift", "spectrum", "state", or functions of one's own.
     """
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, listed(track))
+    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, as_list(track))
     with session(on.device) as closing:
         return start(experiment, out, on, progress, closing).drive()
 
 
 @contextlib.contextmanager
 def session(device: torch.device) -> Iterator[contextlib.ExitStack]:
-    """In which runs are made: what they open is closed at its end."""
+    """Provide what runs are made in: what they open is closed at the end."""
     with steady(), explain_out_of_memory(device), contextlib.ExitStack() as closing:
         yield closing
 
@@ -100,24 +100,23 @@ class Started(NamedTuple):
 
     loop: Loop
     engine: Engine
-    going: Going
+    rounds: RunInProgress
 
     def drive(self) -> Run:
         """Train all rounds that are left with its own engine."""
         try:
-            request = next(self.going)
+            request = next(self.rounds)
             while True:
-                request = self.going.send(self.engine.train(*request))
+                request = self.rounds.send(self.engine.train(*request))
         except StopIteration as finished:
-            run: Run = finished.value
-            return run
+            return finished.value
         finally:
-            self.going.close()  # where training failed, the run still writes its checkpoint
+            self.rounds.close()  # where training failed, the run still writes its checkpoint
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is checked, and stands where it was left, before it has an engine."""
+    """A run that is checked and brought to its last checkpoint, and has no engine yet."""
 
     loop: Loop
     on: Place
@@ -126,16 +125,16 @@ class Prepared:
     began: float
 
     def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
-        """Note the engine beside the run, and tell who follows it."""
+        """Write the engine into the folder, and tell the progress display."""
         loop, on = self.loop, self.on
         loop.seconds.add("setup", time.perf_counter() - self.began)
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
-            loop.folder.write_json("environment.json", made_with)
+            loop.folder.write_json(ENVIRONMENT, made_with)
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
-        return Started(loop, engine, loop.going(engine, progress, tuner))
+        return Started(loop, engine, loop.run_rounds(engine, progress, tuner))
 
 
 def prepare(
@@ -160,11 +159,11 @@ def prepare(
     check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
-    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, observers(on.track))
+    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, find_observers(on.track))
     closing.callback(loop.store.close)
     loop.restore()
     if folder is not None and loop.done:
-        notice(folder.path, plan, on.dtype)
+        warn_of_changes(folder.path, plan, on.dtype)
     engines = [] if folder is None else engines_before(folder.path, loop.done)
     return Prepared(loop, on, make_task, engines, began)
 
@@ -181,7 +180,7 @@ def start(
     progress: Progress | None,
     closing: contextlib.ExitStack,
 ) -> Started:
-    """A run on this machine, up to its first round."""
+    """Start a run on this machine, up to its first round."""
     prepared = prepare(experiment, out, on, closing)
     loop, engines = prepared.loop, prepared.engines
 
@@ -201,13 +200,13 @@ def start(
     return prepared.start(made, choice, progress, tuner)
 
 
-def notice(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
-    """Warn where the rounds to come are computed otherwise than those before: the result is that of neither."""
+def warn_of_changes(folder: Path, plan: Plan, dtype: torch.dtype) -> None:
+    """Warn where later rounds compute something else than earlier ones: the result is that of neither."""
     before, now = precision_before(folder), str(dtype).removeprefix("torch.")
     if before is not None and before != now:
-        log.warning("this run was begun in %s and goes on in %s", before, now)
+        log.warning("this run started in %s and goes on in %s", before, now)
     for name in edited(folder, plan.method.rules):
-        log.warning("the module %s has been edited since this run was begun; its first rounds are the old rule's", name)
+        log.warning("the module %s has been edited since this run started; its first rounds are the old rule's", name)
 
 
 def claim(folder: RunFolder, experiment: Experiment) -> None:
@@ -220,9 +219,9 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
         other = {name: value for name, value in there.items() if name != "rounds"}
         if isinstance(there.get("method"), Mapping):
             other["method"] = composition.rewrite(there["method"])
-        made, saved = rounds_in(folder.path), checkpoint.names(folder.checkpoints)
-        begun = made.lines or made.problem or any(map(checkpoint.round_of, saved))
-        if mine != other and not begun and folder.read_json("environment.json"):
+        made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
+        has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
+        if mine != other and not has_rounds and read_environment(folder.path):
             for path in saved:
                 checkpoint.remove(path)
         elif mine != other:
@@ -231,9 +230,8 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
             )
-        if begun and leaks(folder.path, experiment.plan):
+        if has_rounds and leaks(folder.path, experiment.plan):
             raise FolderError(
-                f"{folder.path} was begun when copies of validation or test samples were trained on: "
-                "its scores are too high.",
+                describe_leak(folder.path),
                 "choose another folder with --out, and compare no scores with this run's",
             )

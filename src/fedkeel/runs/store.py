@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import Arrays, Damaged, from_arrays, read, state_bytes, sync, to_arrays, write
+from fedkeel.core.states import Arrays, Damaged, from_arrays, read, sync, to_arrays, write
+from fedkeel.core.trees import state_bytes
 from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import Places
 
@@ -65,7 +66,7 @@ class ClientStore:
         return state
 
     def put(self, client: int, state: State, round: int) -> None:
-        """The state in which `round` left a client."""
+        """Keep the state in which `round` left a client."""
         old = self.memory.pop(client, None)
         self.held += state_bytes(state) - (state_bytes(old) if old is not None else 0)
         self.memory[client] = state
@@ -86,7 +87,7 @@ class ClientStore:
         self._forget(leaving)
 
     def save(self) -> Places:
-        """Have every state reach the disk, those written before as they are; return where each stands."""
+        """Have every state reach the disk, those written before as they are; return the file of each."""
         new = bool(self.changed or self.unsynced)
         self._write(self.changed, synced=True)
         _each(sync, [self.folder / name for name in self.unsynced])

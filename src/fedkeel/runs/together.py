@@ -17,7 +17,7 @@ from fedkeel.errors import RequestError, RunError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.loop import Progress
-from fedkeel.runs.observers import Observer, listed
+from fedkeel.runs.observers import Observer, as_list
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
 
 log = logging.getLogger("fedkeel")
@@ -28,12 +28,8 @@ FREE = ("seed", "partition", "partition_seed", "lr", "lr_decay", "participation"
 
 def alike(one: Experiment, other: Experiment) -> bool:
     """Whether two experiments may share a stack: they differ in nothing that decides about a step but data and rate."""
-    first, second = (_shared(experiment) for experiment in (one, other))
+    first, second = (experiment.save() | dict.fromkeys(FREE) for experiment in (one, other))
     return first == second and one.problem is other.problem
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    return {name: value for name, value in experiment.save().items() if name not in FREE}
 
 
 def run_together(
@@ -60,26 +56,26 @@ def run_together(
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
-    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, listed(track))
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, as_list(track))
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
-        return go_together(started, closing) if started else []
+        return drive_together(started, closing) if started else []
 
 
-def alone(one: Started) -> Run | RunError:
+def drive_alone(one: Started) -> Run | RunError:
     try:
         return one.drive()
     except RunError as error:
         return error
 
 
-def go_together(started: Sequence[Started], closing: contextlib.ExitStack) -> list[Run | RunError]:
+def drive_together(started: Sequence[Started], closing: contextlib.ExitStack) -> list[Run | RunError]:
     """Drive runs side by side, those that are behind first."""
     engines = [one.engine for one in started if isinstance(one.engine, StackedEngine)]
     if not joinable(engines):
         log.info("the runs are made one after another: their models or the preparation of their data differ")
-        return [alone(one) for one in started]
+        return [drive_alone(one) for one in started]
     joint = JointEngine(engines)
     results: list[Run | RunError | None] = [None] * len(started)
     asking: dict[int, Any] = {}
@@ -87,7 +83,7 @@ def go_together(started: Sequence[Started], closing: contextlib.ExitStack) -> li
     def advance(run: int, answer: Any) -> None:
         asking.pop(run, None)
         try:
-            asking[run] = started[run].going.send(answer)
+            asking[run] = started[run].rounds.send(answer)
         except StopIteration as finished:
             results[run] = finished.value
         except RunError as error:
@@ -96,7 +92,7 @@ def go_together(started: Sequence[Started], closing: contextlib.ExitStack) -> li
             started[one].loop.together = len(asking)
 
     for run, one in enumerate(started):
-        closing.callback(one.going.close)
+        closing.callback(one.rounds.close)
         one.loop.together = len(started)
         advance(run, None)
     while asking:

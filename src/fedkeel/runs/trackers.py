@@ -16,27 +16,20 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.record import RoundRecord
+from fedkeel.typed_values import flatten
 
 MEASURES = ("loss", "accuracy", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """Every number of a round by name; those that are missing are left out."""
+    """Return every number of a round by name, without those that are missing."""
     found = {name: record.measure(name) for name in (*MEASURES, *record.extra)}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def settings(experiment: Experiment) -> dict[str, str]:
-    """Nested settings under dotted names."""
-    return dict(_flat(experiment.save(), ""))
-
-
-def _flat(value: Any, name: str) -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _flat(item, f"{name}.{key}" if name else key)]
-    if isinstance(value, list):
-        return [pair for i, item in enumerate(value) for pair in _flat(item, f"{name}.{i}")]
-    return [(name, str(value))]
+    """Return nested settings under dotted names."""
+    return {name: str(value) for name, value in flatten(experiment.save()).items()}
 
 
 def library(module: str, extra: str) -> Any:
@@ -94,25 +87,18 @@ class MLflow:
             self.client.log_batch(self.run_id, params=params[first : first + 100])
 
     def round(self, record: RoundRecord) -> None:
-        kinds, now = self.library.entities, round_time(self.library)
+        kinds, now = self.library.entities, int(self.library.utils.time.get_current_time_millis())
         found = [kinds.Metric(name, value, now, record.round) for name, value in numbers(record).items()]
         self.client.log_batch(self.run_id, metrics=found)
 
     def finished(self, run: Run) -> None:
-        self.end("FINISHED")
+        self.close("FINISHED")
 
-    def close(self) -> None:
-        """Called without `finished` before it: the run failed or was interrupted."""
-        self.end("FAILED")
-
-    def end(self, status: str) -> None:
+    def close(self, status: str = "FAILED") -> None:
+        """End the run; without `finished` before it, it failed or was interrupted."""
         if self.run_id is not None:
             self.client.set_terminated(self.run_id, status)
             self.run_id = None
-
-
-def round_time(mlflow: Any) -> int:
-    return int(mlflow.utils.time.get_current_time_millis())
 
 
 class Wandb:
@@ -130,20 +116,17 @@ class Wandb:
         self.run.log(numbers(record), step=record.round)
 
     def finished(self, run: Run) -> None:
-        self.end(0)
+        self.close(0)
 
-    def close(self) -> None:
-        """Called without `finished` before it: the run failed or was interrupted."""
-        self.end(1)
-
-    def end(self, exit_code: int) -> None:
+    def close(self, exit_code: int = 1) -> None:
+        """End the run; without `finished` before it, it failed or was interrupted."""
         if self.run is not None:
             self.run.finish(exit_code=exit_code)
             self.run = None
 
 
 class Several:
-    """One `Progress` that tells several, in order."""
+    """One `Progress` that calls several, in order."""
 
     def __init__(self, members: Iterable[Progress | None]):
         self.members: Sequence[Progress] = [member for member in members if member is not None]

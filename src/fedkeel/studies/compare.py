@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from scipy.stats import t as student
 
-from fedkeel.runs.checkpoint import names as checkpoints
+from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import judged_on
 from fedkeel.studies import cost_to_target as cost
+from fedkeel.typed_values import flatten
 
 LEVEL = 0.95
 NUMBERS = ("best", "last", "mean_last", "reported")
@@ -30,7 +31,7 @@ class RunGroup:
     runs: dict[int, Run]
 
     def values(self, name: str) -> dict[int, float]:
-        """A number of the result of each seed: best, last, mean_last or reported."""
+        """Return a number of the result of each seed: best, last, mean_last or reported."""
         found = {seed: run.result.get(name) for seed, run in self.runs.items()}
         return {seed: float(value) for seed, value in found.items() if value is not None}
 
@@ -57,7 +58,7 @@ class Paired:
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Runs that differ in nothing but their seed stand together; labels tell apart what shares a method's name."""
+    """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name."""
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
         found.setdefault(_identity(run), {})[run.plan.seed] = run
@@ -75,25 +76,16 @@ def _identity(run: Run) -> str:
 
 
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
-    """What sets a run apart from the others of its method."""
-    mine = _flat(run.experiment.save())
-    others = [_flat(other.experiment.save()) for other in runs if other.plan.method.name == name]
+    """Say what sets a run apart from the others of its method."""
+    mine = flatten(run.experiment.save())
+    others = [flatten(other.experiment.save()) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
     return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
 
 
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(data, dict):
-        return {k: v for name, value in data.items() for k, v in _flat(value, f"{prefix}{name}.").items()}
-    if isinstance(data, list):
-        return {k: v for i, value in enumerate(data) for k, v in _flat(value, f"{prefix}{i}.").items()}
-    return {prefix.rstrip("."): data}
-
-
 def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:
-    """In what runs differ besides method, seed and what was `tuned` for each method: keys of the experiment, and for a
-    seed that groups share, the split and the clients that were selected. Each makes a comparison one of more than
-    methods."""
+    """List in what runs differ apart from method, seed and what was `tuned` for each method: keys of the experiment,
+    and for a seed that groups share, the split and the selected clients. Each compares more than methods."""
     aside = {"method", "seed", "partition_seed", *tuned}
     settings = [
         {k: repr(v) for k, v in run.experiment.save().items() if k not in aside}
@@ -115,7 +107,7 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
-    """Each run with fewer rounds than its experiment has, in words: interrupted, failed, or its file damaged."""
+    """List in words each run with fewer rounds than its experiment has: interrupted, failed, or its file damaged."""
     found = []
     for group in groups:
         for seed, run in group.runs.items():
@@ -127,23 +119,22 @@ def unfinished(groups: Sequence[RunGroup]) -> list[str]:
 
 def _reached(run: Run) -> str:
     at = f"round {len(run.records)} of {run.plan.rounds}"
-    saved = checkpoints(run.path / "checkpoint") if run.path is not None else []
+    saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
         return f"is known up to {at} only: files of it are damaged"
     return f"is not finished: it stands at {at}"
 
 
 def machines(groups: Sequence[RunGroup]) -> list[str]:
-    """What the runs were made on, in words; where there are several, their seconds cannot be compared."""
+    """List in words what the runs were made on; seconds of several machines cannot be compared."""
     return sorted({place for group in groups for run in group.runs.values() if (place := place_of(run))})
 
 
 def place_of(run: Run) -> str:
-    """On what a run was made, in words; empty for one that is in memory alone."""
+    """Say on what a run was made; empty for one that is in memory alone."""
     if run.path is None:
         return ""
-    folder = RunFolder(run.path)
-    return describe_place(folder.read_json("environment.json"), folder.read_json("timing.json"))
+    return describe_place(read_environment(run.path), read_json(run.path / TIMING))
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -153,7 +144,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def measure_of(groups: Sequence[RunGroup]) -> str | None:
-    """What all runs are judged on; None where they differ in it, or have nothing yet."""
+    """Find what all runs are judged on; None where they differ in it, or have nothing yet."""
     found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
     return found.pop() if len(found) == 1 else None
 
@@ -164,7 +155,7 @@ def compared_by(groups: Sequence[RunGroup]) -> str:
 
 
 def judged_as(groups: Sequence[RunGroup]) -> list[str]:
-    """Whose models were judged, and what is reported, in words; nothing for runs judged on one test set."""
+    """Say whose models were judged, and what is reported; nothing for runs judged on one test set."""
     policies = [run.plan.evaluation for group in groups for run in group.runs.values()]
     told = (
         f"accuracies and losses are of {policy.subject}; reported: {policy.report_in_words}"
@@ -190,7 +181,7 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
 
 
 def document(groups: Sequence[RunGroup], baseline: RunGroup, target: float) -> dict[str, Any]:
-    """The whole comparison as plain data."""
+    """Return the whole comparison as plain data."""
     name = compared_by(groups)
     return {
         "baseline": baseline.label,
@@ -216,14 +207,18 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def common_target(groups: Sequence[RunGroup]) -> float:
-    """What every run reached: the lowest of their best accuracies, or the highest of their best losses."""
+    """Find what every run reached: the lowest of their best accuracies, or the highest of their best losses."""
     worst = min if measure_of(groups) in ("accuracy", None) else max
     return worst((value for group in groups for value in group.values("best").values()), default=0.0)
 
 
 def paired(group: RunGroup, baseline: RunGroup, name: str = "best") -> Paired | None:
-    """mean(group − baseline) over the seeds both have, with a Student interval."""
-    mine, other = group.values(name), baseline.values(name)
+    """Compute mean(group − baseline) of a number of their results."""
+    return paired_differences(group.values(name), baseline.values(name))
+
+
+def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Paired | None:
+    """Compute the mean difference over the seeds both have, with a Student interval."""
     differences = [mine[seed] - other[seed] for seed in mine if seed in other]
     if not differences:
         return None

@@ -24,7 +24,7 @@ class Spending:
 
 
 def spent(records: Sequence[RoundRecord]) -> Spending:
-    """The cost of all these rounds."""
+    """Add up the cost of all these rounds."""
     return Spending(
         rounds=len(records),
         bytes_up=sum(r.bytes_up for r in records),
@@ -35,7 +35,7 @@ def spent(records: Sequence[RoundRecord]) -> Spending:
 
 
 def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Spending | None:
-    """The cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
+    """Add up the cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
 
     Accuracies reach a target from below, losses (names that end in `loss`) from above.
     """

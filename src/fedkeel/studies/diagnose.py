@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from fedkeel.analysis.similarity import layer_features, pairwise_cka
 from fedkeel.analysis.spectrum import BANDS, band_drift, band_variance, heterogeneity, layer_divergence
 from fedkeel.core.rule import Local, Rule
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, require_known
 from fedkeel.randomness import key
 from fedkeel.ranges import MOST, Count, NonNegative, Positive, Range
 from fedkeel.rules import HighPass
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json, write_text
+from fedkeel.runs.record import nonfinite_to_null
 from fedkeel.studies.subject import Subject
 from fedkeel.typed_values import check_fields
 
@@ -58,15 +58,15 @@ class Extent:
             raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
 
 
-def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Where in the spectrum clients disagree: gradients, perturbations (where the method has them) and updates."""
+def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure where in the spectrum clients disagree: gradients, perturbations (if any) and updates."""
     kinds = {"gradient": subject.gradients, "perturbation": subject.perturbations, "update": subject.updates}
-    high_pass = filter_of(subject)
+    high_pass = find_filter(subject)
     low_high = heterogeneity(subject.gradients, by(high_pass))
     return {
         "clients": subject.clients,
         "bands": extent.bands,
-        "kinds": {name: bands_of(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
+        "kinds": {name: measure_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
         "ratio": high_pass.ratio,
         "divergence": {
             "before": layer_divergence(subject.gradients),
@@ -76,7 +76,7 @@ def spectrum_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     }
 
 
-def bands_of(tree: Tree, bands: int) -> dict[str, Any]:
+def measure_bands(tree: Tree, bands: int) -> dict[str, Any]:
     found, variance = band_drift(tree, bands), band_variance(tree, bands)
     return {
         "distance": found.distance.tolist(),
@@ -87,13 +87,13 @@ def bands_of(tree: Tree, bands: int) -> dict[str, Any]:
     }
 
 
-def filter_of(subject: Subject) -> HighPass:
-    """The method's own filter, or one to compare with."""
+def find_filter(subject: Subject) -> HighPass:
+    """Find the method's own filter, or one to compare with."""
     return next((rule for rule in subject.method.rules if isinstance(rule, HighPass)), HighPass(RATIO))
 
 
 def by(rule: Rule) -> Callable[[Tree], Tree]:
-    """A filter as a function of a tree, stacked or not."""
+    """Turn a filter into a function of a tree, stacked or not."""
 
     def filtered(tree: Tree) -> Tree:
         zero, count = tree.scalar(), torch.zeros((), dtype=torch.int64)
@@ -102,8 +102,8 @@ def by(rule: Rule) -> Callable[[Tree], Tree]:
     return filtered
 
 
-def drift_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """How far the clients move in one more round, how much they agree, and how well the model serves each of them."""
+def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure how far the clients move in one more round, how much they agree, and how well the model serves each."""
     accuracies = subject.accuracies()
     return {
         "clients": subject.clients,
@@ -114,8 +114,8 @@ def drift_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     } | drift(subject.updates).named()
 
 
-def cka_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Linear CKA between the clients' models after local training, layer by layer, on common test samples."""
+def measure_cka(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure linear CKA between the clients' models after local training, by layer, on common test samples."""
     inputs = subject.test_samples(min(extent.samples, 500))
     features = [layer_features(module, *(inputs[:-1] or inputs)) for module in subject.local_models]
     layers = {name: pairwise_cka([found[name] for found in features]) for name in features[0]}
@@ -131,8 +131,8 @@ def off_diagonal_mean(table: Tensor) -> float:
     return float((table.sum() - table.trace()) / max(models * (models - 1), 1)) if models > 1 else 1.0
 
 
-def embedding_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
+def embed_models(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Draw perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
 
     Parameters are w_i − w_t: a projection does not see the common start. Features have a point for each class.
     """
@@ -143,7 +143,7 @@ def embedding_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     if subject.task.module is not None:
         rows["feature"] = features_by_class(subject, extent)
     of = key(subject.seed, "t-SNE")
-    return {"clients": subject.clients, "kinds": {name: projected(points, of) for name, points in rows.items()}}
+    return {"clients": subject.clients, "kinds": {name: project_points(points, of) for name, points in rows.items()}}
 
 
 class Points(NamedTuple):
@@ -155,7 +155,7 @@ class Points(NamedTuple):
 
 
 def features_by_class(subject: Subject, extent: Extent) -> Points:
-    """The mean feature of each class in each client's model and in the server's, before the last layer.
+    """Compute the mean feature of each class in each client's model and in the server's, before the last layer.
 
     Of the first ten classes, on common test samples; where samples have no class, all their features in one row.
     """
@@ -163,7 +163,7 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
     inputs = inputs or [labels]
     names = [*(f"client {client}" for client in subject.clients), "server"]
     models = [*subject.local_models, subject.model(subject.params)]
-    found = [before_last(layer_features(module, *inputs)) for module in models]
+    found = [take_before_last(layer_features(module, *inputs)) for module in models]
     if labels.dim() != 1 or labels.is_floating_point():
         return Points(torch.stack([table.flatten() for table in found]), names)
     classes = sorted(set(labels.tolist()))[:CLASSES]
@@ -171,12 +171,12 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
     return Points(torch.stack(means), [f"{name}, class {c}" for name in names for c in classes], classes * len(names))
 
 
-def before_last(features: Mapping[str, Tensor]) -> Tensor:
-    """What goes into the last layer, as the layer before it gives it out."""
+def take_before_last(features: Mapping[str, Tensor]) -> Tensor:
+    """Take what goes into the last layer, as the layer before it gives it out."""
     return [*features.values()][-2:][0]
 
 
-def projected(points: Points, of: int) -> dict[str, Any]:
+def project_points(points: Points, of: int) -> dict[str, Any]:
     table = points.rows.cpu()
     plane = pca(table, min(2, *table.shape))
     found = {"pca": plane.points.tolist(), "explained": plane.explained.tolist(), "names": points.names}
@@ -187,8 +187,8 @@ def projected(points: Points, of: int) -> dict[str, Any]:
     return found
 
 
-def hessian_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Top eigenvalues and trace of the Hessian of the training loss, and the sharpness at a radius."""
+def measure_hessian(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure top eigenvalues and trace of the Hessian of the training loss, and the sharpness at a radius."""
     product = hessian_product(subject.loss, subject.params)
     count = min(extent.eigenvalues, subject.params.layout.size)
     top = top_eigenvalues(product, subject.params, count, extent.lanczos_steps, subject.seed)
@@ -204,8 +204,8 @@ def hessian_of(subject: Subject, extent: Extent) -> dict[str, Any]:
     }
 
 
-def landscape_of(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """The training loss along one and two directions."""
+def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Measure the training loss along one and two directions."""
     if extent.directions == "eigen":
         product = hessian_product(subject.loss, subject.params)
         found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
@@ -223,23 +223,22 @@ def landscape_of(subject: Subject, extent: Extent) -> dict[str, Any]:
 
 
 DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
-    "spectrum": spectrum_of,
-    "drift": drift_of,
-    "cka": cka_of,
-    "embedding": embedding_of,
-    "hessian": hessian_of,
-    "landscape": landscape_of,
+    "spectrum": measure_spectrum,
+    "drift": measure_drift,
+    "cka": measure_cka,
+    "embedding": embed_models,
+    "hessian": measure_hessian,
+    "landscape": measure_landscape,
 }
 
 
 def analyse(
     run: Run, names: Iterable[str] = (), extent: Extent | None = None, device: str = "cpu"
 ) -> dict[str, dict[str, Any]]:
-    """The named diagnostics of a run, all of them when none is named; written beside a run that has a folder."""
+    """Take the named diagnostics of a run, all when none is named; write them beside a run that has a folder."""
     extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
     for name in wanted:
-        if name not in DIAGNOSTICS:
-            raise RequestError(f"unknown diagnostic: {name}", nearest(name, DIAGNOSTICS, "diagnostics"))
+        require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
     subject = Subject(run, clients=extent.clients, samples=extent.samples, device=device)
     found = {}
     for name in wanted:
@@ -251,19 +250,11 @@ def analyse(
 
 def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:
     (folder / ANALYSIS).mkdir(exist_ok=True)
-    write_text(folder / ANALYSIS / f"{name}.json", json.dumps(plain(data), indent=1, allow_nan=False) + "\n")
+    text = json.dumps(nonfinite_to_null(data), indent=1, allow_nan=False)
+    write_text(folder / ANALYSIS / f"{name}.json", f"{text}\n")
 
 
 def read_diagnostics(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `analyse` left in a run's folder, by name."""
+    """Read what `analyse` left in a run's folder, by name."""
     files = {name: folder / ANALYSIS / f"{name}.json" for name in DIAGNOSTICS}
     return {name: read_json(file) for name, file in files.items() if file.exists()}
-
-
-def plain(value: Any) -> Any:
-    """Data that JSON can hold: what is not a number becomes null."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fedkeel.engines.choose import first_line
+from fedkeel.engines.machine import PRECISIONS, device_of
 from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import RESULT, read_json
+from fedkeel.runs.shared_engine import Asked, choose_for_all
 
 log = logging.getLogger("fedkeel")
 
@@ -34,6 +35,12 @@ class RunRequest:
     engine: str = "auto"
     device: str = "auto"
     precision: str = "float32"
+    workers: int | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """The experiment and its folder; what it names was checked where it was asked for."""
+        return Asked(Experiment.read(self.experiment, trust=Trust.TYPED), Path(self.out))
 
 
 @dataclass(frozen=True)
@@ -85,16 +92,11 @@ def execute(
 
 
 def runs_on_ray(
-    asked: Sequence[tuple[str, Experiment]],
-    folder_of: Callable[[Experiment], Path],
-    engine: str = "auto",
-    device: str = "auto",
+    asked: Sequence[tuple[str, RunRequest]],
     cluster: Cluster = Cluster(),  # noqa: B008 - frozen
-    precision: str = "float32",
 ) -> list[Run | None]:
-    """What a sweep asks for: labelled experiments in, runs out, None for one that failed. Each end is logged."""
-    requests = [RunRequest(exp.save(), str(folder_of(exp).absolute()), engine, device, precision) for _, exp in asked]
-    labels = {request.out: label for request, (label, _) in zip(requests, asked, strict=True)}
+    """What a sweep asks for: labelled requests in, runs out, None for one that failed. Each end is logged."""
+    requests, labels = [request for _, request in asked], {request.out: label for label, request in asked}
 
     def tell(end: Finished) -> None:
         if end.result is None:
@@ -107,7 +109,7 @@ def runs_on_ray(
 
 def finished_result(request: RunRequest) -> dict[str, Any] | None:
     """The result of a run that is complete in its folder."""
-    experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
+    experiment = request.asked.experiment
     try:
         result = read_json(Path(request.out) / RESULT)
     except FolderError:  # damaged: the run makes it again
@@ -116,15 +118,39 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
     return result if same else None
 
 
+def choose_on_ray(requests: Sequence[RunRequest], cluster: Cluster = Cluster()) -> str:  # noqa: B008 - frozen
+    """One engine for all requests, chosen on a machine that could run any of them."""
+    with connected(cluster) as ray:
+        done = ray.remote(choose).options(**share_of(ray, requests[0], cluster)).remote(requests, int(cluster.cpus))
+        first(ray, [done])
+        try:
+            return str(ray.get(done))
+        except ray.exceptions.RayError as error:
+            raise RunError(
+                f"no engine could be measured on Ray: {first_line(error)}", "name one: --engine serial"
+            ) from None
+
+
+def choose(requests: Sequence[RunRequest], cores: int) -> str:
+    """The same, on a worker that has so many cores."""
+    request = requests[0]
+    place = device_of(request.device), PRECISIONS[request.precision], request.workers or max(1, cores)
+    return choose_for_all([request.asked for request in requests], *place)
+
+
+def share_of(ray: Any, request: RunRequest, cluster: Cluster) -> dict[str, float]:
+    """How much of the cluster a run takes."""
+    gpus = cluster.gpus if request.device.startswith("cuda") or uses_gpu(ray, request) else 0.0
+    return {"num_cpus": max(cluster.cpus, request.workers or 0), "num_gpus": gpus}
+
+
 def run_on_cluster(requests: Mapping[int, RunRequest], cluster: Cluster) -> Iterator[tuple[int, Finished]]:
     """Hand requests to the cluster; those whose worker dies are handed out again."""
     with connected(cluster) as ray:
         remote = ray.remote(max_retries=0)(make)  # a crash is counted here, not there
 
         def begin(number: int) -> Any:
-            request = requests[number]
-            gpus = cluster.gpus if request.device.startswith("cuda") or uses_gpu(ray, request) else 0.0
-            return remote.options(num_cpus=cluster.cpus, num_gpus=gpus).remote(request)
+            return remote.options(**share_of(ray, requests[number], cluster)).remote(requests[number])
 
         attempts = dict.fromkeys(requests, 1)
         running = {begin(number): number for number in requests}
@@ -172,13 +198,13 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
     from fedkeel.runs.start import run
 
     try:
-        experiment = Experiment.load(request.experiment, trust=Trust.TYPED)
         made = run(
-            experiment,
+            request.asked.experiment,
             out=request.out,
             engine=request.engine,
+            workers=request.workers,
             device=request.device,
-            dtype=getattr(torch, request.precision),
+            dtype=PRECISIONS[request.precision],
             checkpoint_seconds=CHECKPOINT_SECONDS,
         )
     except FedkeelError as error:

@@ -8,8 +8,10 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
-from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, positive, taken, with_value
+from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
+from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, is_positive, is_taken, with_value
 
+BATCH = 9  # candidates that are proposed at once, and trained side by side
 NEAR = 0.05  # of an interval on a logarithmic scale: the best value may lie beyond its end
 
 
@@ -17,13 +19,7 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
     """`budget` trials of Optuna's TPE sampler: numbers between the ends of their grid, on a logarithmic scale, whole
     ones where the grid is of whole ones; other values one of those listed. Trials depend on the sweep's first seed
     alone, so a sweep can be resumed."""
-    try:
-        import optuna
-    except ImportError:
-        raise RequestError('sampler = "optuna" needs Optuna.', "pip install 'fedkeel[sweep]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = key(sweep.seeds[0], "optuna") % 2**32
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    study, failed = begin_study(sweep.seeds[0], "optuna")
     tuned = Tuned(method)
     for _ in range(sweep.budget):
         trial = study.ask()
@@ -32,11 +28,46 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
             attempt(sweep, tuned, [setting], execute)
         score = tuned.scores[setting]
         if score is None:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            study.tell(trial, state=failed)
         else:
             study.tell(trial, score)
-    tuned.edge = at_end(sweep, tuned)
+    tuned.edge = find_end(sweep, tuned)
     return tuned
+
+
+def begin_study(seed: int, purpose: str) -> tuple[Any, Any]:
+    """An empty study of Optuna's TPE sampler, which depends on the seed alone, and the state of a failed trial."""
+    try:
+        import optuna
+    except ImportError:
+        raise RequestError('sampler = "optuna" needs Optuna.', "pip install 'fedkeel[sweep]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=key(seed, purpose) % 2**32)
+    return optuna.create_study(direction="maximize", sampler=sampler), optuna.trial.TrialState.FAIL
+
+
+def propose_candidates(search: Search, side: str, execute: Execute) -> list[Candidate]:
+    """Candidates of a search, proposed in batches by what those before have scored on the first rung."""
+    study, failed = begin_study(search.seed, f"optuna {side}")
+    grids, found, rounds = search.grids(side), dict[Candidate, float | None](), search.rungs[0]
+    for _ in range(DRAWS):
+        fresh: dict[Any, Candidate] = {}
+        for trial in (study.ask() for _ in range(min(BATCH, search.candidates - len(found)))):
+            method = trial.suggest_categorical("method", list(grids))
+            setting = tuple((word, _value(trial, f"{method} {word}", grid)) for word, grid in grids[method].items())
+            try:
+                fresh[trial] = search.candidate(side, method, setting)
+            except RequestError:
+                study.tell(trial, state=failed)
+        new = list(dict.fromkeys(one for one in fresh.values() if one not in found))
+        runs = execute([(f"{one.label} ({rounds} rounds)", one.experiment.with_(rounds=rounds)) for one in new])
+        found |= {one: None if run is None else late_score(run) for one, run in zip(new, runs, strict=True)}
+        for trial, one in fresh.items():
+            score = found[one]
+            study.tell(trial, score, state=failed if score is None else None)
+        if len(found) >= search.candidates:
+            break
+    return list(found) or search.draw(side)
 
 
 def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
@@ -50,15 +81,15 @@ def _value(trial: Any, word: str, values: Sequence[Any]) -> Any:
 
 def _ordered(values: Sequence[Any]) -> bool:
     """Whether values are the ends of an interval, and perhaps some between."""
-    return len(values) > 1 and all(positive(value) for value in values)
+    return len(values) > 1 and all(is_positive(value) for value in values)
 
 
 def _whole(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int) for value in values)
 
 
-def at_end(sweep: Sweep, tuned: Tuned) -> str:
-    """A key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
+def find_end(sweep: Sweep, tuned: Tuned) -> str:
+    """Find a key whose best value lies at an end of its interval, where experiments take values beyond; or nothing."""
     for word, value in tuned.best or ():
         values = sweep.grids[tuned.method][word]
         if not _ordered(values) or (low := min(values)) == (high := max(values)):
@@ -68,7 +99,7 @@ def at_end(sweep: Sweep, tuned: Tuned) -> str:
             continue
         end, other = (low, high) if place <= NEAR else (high, low)
         further = end + (1 if end > other else -1) if _whole(values) else end * (end / other) ** NEAR
-        if taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
+        if is_taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
             return word
     return ""
 

@@ -17,7 +17,7 @@ from fedkeel.core.round import apply_chain, broadcast
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
-from fedkeel.engines.engine import Training, client_state, step_keys
+from fedkeel.engines.engine import client_state, step_keys
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
@@ -54,12 +54,12 @@ class Subject:
 
     # ---- samples -------------------------------------------------------------------------------------------------
     def rows(self, client: int) -> Rows:
-        """The rows of a client that are looked at: all, or `samples` of them."""
+        """Choose the rows of a client that are looked at: all, or `samples` of them."""
         size = int(self.task.clients.sizes[client])
         return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
 
     def loss_of(self, client: int) -> LossParts:
-        """The mean loss on a client's training samples, as parts that add up to it."""
+        """Return the mean loss on a client's training samples, as parts that add up to it."""
         rows = self.rows(client)
         return self._parts([(client, rows[i : i + CHUNK]) for i in range(0, len(rows), CHUNK)])
 
@@ -72,7 +72,7 @@ class Subject:
         return self._parts([(int(c), drawn[owner == c] - offsets[c]) for c in np.unique(owner)])
 
     def _parts(self, chosen: Sequence[tuple[int, Rows]]) -> LossParts:
-        """Samples of several clients, gathered into parts of CHUNK samples."""
+        """Gather samples of several clients into parts of CHUNK samples."""
         total = sum(len(rows) for _, rows in chosen)
         raw = [self.task.prepare(self.task.clients.rows(client, rows)) for client, rows in chosen]
         joined = tuple(torch.cat(part) for part in zip(*raw, strict=True))
@@ -91,7 +91,7 @@ class Subject:
         return losses.mean() * (len(tensors[0]) / total)
 
     def test_samples(self, count: int) -> Sample:
-        """The first samples of the test set; of the clients, when there is none."""
+        """Take the first samples of the test set; of the clients, when there is none."""
         test = self.task.test
         if test is not None:
             return self.task.prepare(test.rows(0, np.arange(min(count, int(test.sizes[0])))))
@@ -101,8 +101,7 @@ class Subject:
     @cached_property
     def gradients(self) -> Tree:
         """∇f_k(w) of each client, stacked."""
-        found: Tree = stack([gradient(self.loss_of(client), self.params) for client in self.clients])
-        return found
+        return stack([gradient(self.loss_of(client), self.params) for client in self.clients])
 
     @cached_property
     def ascending(self) -> Phase | None:
@@ -117,31 +116,26 @@ class Subject:
         """
         if self.ascending is None:
             return None
-        found: Tree = stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
-        return found
+        return stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
 
     def _perturbation(self, number: int, client: int) -> Tree:
         assert self.ascending is not None
         slope = Tree(self.gradients.buffer[number], self.params.layout)
         lr = self.params.scalar(self.run.plan.lr_at(self.round))
         second = torch.ones((), dtype=torch.int64)
-        of = step_keys(self.training, self.round, client, 0, 1, self.task.device)[0]
+        of = step_keys(self.run.plan.training, self.round, client, 0, 1, self.task.device)[0]
         message = broadcast(self.method, self.server)
         at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
         state = client_state(self.method, self.task, self.states[number])
         tree = slope if self.ascending.ascends else self.params.zeros()
         return apply_chain(self.ascending.perturb, tree, state, at)[0]
 
-    @property
-    def training(self) -> Training:
-        return self.run.plan.training
-
     @cached_property
     def states(self) -> list[State | None]:
         """What the clients remember, where the run has a folder; else they have never taken part."""
         if self.run.path is None:
             return [None] * len(self.clients)
-        found, _ = checkpoint.newest(self.run.path / "checkpoint", self.task.device)
+        found, _ = checkpoint.find_newest(self.run.path / "checkpoint", self.task.device)
         if found is None or found.round != self.round:
             return [None] * len(self.clients)
         store = ClientStore(self.run.path / "checkpoint", self.task.device)
@@ -151,15 +145,14 @@ class Subject:
     @cached_property
     def updates(self) -> Tree:
         """w_i − w_t after one more round of local training of each client, stacked; nothing of it is kept."""
-        engine = SerialEngine(self.task, self.method, self.training)
+        engine = SerialEngine(self.task, self.method, self.run.plan.training)
         message, lr = broadcast(self.method, self.server), self.run.plan.lr_at(self.round)
         outcomes = engine.train(message, self.round, lr, self.clients, self.states)
-        found: Tree = stack([outcome.report["delta"] for outcome in outcomes])
-        return found
+        return stack([outcome.report["delta"] for outcome in outcomes])
 
     # ---- models --------------------------------------------------------------------------------------------------
     def model(self, params: Tree) -> nn.Module:
-        """A module of its own with these weights, and the server's buffers."""
+        """Make a module of its own with these weights, and the server's buffers."""
         if self.task.module is None:
             raise RequestError("this problem has no module, only params.", "--cka and --embedding need layers")
         made = copy.deepcopy(self.task.module).eval()
@@ -178,7 +171,7 @@ class Subject:
 
     @torch.no_grad()
     def accuracies(self) -> list[float] | None:
-        """The server model's accuracy on the training samples of each client; None where there are no classes."""
+        """Measure the server model's accuracy on the samples of each client; None where there are no classes."""
         if self.task.module is None:
             return None
         module, found = self.model(self.params), []

@@ -32,10 +32,10 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.experiment import Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
-from fedkeel.typed_values import check_keys, read_values, show_value, types_of
+from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -72,8 +72,8 @@ class Sweep:
             raise ExperimentError("a sweep names its methods.", "write [methods.fedavg], [methods.fedsam] …")
         if not base.get("validation"):
             raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
-        shared = _grid(data.get("grid", {}))
-        split = split_by_optimiser({name: {**shared, **_grid(own)} for name, own in methods.items()})
+        shared = grid_of(data.get("grid", {}))
+        split = split_by_optimiser({name: {**shared, **grid_of(own)} for name, own in methods.items()})
         grids = give_own_rates(split, base, Trust.given(trust))
         given = {word: data[word] for word in ("seeds", "budget") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
@@ -90,10 +90,11 @@ class Sweep:
                     f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
                     f"set budget = {len(tries)} or more, so that there is room beyond its edges",
                 )
+        note_new_default(base)
         return sweep
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
-        """One method with one setting."""
+        """Make the experiment of one method with one setting."""
         data: dict[str, Any] = dict(self.base) | {"seed": seed, "method": {"name": method}}
         for word, value in setting:
             part, dot, rest = word.partition(".")
@@ -108,7 +109,7 @@ class Sweep:
                 meant = f"method.{word}" if f"method.{word}" in own else word
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
-        return Experiment.load(data, trust=self.trust)
+        return Experiment.read(data, trust=self.trust)
 
     @property
     def tuned(self) -> set[str]:
@@ -116,10 +117,12 @@ class Sweep:
         return set.intersection(*({k for k, values in grid.items() if len(values) > 1} for grid in self.grids.values()))
 
 
-def _grid(given: Any) -> dict[str, tuple[Any, ...]]:
+def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
+    """The values of each key, from a table of a file; a value alone is a list of one."""
     if not isinstance(given, Mapping):
         raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
-    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in _flat(given).items()}
+    flat = flatten(given, lists=False)
+    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in flat.items()}
     for word, values in found.items():
         if not values:
             raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
@@ -133,15 +136,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         raise ExperimentError(f"a seed is given twice: {show_value(seeds)}", "every seed is one run of each method")
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word, value in data.items():
-        found |= _flat(value, f"{prefix}{word}.") if isinstance(value, Mapping) else {prefix + word: value}
-    return found
-
-
 def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """Every combination of a grid's values."""
+    """List every combination of a grid's values."""
     return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -163,7 +159,7 @@ class Tuned:
         return max(known, key=lambda setting: known[setting]) if known else None
 
     def save(self) -> dict[str, Any]:
-        """As plain data: what was chosen, and every setting that was tried, with its score."""
+        """Return plain data: what was chosen, and every setting that was tried, with its score."""
         return {
             "method": self.method,
             "chosen": None if self.best is None else dict(self.best),
@@ -204,25 +200,25 @@ def attempt(sweep: Sweep, tuned: Tuned, settings: Sequence[Setting], execute: Ex
 def _beyond(
     sweep: Sweep, method: str, grid: Mapping[str, Sequence[Any]], best: Setting
 ) -> tuple[str, int | float] | None:
-    """A key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have edges;
-    where no experiment takes the next value, the grid ends."""
+    """Find a key at whose edge the best setting lies, and the next value there. Only ordered positive numbers have
+    edges; where no experiment takes the next value, the grid ends."""
     for word, value in best:
-        values = sorted(v for v in grid[word] if positive(v))
+        values = sorted(v for v in grid[word] if is_positive(v))
         if len(values) < 2 or len(values) != len(grid[word]) or value not in (values[0], values[-1]):
             continue
         inner = values[1] if value == values[0] else values[-2]
-        further = like(values, value * value / inner)
-        if further not in values and taken(sweep, method, with_value(best, word, further)):
+        further = round_like(values, value * value / inner)
+        if further not in values and is_taken(sweep, method, with_value(best, word, further)):
             return word, further
     return None
 
 
-def positive(value: Any) -> bool:
+def is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def like(values: Iterable[Any], number: float) -> int | float:
-    """A number in a few digits; a whole one where all others are."""
+def round_like(values: Iterable[Any], number: float) -> int | float:
+    """Round a number to a few digits; to a whole one where all others are."""
     return round(number) if all(isinstance(value, int) for value in values) else float(f"{number:.6g}")
 
 
@@ -230,7 +226,7 @@ def with_value(setting: Setting, word: str, value: Any) -> Setting:
     return tuple((key, value if key == word else old) for key, old in setting)
 
 
-def taken(sweep: Sweep, method: str, setting: Setting) -> bool:
+def is_taken(sweep: Sweep, method: str, setting: Setting) -> bool:
     try:
         sweep.experiment(method, setting, sweep.seeds[0])
     except RequestError:
@@ -248,7 +244,7 @@ def tune_all(sweep: Sweep, execute: Execute, find: Callable[[Sweep, str, Execute
 
 
 def unequal(tuned: Sequence[Tuned]) -> list[str]:
-    """Each method that tried fewer settings than others, in words: nothing was left between the values of its grid."""
+    """List in words each method that tried fewer settings than others: nothing was left between its grid's values."""
     most = max(len(one.scores) for one in tuned)
     fewer = [one for one in tuned if one.best is not None and len(one.scores) < most]
     return [f"{one.method} was tuned with {len(one.scores)} of {most} tries" for one in fewer]
@@ -266,21 +262,21 @@ def refine(sweep: Sweep, tuned: Tuned, tries: int, execute: Execute) -> None:
 
 
 def _between(tuned: Tuned, word: str, value: Any) -> list[Setting]:
-    """The best setting with one number replaced by what lies halfway to the next one that was tried."""
+    """List the best setting with one number replaced by what lies halfway to the next one that was tried."""
     assert tuned.best is not None
     tried = {other for setting in tuned.scores for key, other in setting if key == word}
-    if not all(positive(v) for v in tried):
+    if not all(is_positive(v) for v in tried):
         return []
     neighbours = [
         max((v for v in tried if v < value), default=None),
         min((v for v in tried if v > value), default=None),
     ]
     means = [math.sqrt(value * other) for other in neighbours if other is not None]
-    return [with_value(tuned.best, word, like(tried, float(f"{mean:.4g}"))) for mean in means]
+    return [with_value(tuned.best, word, round_like(tried, float(f"{mean:.4g}"))) for mean in means]
 
 
 def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
-    """The chosen setting with every seed."""
+    """List the chosen setting with every seed."""
     if tuned.best is None:
         return []
     label = label_of(tuned.method, tuned.best)

@@ -7,7 +7,7 @@ import pytest
 
 from fedkeel.data.corruptions.registry import corrupt_array
 from fedkeel.data.partition.dirichlet import Dirichlet
-from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupt_each, corrupt_test_set
+from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupt_each
 from fedkeel.data.partition.iid import Iid
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.randomness import bits, key
@@ -77,13 +77,6 @@ def test_samples_that_no_client_holds_stay_as_they_are():
     np.testing.assert_array_equal(result[10:], IMAGES[10:])
     assert (result[:10] != IMAGES[:10]).any()
     assert seen[-1] == ("corrupting: contrast", 600, 600)
-
-
-def test_the_test_set_has_every_kind_of_every_image():
-    images, labels, kinds = corrupt_test_set(IMAGES[:7], LABELS[:7], 3, 0)
-    assert images.shape == (7 * len(KINDS), 8, 8, 3)
-    np.testing.assert_array_equal(labels, np.tile(LABELS[:7], len(KINDS)))
-    np.testing.assert_array_equal(np.bincount(kinds), [7] * len(KINDS))
 
 
 @pytest.mark.parametrize("wrong", [{"fewest": 3, "most": 2}, {"fewest": -1}, {"most": 13}, {"fewest": "x"}])

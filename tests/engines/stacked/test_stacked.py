@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +42,18 @@ SIZES = (7, 4, 9, 1, 5)
 ROUNDS = ([0, 2, 3], [1, 2, 4])
 
 
-def network(norm: nn.Module | None = None) -> nn.Module:
+@cache
+def drawn() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), norm or nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
     )
+
+
+def network(norm: nn.Module | None = None) -> nn.Module:
+    made = deepcopy(drawn())
+    made[1] = norm or made[1]
+    return made
 
 
 def samples(size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -123,12 +132,14 @@ def test_every_method_learns_what_it_learns_serially(name: str) -> None:
     given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=1, batch_size=3)
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
     method = settled(name, task).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
-    serial = train(SerialEngine(task, method, training), method, task)
+    rounds = ([0, 3], [1, 0])
+    serial = train(SerialEngine(task, method, training), method, task, rounds)
     for lift in (lift_by_vmap, lift_by_broadcast):
         if lift is lift_by_broadcast and any(rule.random for rule in method.rules):
             continue  # never broadcast: its keys differ from client to client
         task = Task(given, dtype=torch.float64, asks=method.asks)
-        assert difference(train(StackedEngine(task, method, training, lift=lift), method, task), serial) < 1e-12
+        engine = StackedEngine(task, method, training, lift=lift)
+        assert difference(train(engine, method, task, rounds), serial) < 1e-12
 
 
 @pytest.mark.usefixtures("onednn")
@@ -149,8 +160,8 @@ def test_networks_learn_the_same_with_kernels(name: str, general: bool) -> None:
         for size in (2, 1)
     ]
     model = build_model(name, shape=(3, images, images), classes=3, seed=0)
-    method, training = build("fedsam"), Training(seed=1, epochs=1, batch_size=2)
-    found = []
+    method = build("fedavg" if name == "resnet18-gn" else "fedsam")  # half of the steps where each takes long
+    training, found = Training(seed=1, epochs=1, batch_size=2), []
     for engine, options in ((SerialEngine, {}), (StackedEngine, {"general": general})):
         task = Task(fk.Problem(model=model, loss=per_sample, clients=clients), dtype=torch.float64)
         found.append(train(engine(task, method, training, **options), method, task, rounds=[[0, 1]]))
@@ -299,13 +310,11 @@ class Again(Graph):
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
-REPLAYED = (
-    "fedavg", "scaffold", "fedfft-d", "fedwmsam", "fedsmoo", "fedscam", "fedfsa", "plgu", "fedlesam-d", "fedcr",
-    "adamw+fedfft-d", "muon+fedavg", "lion+fedsam",
-)  # fmt: skip
+REPLAYED = ("scaffold", "fedwmsam", "fedscam", "plgu", "fedcr", "adamw+fedfft-d")
+MORE = ("fedavg", "fedfft-d", "fedsmoo", "fedfsa", "fedlesam-d", "muon+fedavg", "lion+fedsam")
 
 
-@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("name", [*REPLAYED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None:
     method, training = settled(name, Task(problem(model=model_for(name, network())))), Training(1, (1, 3), 3)
     given, rounds = problem(model=model_for(name, network())), ([0, 1, 2, 3, 4], [1, 2, 4], [0, 2, 3])

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedkeel.data.corruptions.blur import defocus_blur, glass_blur, zoom_blur
 from fedkeel.data.corruptions.digital import brightness, contrast, elastic_transform, jpeg_compression, pixelate
 from fedkeel.data.corruptions.noise import Keys, fog, gaussian_noise, impulse_noise, shot_noise
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, require_known
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ SEVERITIES = 5
 
 def corrupt(images: Tensor, name: str, severity: int, keys: Keys) -> Tensor:
     """Corrupt images [n, H, W, C] or [n, H, W] of bytes; levels are cut off to whole bytes as published."""
-    if name not in CORRUPTIONS:
-        raise DataError(f"corruption {name!r} is not computed", hint=nearest(name, CORRUPTIONS, "corruptions"))
+    corruption = CORRUPTIONS[
+        require_known(name, CORRUPTIONS, "this corruption is not computed", "corruptions", DataError)
+    ]
     check_severity(severity)
     planes = images[..., None] if images.dim() == 3 else images
     pixels = planes.permute(0, 3, 1, 2).to(torch.float64) / 255
-    corruption = CORRUPTIONS[name]
     result = corruption.function(pixels, keys, *corruption.constants[severity - 1])
     return (result.clamp(0, 1) * 255).to(torch.uint8).permute(0, 2, 3, 1).reshape(images.shape)
 

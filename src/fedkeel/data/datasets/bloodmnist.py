@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import DatasetCard, Url
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.data.storage.archives import read_array, reading
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.source import Source
+from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.web import fetch_from_url
 from fedkeel.errors import DataError
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is not a whole numpy archive", hint=draft.source.import_hint)
+        raise DataError(f"{path} is not a whole numpy archive")
     with reading(path), zipfile.ZipFile(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         for split in ("train", "test"):
@@ -39,47 +38,4 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             draft.save_split(split, images, labels[:, 0])
 
 
-BLOODMNIST = Source(
-    DatasetCard(
-        name="bloodmnist",
-        title="BloodMNIST: blood cells under the microscope, eight kinds",
-        classes=8,
-        shape=(3, 28, 28),
-        train=11_959,
-        test=3_421,
-        home=Url("https://zenodo.org/records/10519652/files/bloodmnist.npz?download=1", "bloodmnist.npz"),
-        licence="CC BY 4.0",
-        citation="""@article{yang2023medmnist,
-  author = {Yang, Jiancheng and Shi, Rui and Wei, Donglai and Liu, Zequan and Zhao, Lin and Ke, Bilian and
-            Pfister, Hanspeter and Ni, Bingbing},
-  title = {{MedMNIST} v2: a large-scale lightweight benchmark for 2D and 3D biomedical image classification},
-  journal = {Scientific Data},
-  volume = {10},
-  number = {41},
-  year = {2023}
-}""",
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        checksums={"bloodmnist.npz": "md5:7053d0359d879ad8a5505303e11de1dc"},
-        preset={
-            "model": "resnet20-gn",
-            "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 100},
-            "rounds": 300,
-            "participation": 0.1,
-            "epochs": 5,
-            "batch_size": 50,
-            "lr": 0.1,
-            "lr_decay": 0.998,
-            "weight_decay": 1e-3,
-            "clip": 10.0,
-            "augment": "none",
-        },
-        notes="Validation part unused. Normalised by 0.5 and 0.5 as MedMNIST's examples do. SpecGradFilter names "
-        "neither model nor sizes for it: ResNet-20 and its CIFAR protocol.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert,
-    fetch=fetch_from_url,
-    accepts="bloodmnist.npz",
-)
+BLOODMNIST = make_source("bloodmnist", convert=convert, fetch=fetch_from_url)

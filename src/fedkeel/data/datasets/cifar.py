@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import DatasetCard, Hub
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.data.storage.archives import Room, basename, check_bytes, read_files
 from fedkeel.data.storage.download import fetch_from_hub
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.pickles import PlainArray, read_pickle
-from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
 PIXELS = 3 * 32 * 32
-CITATION = """@techreport{krizhevsky2009learning,
-  author = {Krizhevsky, Alex},
-  title = {Learning Multiple Layers of Features from Tiny Images},
-  institution = {University of Toronto},
-  year = {2009}
-}"""
-PRESET: dict[str, Any] = {
-    "model": "resnet18-gn",
-    "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 100},
-    "rounds": 800,
-    "participation": 0.1,
-    "epochs": 5,
-    "batch_size": 50,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "weight_decay": 1e-3,
-    "clip": 10.0,
-    "augment": "crop-flip",
-}
 
 
 def planes_last(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -90,40 +69,15 @@ def convert(
         form = binary if batches.keys() & {name for files in binary.values() for name in files} else pickled
         for split, files in form.items():
             if missing := [name for name in files if name not in batches]:
-                raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
+                raise DataError(f"{path} lacks {', '.join(missing)}")
             images, labels = zip(*(batches[name] for name in files), strict=True)
             draft.save_split(split, np.concatenate(images), np.concatenate(labels))
 
     return read
 
 
-CIFAR10 = Source(
-    DatasetCard(
-        name="cifar10",
-        title="CIFAR-10: 32×32 colour images of ten objects",
-        classes=10,
-        shape=(3, 32, 32),
-        train=50_000,
-        test=10_000,
-        home=Hub("uoft-cs/cifar10", image="img", label="label"),
-        licence="none stated by its authors; cite the report",
-        citation=CITATION,
-        mean=(0.491, 0.482, 0.447),
-        std=(0.247, 0.243, 0.262),
-        checksums={
-            "cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a",
-            "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
-            "data_batch_1.bin": "md5:5dd7e06a14cb22eb9f671a540d1b7c25",
-            "data_batch_2.bin": "md5:5ea93a67294ea407fff1d09f752e9692",
-            "data_batch_3.bin": "md5:942cd6a4bcdd0dd3c604fbe906cb4421",
-            "data_batch_4.bin": "md5:ae636b3ba5c66a11e91e8cb52e771fcb",
-            "data_batch_5.bin": "md5:53f37980c15c3d472c316c40844f3f0d",
-            "test_batch.bin": "md5:803d5f7f4d78ea53de84dbe85f74fb6d",
-        },
-        preset=PRESET,
-    ),
-    open=open_folder,
-    is_complete=is_complete,
+CIFAR10 = make_source(
+    "cifar10",
     convert=convert(
         binary={"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
         pickled={"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
@@ -131,31 +85,9 @@ CIFAR10 = Source(
         label_key="labels",
     ),
     fetch=fetch_from_hub,
-    accepts="cifar-10-python.tar.gz, cifar-10-binary.tar.gz or the folder either unpacks to",
 )
-
-CIFAR100 = Source(
-    DatasetCard(
-        name="cifar100",
-        title="CIFAR-100: 32×32 colour images of a hundred objects",
-        classes=100,
-        shape=(3, 32, 32),
-        train=50_000,
-        test=10_000,
-        home=Hub("uoft-cs/cifar100", image="img", label="fine_label"),
-        licence="none stated by its authors; cite the report",
-        citation=CITATION,
-        mean=(0.5071, 0.4867, 0.4408),
-        std=(0.2675, 0.2565, 0.2761),
-        checksums={
-            "cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85",
-            "cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8",
-        },
-        preset={**PRESET, "epochs": 2, "batch_size": 20},
-        notes="Fine labels; the twenty superclasses are not used by the papers.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
+CIFAR100 = make_source(
+    "cifar100",
     convert=convert(
         binary={"train": ["train.bin"], "test": ["test.bin"]},
         pickled={"train": ["train"], "test": ["test"]},
@@ -163,5 +95,4 @@ CIFAR100 = Source(
         label_key="fine_labels",
     ),
     fetch=fetch_from_hub,
-    accepts="cifar-100-python.tar.gz, cifar-100-binary.tar.gz or the folder either unpacks to",
 )

@@ -9,21 +9,20 @@ benchmark (the other four are meant for validation). `test_groups` is the corrup
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import Dataset, DatasetCard, Url
+from fedkeel.data.dataset import Dataset, DatasetCard, Joined
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.data.datasets.cifar import CIFAR10, CIFAR100
 from fedkeel.data.storage.archives import BLOCK, Room, basename, check_file, open_files
 from fedkeel.data.storage.folder import Draft, damaged, open_array, open_folder
 from fedkeel.data.storage.source import Source
 from fedkeel.data.storage.web import fetch_from_url
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, require_known
 
 CORRUPTIONS = (
     "gaussian_noise",
@@ -47,39 +46,6 @@ SEVERITIES = 5
 SEVERITY = 3
 
 
-@dataclass(frozen=True, eq=False)
-class Joined:
-    """Arrays one after another, as one array that is never copied together."""
-
-    parts: Sequence[NDArray[Any]]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return len(self), *self.parts[0].shape[1:]
-
-    @property
-    def ndim(self) -> int:
-        return self.parts[0].ndim
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-    def __getitem__(self, rows: Any) -> NDArray[Any]:
-        wanted = np.arange(len(self))[rows]
-        part, row = np.divmod(wanted, len(self.parts[0]))
-        taken = np.empty((*wanted.shape, *self.shape[1:]), self.dtype)
-        for index in np.unique(part):
-            taken[part == index] = self.parts[index][row[part == index]]
-        return taken
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype)
-
-
 def file_names() -> list[str]:
     return [f"{name}.npy" for name in (*CORRUPTIONS, *EXTRA)]
 
@@ -98,10 +64,7 @@ def published_bytes(card: DatasetCard) -> int:
 
 def open_images(card: DatasetCard, folder: Path, corruption: str, severity: int) -> NDArray[np.uint8]:
     """Map the test images under one corruption from the published array."""
-    if corruption not in (*CORRUPTIONS, *EXTRA):
-        raise DataError(
-            f"unknown corruption {corruption!r}", nearest(corruption, (*CORRUPTIONS, *EXTRA), "corruptions")
-        )
+    require_known(corruption, (*CORRUPTIONS, *EXTRA), "unknown corruption", "corruptions", DataError)
     if severity not in range(1, SEVERITIES + 1):
         raise DataError(f"severity must be 1 … {SEVERITIES}: {severity}", hint=f"papers use {SEVERITY}")
     count = per_severity(card)
@@ -145,79 +108,21 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         if draft.progress is not None:
             draft.progress(basename(name), len(copied), len(wanted))
     if missing := sorted(wanted - copied):
-        raise DataError(f"{path} lacks {', '.join(missing)}", hint=draft.source.import_hint)
+        raise DataError(f"{path} lacks {', '.join(missing)}")
     if check:
         check_file(draft.folder / "labels.npy", draft.card.checksums)
 
 
-CITATION = """@inproceedings{hendrycks2019benchmarking,
-  author = {Hendrycks, Dan and Dietterich, Thomas},
-  title = {Benchmarking Neural Network Robustness to Common Corruptions and Perturbations},
-  booktitle = {International Conference on Learning Representations},
-  year = {2019}
-}"""
-NOTES = (
-    "SpecGradFilter states severity 3, 100 clients and 2–3 corruptions each, not where training images come from. "
-    "Ours: the clean training images, corrupted by the partition `feature-shift` (twelve corruptions; frost, snow "
-    "and motion blur exist as published test images only), labels iid; the test set is all fifteen published "
-    "corruptions at severity 3."
-)
-PRESET = {
-    "model": "resnet20-gn",
-    "partition": {"kind": "feature-shift", "base": {"kind": "iid", "clients": 100}, "severity": SEVERITY},
-    "rounds": 300,
-    "participation": 0.1,
-    "epochs": 5,
-    "batch_size": 50,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "weight_decay": 1e-3,
-    "clip": 10.0,
-    "augment": "crop-flip",
-}
-
-
-def make_source(clean: Source, name: str, title: str, record: int, archive: str, checksums: dict[str, str]) -> Source:
-    return Source(
-        DatasetCard(
-            name=name,
-            title=title,
-            classes=clean.card.classes,
-            shape=clean.card.shape,
-            train=clean.card.train,
-            test=len(CORRUPTIONS) * clean.card.test,
-            home=Url(f"https://zenodo.org/records/{record}/files/{archive}?download=1", archive),
-            licence="CC BY 4.0",
-            citation=CITATION,
-            mean=clean.card.mean,
-            std=clean.card.std,
-            checksums=checksums,
-            preset=PRESET,
-            notes=NOTES,
-        ),
+def make_corrupted(name: str, clean: Source) -> Source:
+    return make_source(
+        name,
         open=make_opener(clean),
         is_complete=is_complete,
         convert=convert,
         fetch=fetch_from_url,
-        accepts=f"{archive} or the folder it unpacks to",
-        requires=clean.card.name,
         space=published_bytes,
     )
 
 
-CIFAR10_C = make_source(
-    CIFAR10,
-    "cifar10-c",
-    "CIFAR-10-C: CIFAR-10 under fifteen corruptions",
-    2535967,
-    "CIFAR-10-C.tar",
-    {"CIFAR-10-C.tar": "md5:56bf5dcef84df0e2308c6dcbcbbd8499", "labels.npy": "md5:c439b113295ed5254878798ffe28fd54"},
-)
-CIFAR100_C = make_source(
-    CIFAR100,
-    "cifar100-c",
-    "CIFAR-100-C: CIFAR-100 under fifteen corruptions",
-    3555552,
-    "CIFAR-100-C.tar",
-    {"CIFAR-100-C.tar": "md5:11f0ed0f1191edbf9fa23466ae6021d3"},
-)
+CIFAR10_C = make_corrupted("cifar10-c", CIFAR10)
+CIFAR100_C = make_corrupted("cifar100-c", CIFAR100)

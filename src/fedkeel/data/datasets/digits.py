@@ -14,39 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.dataset import Dataset, DatasetCard
-from fedkeel.data.storage.source import Source
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.randomness import key, permutation
-
-CARD = DatasetCard(
-    name="digits",
-    title="Optical recognition of handwritten digits, 8×8 (embedded)",
-    classes=10,
-    shape=(1, 8, 8),
-    train=1442,
-    test=355,
-    home="scikit-learn",
-    licence="CC BY 4.0",
-    citation="""@misc{alpaydin1998optical,
-  author = {Alpaydin, E. and Kaynak, C.},
-  title = {Optical Recognition of Handwritten Digits},
-  year = {1998},
-  howpublished = {UCI Machine Learning Repository},
-  doi = {10.24432/C50P49}
-}""",
-    mean=(0.3049,),
-    std=(0.3757,),
-    preset={
-        "model": "small-cnn",
-        "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 20},
-        "rounds": 30,
-        "participation": 0.5,
-        "epochs": 2,
-        "batch_size": 16,
-        "lr": 0.05,
-        "augment": "none",
-    },
-    notes="Test set: a fifth of each class, by a fixed key. Used for the quick start and for tests, not by the papers.",
-)
 
 
 def open_digits(card: DatasetCard, folder: Path, root: Path) -> Dataset:
@@ -74,4 +43,4 @@ def read_digits() -> NDArray[np.float64]:
     return np.column_stack([digits.data, digits.target])
 
 
-DIGITS = Source(CARD, open_digits, is_complete=lambda card, folder: True)
+DIGITS = make_source("digits", open=open_digits, is_complete=lambda card, folder: True)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.datasets.leaf import CITATION, read_users
+from fedkeel.data.datasets.cards import make_source
+from fedkeel.data.datasets.leaf import read_users
 from fedkeel.data.storage.download import BATCH, explain_errors, hub_of, open_split, stack_images
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.source import Source
+from fedkeel.data.storage.folder import Draft
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
 
@@ -44,9 +43,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     elif writers["train"] and writers["test"]:
         save_writers(draft, merge_writers(writers["train"]), merge_writers(writers["test"]))
     else:
-        raise DataError(
-            f"{path} holds no LEAF files with users, or only half of a split", hint=draft.source.import_hint
-        )
+        raise DataError(f"{path} holds no LEAF files with users, or only half of a split")
 
 
 def read_pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:
@@ -104,37 +101,4 @@ def save_writers(draft: Draft, train: Writers, test: Writers) -> None:
                 writer.write(images, labels.tolist(), [number[name]] * len(labels))
 
 
-FEMNIST = Source(
-    DatasetCard(
-        name="femnist",
-        title="FEMNIST: handwritten characters by writer (LEAF)",
-        classes=62,
-        shape=(1, 28, 28),
-        train=0,
-        test=0,
-        home=Hub("flwrlabs/femnist", image="image", label="character", group="writer_id"),
-        licence="BSD 2-clause (LEAF); NIST Special Database 19 is free of restrictions",
-        citation=CITATION,
-        mean=(0.5,),
-        std=(0.5,),
-        preset={
-            "model": "leaf-cnn",
-            "partition": {"kind": "natural"},
-            "rounds": 300,
-            "participation": 0.1,
-            "epochs": 5,
-            "batch_size": 50,
-            "lr": 0.05,
-            "augment": "none",
-        },
-        natural="writer",
-        notes="Test: the last tenth of each writer by LEAF's rule, drawn by key where LEAF has not split. The papers' "
-        "clients are a sample of the writers, of unstated size. Normalised by 0.5 and 0.5, up to the sign as in the "
-        "FedSAM line of code. A writer of one sample trains on it and is not tested.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert,
-    fetch=fetch,
-    accepts="LEAF's folder data/femnist/data (train/ and test/, or all_data/)",
-)
+FEMNIST = make_source("femnist", convert=convert, fetch=fetch)

@@ -10,17 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.data.storage.archives import Room, read_files
+from fedkeel.data.storage.archives import Room, read_files, reading
 from fedkeel.errors import DataError
-
-CITATION = """@article{caldas2018leaf,
-  author = {Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and
-            Kone{\\v{c}}n{\\'y}, Jakub and McMahan, H. Brendan and Smith, Virginia and Talwalkar, Ameet},
-  title = {{LEAF}: A Benchmark for Federated Settings},
-  journal = {arXiv preprint arXiv:1812.01097},
-  year = {2018}
-}"""
-
 
 FILE, WHOLE = 2 << 30, 64 << 30
 """Bytes of one file, and of all, at most: the 800 000 samples of FEMNIST are some 13 GB of text in 36 files."""
@@ -38,10 +29,8 @@ class User(NamedTuple):
 def read_users(path: Path) -> Iterator[User]:
     """Every client of every file, file by file: a whole FEMNIST does not fit into memory as JSON."""
     for name, content in read_files(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
-        try:
+        with reading(name, ValueError, RecursionError):
             document = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
         if not isinstance(document, dict) or "user_data" not in document:
             continue
         for user, data in document["user_data"].items():

@@ -13,12 +13,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import DatasetCard, Hub
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.data.storage.archives import Room, read_files
 from fedkeel.data.storage.download import BATCH, explain_errors, hub_of, open_split
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 from fedkeel.randomness import key, permutation
 
@@ -38,31 +37,20 @@ def place(name: str) -> tuple[str, str] | None:
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
-    images: list[NDArray[np.uint8]] = []
-    places: list[tuple[str, str]] = []
-    names: list[str] = []
+    found: list[tuple[int, str, str, NDArray[np.uint8]]] = []
     for name, content in read_files(path, lambda name: place(name) is not None, Room(path, WHOLE, IMAGE)):
         at = place(name)
         assert at is not None
-        if len(images) == IMAGES:
-            raise DataError(f"{path} has more than {IMAGES} images", hint=draft.source.import_hint)
-        images.append(decode_image(name, content, draft.card.shape, resize=True))
-        places.append(at)
-        names.append(name)
-    classes = sorted({label for _, label in places})
-    if len(classes) != draft.card.classes or {domain for domain, _ in places} != set(DOMAINS):
+        if len(found) == IMAGES:
+            raise DataError(f"{path} has more than {IMAGES} images")
+        found.append((DOMAINS.index(at[0]), at[1], name, decode_image(name, content, draft.card.shape, resize=True)))
+    found.sort(key=lambda one: one[:3])
+    domains, classes = {one[0] for one in found}, sorted({one[1] for one in found})
+    if len(classes) != draft.card.classes or len(domains) != len(DOMAINS):
         raise DataError(
-            f"{path} has {len(classes)} classes in {len({domain for domain, _ in places})} domains, "
-            f"not {draft.card.classes} in {len(DOMAINS)}",
-            hint=draft.source.import_hint,
+            f"{path} has {len(classes)} classes in {len(domains)} domains, not {draft.card.classes} in {len(DOMAINS)}",
         )
-    order = sorted(range(len(names)), key=lambda i: (DOMAINS.index(places[i][0]), places[i][1], names[i]))
-    save(
-        draft,
-        [images[i] for i in order],
-        [classes.index(places[i][1]) for i in order],
-        [DOMAINS.index(places[i][0]) for i in order],
-    )
+    save(draft, [one[3] for one in found], [classes.index(one[1]) for one in found], [one[0] for one in found])
 
 
 def fetch(draft: Draft) -> None:
@@ -92,46 +80,4 @@ def save(draft: Draft, images: Sequence[NDArray[np.uint8]], labels: Sequence[int
                 writer.write(images[i][None], [labels[i]], [domains[i]])
 
 
-OFFICE_HOME = Source(
-    DatasetCard(
-        name="office-home",
-        title="Office-Home: 65 objects in four styles",
-        classes=65,
-        shape=(3, SIZE, SIZE),
-        train=0,
-        test=0,
-        home=Hub("flwrlabs/office-home", image="image", label="label", group="domain"),
-        licence="fair use notice of its authors: non-commercial research",
-        citation="""@inproceedings{venkateswara2017deep,
-  author = {Venkateswara, Hemanth and Eusebio, Jose and Chakraborty, Shayok and Panchanathan, Sethuraman},
-  title = {Deep Hashing Network for Unsupervised Domain Adaptation},
-  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
-  pages = {5018--5027},
-  year = {2017}
-}""",
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        preset={
-            "model": "resnet18-gn",
-            "partition": {"kind": "natural"},
-            "rounds": 500,
-            "participation": 1.0,
-            "epochs": 5,
-            "batch_size": 50,
-            "lr": 0.1,
-            "lr_decay": 0.998,
-            "weight_decay": 1e-3,
-            "clip": 10.0,
-            "augment": "crop-flip",
-        },
-        natural="domain",
-        notes="FedWMSAM reports an accuracy for each target domain after 500 rounds, all clients active, and states "
-        "neither model, size nor split. Ours: all four domains train, each is tested on its own fifth; 64×64; "
-        "ResNet-18-GN.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert,
-    fetch=fetch,
-    accepts="OfficeHomeDataset_10072016.zip or the folder of Art, Clipart, Product and Real World",
-)
+OFFICE_HOME = make_source("office-home", convert=convert, fetch=fetch)

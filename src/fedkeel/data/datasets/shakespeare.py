@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import Dataset, DatasetCard, Hub
-from fedkeel.data.datasets.leaf import CITATION, read_users
-from fedkeel.data.storage.archives import Room, basename, read_files
+from fedkeel.data.dataset import Dataset, DatasetCard, Lazy
+from fedkeel.data.datasets.cards import make_source
+from fedkeel.data.datasets.leaf import read_users
+from fedkeel.data.storage.archives import Room, basename, read_files, reading
 from fedkeel.data.storage.download import BATCH, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft, damaged, remark_untested
-from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
 LENGTH = 80
@@ -41,8 +41,8 @@ CODES[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
-    """Runs of `length` letters of a text, cut out when rows are asked for: an array [n, length] that is never whole."""
+class Windows(Lazy):
+    """Runs of `length` letters of a text, cut out when rows are asked for: [n, length]."""
 
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -53,22 +53,12 @@ class Windows:
         return self.text.dtype
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]
         return len(self.starts), self.length
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
         cut: NDArray[np.uint8] = self.text[self.starts[rows][..., None] + np.arange(self.length)]
         return cut
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype)
 
 
 def plain_text(lines: str) -> str:
@@ -87,7 +77,7 @@ def cut_points(windows: int) -> tuple[int, int]:
 
 
 def open_text(card: DatasetCard, folder: Path, root: Path) -> Dataset:
-    roles = read_roles(folder / FILE)
+    roles: dict[str, str] = read_roles(folder / FILE)
     texts = [code for _, lines in sorted(roles.items()) if len(code := encode(plain_text(lines))) > LENGTH]
     if not texts:
         raise damaged(folder / FILE, f"has no role of more than {LENGTH} letters")
@@ -123,12 +113,12 @@ def count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(np.arange(ends[-1]) - (ends - counts).repeat(counts))
 
 
-def read_roles(path: Path) -> dict[str, str]:
+def read_roles(path: Path) -> Any:
     try:
         roles = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(roles, dict) or not all(isinstance(lines, str) for lines in roles.values()):
+    if not is_roles(roles):
         raise damaged(path, "is no object of role and text")
     return roles
 
@@ -147,8 +137,11 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
         return is_role_file(PurePosixPath(path.name, name))
 
     for name, content in read_files(path, is_whole, Room(path, MOST)):
-        if name.endswith(".json") and is_roles(document := parse_json(name, content)):
-            return save_roles(draft, document)
+        if name.endswith(".json"):
+            with reading(name, ValueError, RecursionError):
+                document = json.loads(content)
+            if is_roles(document):
+                return save_roles(draft, document)
     lines = {
         basename(name)[: -len(".txt")]: content.decode("utf-8", "replace")
         for name, content in read_files(path, is_role, Room(path, MOST))
@@ -164,20 +157,13 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
             )
         texts[name] = join_windows(name, x, y)
     if not texts:
-        raise DataError(f"{path} holds no roles", hint=draft.source.import_hint)
+        raise DataError(f"{path} holds no roles")
     save_roles(draft, texts)
 
 
 def is_role_file(place: PurePosixPath) -> bool:
     """LEAF keeps the whole text beside the folder of roles."""
     return place.suffix == ".txt" and place.parent.name == "by_play_and_character"
-
-
-def parse_json(name: str, content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
 def is_roles(document: Any) -> bool:
@@ -212,36 +198,4 @@ def save_roles(draft: Draft, roles: Mapping[str, str]) -> None:
     (draft.folder / FILE).write_text(json.dumps(dict(sorted(roles.items())), ensure_ascii=False), "utf-8")
 
 
-SHAKESPEARE = Source(
-    DatasetCard(
-        name="shakespeare",
-        title="Shakespeare: the next letter, by play and character (LEAF)",
-        classes=len(LETTERS),
-        shape=(LENGTH,),
-        train=0,
-        test=0,
-        home=Hub("flwrlabs/shakespeare", image="x", label="y", group="character_id"),
-        licence="BSD 2-clause (LEAF); the 1994 Gutenberg etext is for personal, non-commercial use",
-        citation=CITATION,
-        preset={
-            "model": "lstm",
-            "partition": {"kind": "natural"},
-            "rounds": 300,
-            "participation": 0.1,
-            "epochs": 1,
-            "batch_size": 100,
-            "lr": 1.4,
-            "augment": "none",
-        },
-        natural="role",
-        vocabulary=len(LETTERS),
-        notes="Temporal split of 0.9, which LEAF's scripts really use (its documented -tf 0.8 is not parsed). Roles "
-        "without a test window stay clients; LEAF drops them. Letters outside LEAF's 80 are read as blanks. FedFFT "
-        "takes a fifth of the roles.",
-    ),
-    open=open_text,
-    is_complete=is_complete,
-    convert=convert,
-    fetch=fetch,
-    accepts=f"{FILE}, LEAF's folder by_play_and_character of text files, or LEAF's all_data",
-)
+SHAKESPEARE = make_source("shakespeare", open=open_text, is_complete=is_complete, convert=convert, fetch=fetch)

@@ -13,34 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.dataset import DatasetCard, Hub
+from fedkeel.data.datasets.cards import make_source
 from fedkeel.data.storage.archives import Room, read_files
 from fedkeel.data.storage.download import fetch_from_hub
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
+from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.pictures import decode_image
-from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
 
-CITATION = """@misc{le2015tiny,
-  author = {Le, Ya and Yang, Xuan},
-  title = {Tiny {ImageNet} Visual Recognition Challenge},
-  howpublished = {CS 231N, Stanford University},
-  year = {2015}
-}"""
-LICENCE = "ImageNet terms of access: research and education only"
-PRESET = {
-    "model": "resnet18-gn",
-    "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 100},
-    "rounds": 300,
-    "participation": 0.1,
-    "epochs": 5,
-    "batch_size": 50,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "weight_decay": 1e-3,
-    "clip": 10.0,
-    "augment": "crop-flip",
-}
 MOST = 512 << 20  # bytes of image files, at most: the published archive has 237 MB
 TRAIN = re.compile(r"(?:^|/)train/(n\d{8})/images/n\d{8}_(\d+)\.JPEG$")
 VALIDATION = re.compile(r"(?:^|/)val/images/(val_(\d+)\.JPEG)$")
@@ -100,49 +79,5 @@ def write_split(
                 writer.write(np.asarray(image)[None], [at[0]])
 
 
-TINY_IMAGENET = Source(
-    DatasetCard(
-        name="tiny-imagenet",
-        title="Tiny-ImageNet: 64×64 colour images of 200 objects",
-        classes=200,
-        shape=(3, 64, 64),
-        train=100_000,
-        test=10_000,
-        home=Hub("zh-plus/tiny-imagenet", image="image", label="label", splits=("train", "valid")),
-        licence=LICENCE,
-        citation=CITATION,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        checksums={"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
-        preset=PRESET,
-        notes="Validation images are the test set. Normalised by 0.5 and 0.5 as FL-Simulator does (crop padding 8).",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert((500, 50)),
-    fetch=fetch_from_hub,
-    accepts="tiny-imagenet-200.zip or the folder it unpacks to",
-)
-
-TINY_IMAGENET_SUBSET = Source(
-    DatasetCard(
-        name="tiny-imagenet-subset",
-        title="Tiny-ImageNet, a tenth of the training images: 50 and 10 of each class",
-        classes=200,
-        shape=(3, 64, 64),
-        train=10_000,
-        test=2_000,
-        home="a part of tiny-imagenet",
-        licence=LICENCE,
-        citation=CITATION,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        checksums={"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
-        preset=PRESET | {"partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 20}, "participation": 0.5},
-        notes="The lowest-numbered images of each class, for tests and short runs; no paper uses it.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert((50, 10)),
-    accepts="tiny-imagenet-200.zip or the folder it unpacks to, and keeps its lowest-numbered images",
-)
+TINY_IMAGENET = make_source("tiny-imagenet", convert=convert((500, 50)), fetch=fetch_from_hub)
+TINY_IMAGENET_SUBSET = make_source("tiny-imagenet-subset", convert=convert((50, 10)))

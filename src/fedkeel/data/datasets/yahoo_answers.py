@@ -19,11 +19,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.data.dataset import DatasetCard, Hub
-from fedkeel.data.storage.archives import Room, basename, open_files
+from fedkeel.data.datasets.cards import make_source
+from fedkeel.data.storage.archives import Room, basename, open_files, reading
 from fedkeel.data.storage.download import BATCH, check_count, explain_errors, open_split
-from fedkeel.data.storage.folder import Draft, is_complete, open_folder
-from fedkeel.data.storage.source import Source
+from fedkeel.data.storage.folder import Draft
 from fedkeel.errors import DataError
 from fedkeel.typed_values import show_value
 
@@ -80,10 +79,8 @@ def parse_lines(name: str, lines: IO[str]) -> Iterator[list[str]]:
                 raise DataError(f"{name} has a line of more than {LINE} letters", hint="fetch the file again")
             yield line
 
-    try:
+    with reading(name, csv.Error):
         yield from csv.reader(whole())
-    except csv.Error as error:
-        raise DataError(f"{name} is damaged: {error}", hint="fetch the file again") from error
 
 
 def convert(path: Path, draft: Draft, check: bool) -> None:
@@ -102,7 +99,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
                         )
                     yield int(fields[0]) - 1, " ".join(fields[1:])
         if not present:
-            raise DataError(f"{path} lacks {split}.csv", hint=draft.source.import_hint)
+            raise DataError(f"{path} lacks {split}.csv")
 
     save(draft, rows_of)
 
@@ -112,7 +109,7 @@ def fetch(draft: Draft) -> None:
     for split, rows in splits.items():
         check_count(draft, split, len(rows))
         if missing := [column for column in TEXT_COLUMNS if column not in rows.column_names]:
-            raise DataError(f"{draft.card.home} has no column {missing[0]!r}", hint=draft.source.import_hint)
+            raise DataError(f"{draft.card.home} has no column {missing[0]!r}")
 
     def rows_of(split: str) -> Iterator[Row]:
         for batch in splits[split].iter(batch_size=BATCH):
@@ -123,42 +120,4 @@ def fetch(draft: Draft) -> None:
         save(draft, rows_of)
 
 
-YAHOO_ANSWERS = Source(
-    DatasetCard(
-        name="yahoo-answers",
-        title="Yahoo! Answers: topics of questions",
-        classes=10,
-        shape=(LENGTH,),
-        train=1_400_000,
-        test=60_000,
-        home=Hub("community-datasets/yahoo_answers_topics", image="question_title", label="topic"),
-        licence="Yahoo! Webscope terms: research only",
-        citation="""@inproceedings{zhang2015character,
-  author = {Zhang, Xiang and Zhao, Junbo and LeCun, Yann},
-  title = {Character-level Convolutional Networks for Text Classification},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2015}
-}""",
-        checksums={"yahoo_answers_csv.tar.gz": "md5:f3f9899b997a42beb24157e62e3eea8d"},
-        preset={
-            "model": "fasttext",
-            "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 100},
-            "rounds": 300,
-            "participation": 0.1,
-            "epochs": 5,
-            "batch_size": 50,
-            "lr": 0.1,
-            "augment": "none",
-        },
-        vocabulary=VOCABULARY,
-        dtype="int32",
-        notes="SpecGradFilter names no model or tokens; its accuracies exclude pre-trained encoders. Ours: a "
-        f"fastText-style classifier on the {VOCABULARY - FIRST} most frequent words; title, question and answer, "
-        f"{LENGTH} words at most.",
-    ),
-    open=open_folder,
-    is_complete=is_complete,
-    convert=convert,
-    fetch=fetch,
-    accepts="yahoo_answers_csv.tar.gz or the folder of train.csv and test.csv",
-)
+YAHOO_ANSWERS = make_source("yahoo-answers", convert=convert, fetch=fetch)

@@ -12,7 +12,7 @@ from fedkeel import randomness
 from fedkeel.data.partition.class_pools import Pools
 from fedkeel.data.partition.classwise import divide_class_wise
 from fedkeel.data.partition.log_dirichlet import Concentration, Floats, log_dirichlet
-from fedkeel.data.partition.partition import Integers, Partition, check_partitioner
+from fedkeel.data.partition.partition import Checked, Integers, Partition
 from fedkeel.data.partition.sequential_assignment import divide_exactly, divide_refilling
 from fedkeel.ranges import Count, Whole
 
@@ -20,7 +20,7 @@ Form = Literal["client-prior-exact", "client-prior-refill", "hsu", "class-wise",
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Client priors p_i ~ Dir(α), or class shares q_c ~ Dir(α). Large alpha is iid, small alpha one class per client.
 
     client-prior-exact    equal sizes; each sample once: the prior is restricted to the classes that are left
@@ -38,9 +38,6 @@ class Dirichlet:
     clients: Count
     form: Form = "client-prior-exact"
     min_size: Whole = 10
-
-    def __post_init__(self) -> None:
-        check_partitioner(self)
 
     @property
     def repeats(self) -> bool:

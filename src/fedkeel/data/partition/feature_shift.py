@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt_array
 from fedkeel.data.dataset import Samples
-from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_partitioner
+from fedkeel.data.partition.partition import Based, Integers, Partition
 from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
@@ -21,7 +21,7 @@ BATCH = 500
 
 
 @dataclass(frozen=True)
-class FeatureShift:
+class FeatureShift(Based):
     """Divide by `base`, then give each client `fewest` to `most` of the twelve computed corruptions at `severity`, and
     each of its images one of them, for good (SpecGradFilter: 2–3 corruptions at severity 3).
 
@@ -29,22 +29,17 @@ class FeatureShift:
     client they go round its images. fewest = most = 0 is `base` alone.
     """
 
-    base: Partitioner
     severity: Annotated[int, Range(1, SEVERITIES)] = 3
     fewest: Annotated[int, Range(0, len(KINDS))] = 2
     most: Annotated[int, Range(0, len(KINDS))] = 3
 
     def __post_init__(self) -> None:
-        check_partitioner(self)
+        super().__post_init__()
         if not 0 <= self.fewest <= self.most <= len(KINDS):
             raise ExperimentError(
                 f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}",
                 "for example fewest = 2, most = 3",
             )
-
-    @property
-    def clients(self) -> int | None:
-        return self.base.clients
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         return self.base.divide(labels, key, groups=groups)
@@ -112,14 +107,3 @@ def corrupt_each(
             if progress is not None:
                 progress(f"corrupting: {name}", done, len(result))
     return result
-
-
-def corrupt_test_set(
-    images: Samples, labels: Integers, severity: int, key: int, progress: Progress | None = None
-) -> tuple[NDArray[np.uint8], Integers, Integers]:
-    """Put test images under each of the twelve computed corruptions: (images, labels, corruption of each image)."""
-    parts = [
-        corrupt_each(images, np.full(len(images), kind), severity, randomness.key(key, "test", kind), progress)
-        for kind in range(len(KINDS))
-    ]
-    return np.concatenate(parts), np.tile(labels, len(KINDS)), np.arange(len(KINDS)).repeat(len(labels))

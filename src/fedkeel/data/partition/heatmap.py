@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.partition.partition import Integers
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import RequestError, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHADES = " ░▒▓█"
 BARS = " ▁▂▃▄▅▆▇█"
@@ -23,11 +27,11 @@ def write_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> st
     class the client does not hold; ▒ is about an equal share, whatever the partition. The last row shows the sizes.
     """
     clients, classes = histogram.shape
-    to_a_row = _group(classes, height)
+    to_a_row = group_size(classes, height)
     names = [_span(first, to_a_row, classes) for first in range(0, classes, to_a_row)]
     margin = max(map(len, names)) + 1
-    to_a_column = _group(clients, max(1, width - margin))
-    cells = _add_up_groups(_add_up_groups(histogram, to_a_column, axis=0), to_a_row, axis=1)
+    to_a_column = group_size(clients, max(1, width - margin))
+    cells = add_up_groups(add_up_groups(histogram, to_a_column, axis=0), to_a_row, axis=1)
     equal = 1 / cells.shape[1]
     bounds = (0.0, equal / 2, equal**0.5, equal**0.25)
     shades = np.searchsorted(bounds, _shares(cells), side="right") * (cells > 0)
@@ -44,48 +48,53 @@ def write_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> st
 
 def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
     """Draw the same picture as .png, .svg or .pdf, with the clients' sizes on top."""
-    from matplotlib.figure import Figure
-
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise RequestError(f"unknown type of image file: {path.name}", hint=f"use {', '.join(SUFFIXES)}")
-    clients, classes = histogram.shape
-    group = _group(clients, COLUMNS)
-    cells = _add_up_groups(histogram, group, axis=0)
+    clients = len(histogram)
+    group = group_size(clients, COLUMNS)
+    figure = plot_heatmap(add_up_groups(histogram, group, axis=0), group, clients)
+    with writing(path, "choose another file name"):
+        figure.savefig(path, dpi=150)
+    return path
+
+
+def plot_heatmap(cells: NDArray[Any], group: int, clients: int, width: float = 9) -> Figure:
+    """The picture as a figure; `cells` [columns, classes] count the samples of `group` neighbouring clients each."""
+    from matplotlib.figure import Figure
+
+    classes = cells.shape[1]
     edges = np.minimum(np.arange(len(cells) + 1) * group, clients) - 0.5
-    figure = Figure(figsize=(9, float(np.clip(1.8 + 0.22 * classes, 3.2, 6.5))), layout="constrained")
+    figure = Figure(figsize=(width, float(np.clip(1.8 + 0.22 * classes, 3.2, 6.5))), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 5))
     above.stairs(_mean_sizes(cells, group, clients), edges, fill=True, color="0.45")
     above.set(ylabel="samples", ylim=(0, None))
     above.spines[["top", "right"]].set_visible(False)
-    image = below.pcolormesh(edges, np.arange(classes + 1) - 0.5, _shares(cells).T, cmap="cividis", vmin=0.0)
+    rows, shares = np.arange(classes + 1) - 0.5, _shares(cells).T
+    image = below.pcolormesh(edges, rows, shares, cmap="cividis", vmin=0.0, rasterized=True)
     below.set(xlabel="client" if group == 1 else f"client ({group} to a column)", ylabel="class")
     below.invert_yaxis()
     below.xaxis.get_major_locator().set_params(integer=True)
     if classes <= 20:
         below.set_yticks(range(classes))
     figure.colorbar(image, ax=[above, below], label="share of the client's samples", pad=0.02)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise FolderError(f"cannot write {path}: {error.strerror}", hint="choose another file name") from error
-    return path
+    return figure
 
 
-def _shares(cells: Integers) -> NDArray[np.float64]:
+def _shares(cells: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(cells / np.maximum(cells.sum(axis=1, keepdims=True), 1))
 
 
-def _group(count: int, most: int) -> int:
+def group_size(count: int, most: int) -> int:
     """How many neighbours must be added up so that `most` groups suffice."""
     return max(1, -(-count // most))
 
 
-def _add_up_groups(cells: Integers, group: int, axis: int) -> Integers:
+def add_up_groups(cells: Integers, group: int, axis: int) -> Integers:
     return np.asarray(np.add.reduceat(cells, np.arange(0, cells.shape[axis], group), axis=axis))
 
 
-def _mean_sizes(cells: Integers, group: int, clients: int) -> NDArray[np.float64]:
+def _mean_sizes(cells: NDArray[Any], group: int, clients: int) -> NDArray[np.float64]:
     members = np.minimum(group, clients - np.arange(len(cells)) * group)
     return np.asarray(cells.sum(axis=1) / members)
 

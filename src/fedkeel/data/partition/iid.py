@@ -9,11 +9,11 @@ import numpy as np
 from fedkeel import randomness
 from fedkeel.data.partition.log_dirichlet import Concentration, log_dirichlet, normalise
 from fedkeel.data.partition.partition import (
+    Checked,
     Integers,
     Partition,
     check_enough,
     check_labels,
-    check_partitioner,
     collect,
     equal_sizes,
 )
@@ -21,13 +21,10 @@ from fedkeel.ranges import Count
 
 
 @dataclass(frozen=True)
-class Iid:
+class Iid(Checked):
     """Contiguous slices of the shuffled set, ⌊M / N⌋ samples each and the remainder to client 0."""
 
     clients: Count
-
-    def __post_init__(self) -> None:
-        check_partitioner(self)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
@@ -35,7 +32,7 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class QuantitySkew:
+class QuantitySkew(Checked):
     """Labels iid, sizes min_size + (M - N · min_size) · Dir(α).
 
     Large alpha is equal sizes; small alpha leaves nearly everything to one client.
@@ -44,9 +41,6 @@ class QuantitySkew:
     alpha: Concentration
     clients: Count
     min_size: Count = 1
-
-    def __post_init__(self) -> None:
-        check_partitioner(self)
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)

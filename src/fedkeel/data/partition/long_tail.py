@@ -8,30 +8,25 @@ from typing import Annotated
 import numpy as np
 
 from fedkeel import randomness
-from fedkeel.data.partition.partition import Integers, Partition, Partitioner, check_labels, check_partitioner
+from fedkeel.data.partition.partition import Based, Integers, Partition, check_labels
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Range
 
 
 @dataclass(frozen=True)
-class LongTail:
+class LongTail(Based):
     """Make the whole set long-tailed, then divide it by `base`: the class of rank c of C keeps
     n_max · imbalance^(-c / (C - 1)) samples, at least one and at most what it has (Cao et al. 2019).
 
     Ranks follow the labels: class 0 is the head. imbalance = n_max / n_min = 1 is `base` alone.
     """
 
-    base: Partitioner
     imbalance: Annotated[float, Range(1)]
 
     def __post_init__(self) -> None:
-        check_partitioner(self)
+        super().__post_init__()
         if hasattr(self.base, "corrupt"):
             raise ExperimentError("a long tail cannot be made of shifted features.", "feature-shift:base=long-tail:…")
-
-    @property
-    def clients(self) -> int | None:
-        return self.base.clients
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)

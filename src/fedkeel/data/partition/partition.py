@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,13 +133,26 @@ def equal_sizes(samples: int, clients: int) -> Integers:
     return sizes
 
 
-def check_partitioner(partitioner: Any) -> None:
-    """Refuse a partitioner one of whose fields is not of its type or in its range."""
-    kind = type(partitioner)
-    base = getattr(partitioner, "base", partitioner)
-    if not hasattr(base, "divide"):
-        raise ExperimentError(f"base of {kind.__name__} must be a partition: {show_value(base)}", "fk.Iid(100)")
-    check_fields(partitioner, ExperimentError, kind.__name__)
+@dataclass(frozen=True)
+class Checked:
+    """A partitioner that refuses fields which are not of their type or in their range."""
+
+    def __post_init__(self) -> None:
+        name, base = type(self).__name__, getattr(self, "base", self)
+        if not hasattr(base, "divide"):
+            raise ExperimentError(f"base of {name} must be a partition: {show_value(base)}", "fk.Iid(100)")
+        check_fields(self, ExperimentError, name)
+
+
+@dataclass(frozen=True)
+class Based(Checked):
+    """A partitioner that changes another one's data, and has its clients."""
+
+    base: Partitioner
+
+    @property
+    def clients(self) -> int | None:
+        return self.base.clients
 
 
 def check_enough(samples: int, clients: int, each: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedkeel import randomness
 from fedkeel.data.partition.class_pools import Pools, even_parts
-from fedkeel.data.partition.partition import Integers, Partition, check_enough, check_partitioner
+from fedkeel.data.partition.partition import Checked, Integers, Partition, check_enough
 from fedkeel.data.partition.sequential_assignment import divide_refilling
 from fedkeel.errors import DataError
 from fedkeel.ranges import Count
@@ -19,7 +19,7 @@ Form = Literal["shards", "shuffled", "cyclic"]
 
 
 @dataclass(frozen=True)
-class Pathological:
+class Pathological(Checked):
     """Each client holds `classes` classes; all of them is iid.
 
     shards     the set is cut into classes · N shards of one class each, and each client gets `classes` of them, of
@@ -35,9 +35,6 @@ class Pathological:
     classes: Count
     clients: Count
     form: Form = "shards"
-
-    def __post_init__(self) -> None:
-        check_partitioner(self)
 
     @property
     def repeats(self) -> bool:

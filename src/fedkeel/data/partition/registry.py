@@ -17,7 +17,7 @@ from fedkeel.data.partition.long_tail import LongTail
 from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.errors import ExperimentError, nearest
+from fedkeel.errors import ExperimentError, require_known
 from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
@@ -44,9 +44,8 @@ def load_partition(given: Any) -> Partitioner:
             return given
         raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
     settings = dict(given)
-    kind = str(settings.pop("kind", "dirichlet"))
-    if kind not in PARTITIONS:
-        raise ExperimentError(f"unknown partition: {kind}", nearest(kind, PARTITIONS, "partitions"))
+    asked = str(settings.pop("kind", "dirichlet"))
+    kind = require_known(asked, PARTITIONS, "unknown partition", "partitions", ExperimentError)
     check_table(PARTITIONS[kind], settings, ExperimentError, f"partition {kind}")
     if "base" in settings:
         settings["base"] = load_partition(settings["base"])

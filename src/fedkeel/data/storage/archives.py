@@ -39,11 +39,12 @@ AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """Turn the many ways in which an archive says it is cut off into one line."""
+def reading(path: Path | str, *faults: type[Exception]) -> Iterator[None]:
+    """Turn the many ways in which a file says that it is cut off, an archive's or `faults`, into one line."""
+    refused = faults or DAMAGED
     try:
         yield
-    except DAMAGED as error:
+    except refused as error:
         raise DataError(f"{path} is damaged or cut off: {error}", hint="fetch the file again") from error
 
 
@@ -167,12 +168,10 @@ def unzip(name: str, content: bytes, most: int) -> bytes:
 
 def read_array(name: str, file: IO[bytes], most: int) -> NDArray[Any]:
     """Read an array in numpy's format after checking its type and size in the header; never one of objects."""
-    try:
+    with reading(name, ValueError):
         major = np.lib.format.read_magic(file)[0]
         header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(file)
-    except ValueError as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or min(shape, default=0) < 0:
         raise DataError(f"{name} holds {dtype} of shape {shape}, not numbers", hint="fetch the published file")
@@ -188,27 +187,20 @@ def basename(name: str) -> str:
     return PurePosixPath(name).name
 
 
-def digest(path: Path, algorithm: str = "md5") -> str:
-    total = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            total.update(block)
-    return total.hexdigest()
-
-
 def check_file(path: Path, checksums: Mapping[str, str]) -> None:
     """Compare a file whose name has a published checksum with it; other files are judged by their content."""
-    if (published := checksums.get(path.name)) is not None and path.is_file():
-        algorithm, expected = published.split(":")
-        check_digest(str(path), digest(path, algorithm), expected, algorithm)
+    if path.name in checksums and path.is_file():
+        with path.open("rb") as file:
+            check_content(str(path), file, checksums[path.name])
 
 
 def check_bytes(name: str, content: bytes, checksums: Mapping[str, str]) -> None:
-    if (published := checksums.get(basename(name))) is not None:
-        algorithm, expected = published.split(":")
-        check_digest(name, hashlib.new(algorithm, content, usedforsecurity=False).hexdigest(), expected, algorithm)
+    if basename(name) in checksums:
+        check_content(name, io.BytesIO(content), checksums[basename(name)])
 
 
-def check_digest(name: str, actual: str, expected: str, algorithm: str) -> None:
-    if actual != expected:
+def check_content(name: str, file: io.BufferedReader | io.BytesIO, published: str) -> None:
+    algorithm, expected = published.split(":")
+    total = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    if (actual := total.hexdigest()) != expected:
         raise DataError(f"{name} has {algorithm} {actual}, not the published {expected}", hint=AGAIN)

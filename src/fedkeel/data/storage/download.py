@@ -62,7 +62,6 @@ def open_split(draft: Draft, name: str) -> Any:
         if column not in rows.column_names:
             raise DataError(
                 f"{hub.repository} has no column {column!r}: its columns are {', '.join(rows.column_names)}",
-                hint=draft.source.import_hint,
             )
     return rows
 
@@ -109,5 +108,4 @@ def check_count(draft: Draft, split: str, count: int) -> None:
     if expected and count != expected:
         raise DataError(
             f"{hub_of(draft).repository} has {count} of the {expected} samples of {split}",
-            hint=draft.source.import_hint,
         )

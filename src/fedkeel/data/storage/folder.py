@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,20 +45,18 @@ def is_complete(card: DatasetCard, folder: Path) -> bool:
 
 def open_folder(card: DatasetCard, folder: Path, root: Path) -> Dataset:
     """Map the arrays of a complete folder. Headers and labels are checked; images are not read."""
-    train = open_array(folder / "train_images.npy", card.dtype, card.train, card.array_shape)
-    test = open_array(folder / "test_images.npy", card.dtype, card.test, card.array_shape)
-    labels = [
-        open_labels(folder / f"{split}_labels.npy", len(images), card.classes)
-        for split, images in (("train", train), ("test", test))
-    ]
-    groups: list[NDArray[np.int64] | None] = [None, None]
-    if card.natural:
-        groups = [
-            open_labels(folder / f"{split}_groups.npy", len(images), None)
-            for split, images in (("train", train), ("test", test))
-        ]
-    remarks = remark_untested(card, groups[0], groups[1])
-    return Dataset(card, train, labels[0], test, labels[1], groups[0], groups[1], root, remarks)
+    train, test = (open_split(card, folder, split, getattr(card, split)) for split in ("train", "test"))
+    owners, test_owners = (
+        open_labels(folder / f"{split}_groups.npy", len(labels), None) if card.natural else None
+        for split, (_, labels) in (("train", train), ("test", test))
+    )
+    return Dataset(card, *train, *test, owners, test_owners, root, remark_untested(card, owners, test_owners))
+
+
+def open_split(card: DatasetCard, folder: Path, split: str, count: int = 0) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Map the inputs of a split, and read its labels; a count of 0 accepts any number of samples."""
+    inputs = open_array(folder / f"{split}_images.npy", card.dtype, count, card.array_shape)
+    return inputs, open_labels(folder / f"{split}_labels.npy", len(inputs), card.classes)
 
 
 def remark_untested(
@@ -96,7 +94,7 @@ def damaged(path: Path, what: str) -> DataError:
     return DataError(f"{path} {what}", hint=f"delete the folder {path.parent} and fetch the data set again")
 
 
-class ArrayWriter:
+class ArrayWriter(AbstractContextManager["ArrayWriter"]):
     """A .npy file written row by row. A count of 0 in the shape takes as many rows as come.
 
     Not a memory map: on a full disk a write to a map ends the process, while a write to a file raises.
@@ -125,9 +123,6 @@ class ArrayWriter:
         self.rows += len(rows)
         if self.progress is not None:
             self.progress(self.path.stem, self.rows, self.shape[0])
-
-    def __enter__(self) -> ArrayWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
@@ -169,7 +164,7 @@ class Draft:
         return SplitWriter(self, split)
 
 
-class SplitWriter:
+class SplitWriter(AbstractContextManager["SplitWriter"]):
     """Images written as they come; labels and groups, which are small, at the end."""
 
     def __init__(self, draft: Draft, split: str):
@@ -183,9 +178,6 @@ class SplitWriter:
         self.images.write(images)
         self.labels.extend(labels)
         self.groups.extend(groups)
-
-    def __enter__(self) -> SplitWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.images.__exit__(kind, error, at)

@@ -10,7 +10,7 @@ from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.archives import check_file
 from fedkeel.data.storage.folder import Progress, data_root, drafting
 from fedkeel.data.storage.source import Source
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, require_known
 
 
 def load(name: str, root: Path | str | None = None, progress: Progress | None = None) -> Dataset:
@@ -29,9 +29,7 @@ def import_from(
 
 
 def source_of(name: str) -> Source:
-    if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}", hint=nearest(name, SOURCES, "data sets"))
-    return SOURCES[name]
+    return SOURCES[require_known(name, SOURCES, "unknown data set", "data sets", DataError)]
 
 
 def load_from(source: Source, root: Path, progress: Progress | None = None) -> Dataset:

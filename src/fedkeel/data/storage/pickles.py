@@ -16,10 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.data.storage.archives import reading
 from fedkeel.errors import DataError
 
 OPERATIONS = 1_000_000
 """The most that a pickle may be made of: CIFAR-100 needs 300 000 for its names and labels."""
+FAULTS = (
+    pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError, MemoryError,
+    OverflowError, RecursionError,
+)  # fmt: skip
 ONLY = "only the published CIFAR pickles are read; the binary form works too"
 
 
@@ -97,11 +102,6 @@ def check_pickle(name: str, content: bytes) -> None:
 
 def read_pickle(name: str, content: bytes) -> Any:
     """Read what a pickle holds; its arrays are `PlainArray`."""
-    try:
+    with reading(name, *FAULTS):
         check_pickle(name, content)
         return PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except (
-        pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError, MemoryError,
-        OverflowError, RecursionError,
-    ) as error:  # fmt: skip
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error

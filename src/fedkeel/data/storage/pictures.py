@@ -7,6 +7,7 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkeel.data.storage.archives import reading
 from fedkeel.errors import DataError
 
 PIXELS = 50_000_000
@@ -22,11 +23,9 @@ def decode_image(name: str, content: bytes, shape: tuple[int, ...], resize: bool
             "reading image files needs the package pillow", hint='pip install "fedkeel[download]"'
         ) from error
     channels, height, width = shape
-    try:
+    with reading(name, UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError):
         with Image.open(io.BytesIO(content)) as file:
             if file.width * file.height > PIXELS:
                 raise DataError(f"{name} states {file.width}×{file.height} pixels: it was not unpacked")
             image = file.convert("L" if channels == 1 else "RGB")
         return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC) if resize else image)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name} is damaged or cut off: {error}", hint="fetch the file again") from error

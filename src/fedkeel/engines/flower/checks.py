@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from flwr.app import Message
 
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import ExperimentError
+from fedkeel.ranges import Count, Positive, PositiveShare, Range
+from fedkeel.typed_values import check_fields
 
 
 @dataclass(frozen=True)
@@ -23,22 +26,15 @@ class Terms:
     `diverged` says whether a client whose numbers are not finite has answered, as it has for the other engines.
     """
 
-    minimum: float = 1.0
-    deadline: float | None = None
-    attempts: int = 3
-    norm_factor: float = 1000.0
+    minimum: PositiveShare = 1.0
+    deadline: Positive | None = None
+    attempts: Count = 3
+    norm_factor: Annotated[float, Range(1, above=True)] = 1000.0
     copy: bool = True
     diverged: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.minimum <= 1:
-            raise ExperimentError(f"minimum must be a share in (0, 1]: {self.minimum}", "0.5 asks for half")
-        if self.deadline is not None and self.deadline <= 0:
-            raise ExperimentError(f"deadline must be a number of seconds above 0: {self.deadline}")
-        if self.attempts < 1:
-            raise ExperimentError(f"attempts must be at least 1: {self.attempts}")
-        if self.norm_factor <= 1:
-            raise ExperimentError(f"norm_factor must be above 1: {self.norm_factor}", "1000 is the default")
+        check_fields(self, ExperimentError, "a federation")
 
 
 def error_line(reply: Message) -> str:

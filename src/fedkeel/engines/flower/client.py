@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
-from fedkeel.core.trees import tensors
+from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.memory import NodeMemory
 from fedkeel.engines.flower.message_schema import expected_messages
@@ -32,11 +32,14 @@ class Node(NamedTuple):
     identity: str = ""
 
 
-def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
+NodeOf = Callable[[Context], Node]
+
+
+def make_client_app(node_of: NodeOf) -> ClientApp:
     """Make the app of all nodes; `node_of` tells them apart."""
     app = ClientApp()
-    app.query()(Introduce(node_of))
-    app.train()(Train(node_of))
+    app.query()(partial(introduce, node_of))
+    app.train()(partial(train, node_of))
     return app
 
 
@@ -45,29 +48,19 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-class Introduce:
-    """Answers who this node is and how much data it has."""
-
-    def __init__(self, node_of: Callable[[Context], Node]):
-        self.node_of = node_of
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        with steady():
-            node = self.node_of(context)
-        size = int(node.engine.task.problem.data.sizes[node.client])
-        said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
-        return Message(RecordDict({"config": said}), reply_to=message)
+def introduce(node_of: NodeOf, message: Message, context: Context) -> Message:
+    """Answer who this node is and how much data it has."""
+    with steady():
+        node = node_of(context)
+    size = int(node.engine.task.problem.data.sizes[node.client])
+    said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
+    return Message(RecordDict({"config": said}), reply_to=message)
 
 
-class Train:
-    """Trains the node's client from the state that the server names."""
-
-    def __init__(self, node_of: Callable[[Context], Node]):
-        self.node_of = node_of
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        with steady():
-            return train_client(self.node_of(context), message, context)
+def train(node_of: NodeOf, message: Message, context: Context) -> Message:
+    """Train the node's client from the state that the server names."""
+    with steady():
+        return train_client(node_of(context), message, context)
 
 
 def train_client(node: Node, message: Message, context: Context) -> Message:
@@ -95,6 +88,5 @@ def train_client(node: Node, message: Message, context: Context) -> Message:
             memory.keep(start, outcome.state)
         if asked["copy"]:
             records |= pack(outcome.state, "state/")
-    sound = all(bool(torch.isfinite(t).all()) for t in tensors(outcome.state) if t.is_floating_point())
-    facts |= {"status": TRAINED, "state": digest(outcome.state), "sound": sound}
+    facts |= {"status": TRAINED, "state": digest(outcome.state), "sound": all_finite(outcome.state)}
     return Message(RecordDict({**records, "config": ConfigRecord(facts)}), reply_to=message)

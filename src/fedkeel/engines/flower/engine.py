@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree, tensors
-from fedkeel.engines.cost import all_finite, sent
+from fedkeel.core.trees import Tree, all_finite, state_bytes
+from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import ClientOutcome
 from fedkeel.engines.flower.checks import Terms, find_overlong, read_facts
 from fedkeel.engines.flower.client import LOST, TRAINED
@@ -59,7 +59,7 @@ class FlowerEngine:
             self.expected = expected_messages(method.tuning, task)._replace(state=self.expected.state)
         self.recent: deque[float] = deque(maxlen=RECENT)
         # what an answer weighs, and some room for names
-        self.limit = 2 * sum(t.nbytes for t in tensors((self.expected.report, self.expected.state))) + (1 << 20)
+        self.limit = 2 * state_bytes((self.expected.report, self.expected.state)) + (1 << 20)
 
     # ---- a round -------------------------------------------------------------------------------------------------
     def train(
@@ -91,34 +91,32 @@ class FlowerEngine:
 
     def has_answered(self, outcome: ClientOutcome | None) -> bool:
         """Whether a client has answered."""
-        return outcome is not None and (self.terms.diverged or all_finite(outcome))
+        return outcome is not None and (self.terms.diverged or all_finite((outcome.report, outcome.state)))
 
     def ask_clients(
         self, records: Mapping[str, Any], round: int, lr: float, states: Mapping[int, State | None]
     ) -> dict[int, ClientOutcome]:
         """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
-        begun, sound, lost = time.monotonic(), dict[int, ClientOutcome](), dict[int, RecordDict]()
+        began, left, sound = time.monotonic(), self.terms.deadline, dict[int, ClientOutcome]()
         contents = {
             client: self.compose(records, round, lr, self.state_digest(client, state))
             for client, state in states.items()
         }
-        for client, reply in self.exchange(contents, round, self.terms.deadline):
-            try:
-                if (outcome := self.read_reply(reply, client, round)) is not None:
-                    sound[client] = outcome
-                else:
-                    lost[client] = self.compose_restoring(records, round, lr, client, states[client])
-            except Refused as refused:
-                self.refuse(client, round, refused)
-        left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - begun)
-        if lost and (left is None or left > 0):
-            for client, reply in self.exchange(lost, round, left):
+        for again in (False, True):
+            asked, contents = contents, {}
+            for client, reply in self.exchange(asked, round, left):
                 try:
-                    if (outcome := self.read_reply(reply, client, round)) is None:
+                    if (outcome := self.read_reply(reply, client, round)) is not None:
+                        sound[client] = outcome
+                    elif again:
                         raise Refused("it lost its state again")
-                    sound[client] = outcome
+                    else:
+                        contents[client] = self.compose_restoring(records, round, lr, client, states[client])
                 except Refused as refused:
                     self.refuse(client, round, refused)
+            left = None if self.terms.deadline is None else self.terms.deadline - (time.monotonic() - began)
+            if not contents or (left is not None and left <= 0):
+                break
         return sound
 
     def exchange(
@@ -187,7 +185,7 @@ class FlowerEngine:
             if not isinstance(number, int) or not 0 < number < 1 << 63:
                 raise Refused("it does not say which state it reached")
             state = {TICKET: torch.tensor(number if sound else math.nan)}
-        if not all(bool(torch.isfinite(t).all()) for t in tensors((report, state)) if t.is_floating_point()):
+        if not all_finite((report, state)):
             self.refuse(client, round, "not every number is finite")  # the loop leaves it out and records that
         return ClientOutcome(client, report, state)
 

@@ -39,11 +39,6 @@ def exchange_messages(grid: Grid, messages: Sequence[Message], timeout: float | 
     return answers
 
 
-def reply_or_reason(reply: Message, of_the_node: bool) -> Message | str:
-    """Return a reply, or the reason that the link gives in place of a node that is gone."""
-    return error_line(reply) if reply.has_error() and not of_the_node else reply
-
-
 class ReplyFetcher:
     """Fetches replies from a link on another machine."""
 
@@ -98,7 +93,8 @@ class ReplyFetcher:
             assert isinstance(message, Message)
         except Exception as error:  # whatever a node may have sent
             return f"its reply cannot be read: {' '.join(str(error).split())[:200]}"
-        return reply_or_reason(message, head.metadata.src_node_id == node)
+        # the link itself says why, in place of a node that is gone
+        return error_line(message) if message.has_error() and head.metadata.src_node_id != node else message
 
 
 class BoundedFetch:

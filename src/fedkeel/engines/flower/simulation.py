@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from fedkeel.core.method import Method
 from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.machine import cores
+from fedkeel.engines.processes import pickle_engine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RunError
 from fedkeel.problems.problem import Problem
@@ -43,18 +42,12 @@ START = 180.0  # seconds the simulation may take to come up
 @functools.lru_cache(maxsize=1)
 def load_engine(file: str) -> SerialEngine:
     """Load the engine of this actor, once, from a file that the process which started it has written."""
-    engine: SerialEngine = pickle.loads(Path(file).read_bytes())()
-    return engine
+    return pickle.loads(Path(file).read_bytes())()
 
 
-class NodeFromFile:
-    """A simulated node: its client's number is its partition, its data are in a file on this machine."""
-
-    def __init__(self, file: Path):
-        self.file = str(file)
-
-    def __call__(self, context: Context) -> Node:
-        return Node(client_number(context), load_engine(self.file))
+def node_from_file(file: str, context: Context) -> Node:
+    """Make a simulated node: its client's number is its partition, its data are in a file on this machine."""
+    return Node(client_number(context), load_engine(file))
 
 
 def start_simulation(
@@ -63,7 +56,6 @@ def start_simulation(
     training: Training,
     make_task: Callable[[Problem], Task],
     workers: int | None,
-    terms: Terms | None = None,
 ) -> FlowerEngine | SerialEngine:
     """Start a simulation with one node for each client; the server's copy of states is what checkpoints hold.
 
@@ -72,18 +64,9 @@ def start_simulation(
     """
     if any(thread.name == THREAD for thread in threading.enumerate()):
         return SerialEngine(task, method, training)
-    problem = task.problem
-
-    def make() -> SerialEngine:
-        return SerialEngine(make_task(problem), method, training)
-
-    folder = Path(tempfile.mkdtemp(prefix="fedkeel-"))
-    file = folder / "engine"
-    try:
-        file.write_bytes(cloudpickle.dumps(make))
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise RunError(f"this problem cannot be sent to simulated nodes: {error}", "use --engine serial") from error
+    engine = pickle_engine(task.problem, method, training, make_task, "simulated nodes")
+    file = Path(tempfile.mkdtemp(prefix="fedkeel-")) / "engine"
+    file.write_bytes(engine)
     clients = len(task.clients.sizes)
     simulation = Simulation(file, clients, workers or cores(), task.device.type == "cuda")
     try:
@@ -93,7 +76,7 @@ def start_simulation(
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, grid, registry, terms or Terms(diverged=True), on_close=simulation.stop)
+    return FlowerEngine(task, method, grid, registry, Terms(diverged=True), on_close=simulation.stop)
 
 
 class Simulation:
@@ -125,7 +108,8 @@ class Simulation:
             "client_resources": {"num_cpus": 1, "num_gpus": 1.0 / self.workers if self.gpu else 0.0},
         }
         try:
-            run_simulation(server, make_client_app(NodeFromFile(self.file)), self.clients, backend_config=config)
+            nodes = make_client_app(functools.partial(node_from_file, str(self.file)))
+            run_simulation(server, nodes, self.clients, backend_config=config)
         except BaseException as error:  # handed to whoever waits for the grid
             self.grids.put(error)
 

@@ -45,13 +45,10 @@ def lift_by_broadcast(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[
     """
 
     def lifted(*args: Any) -> Any:
-        clients = next(len(tensors(a)[0]) for a, d in zip(args, dims, strict=True) if d == 0 and tensors(a))
-        return f(
-            *(
-                add_client_axis(a, clients) if d is None and isinstance(a, dict) else a
-                for a, d in zip(args, dims, strict=True)
-            )
-        )
+        pairs = list(zip(args, dims, strict=True))
+        clients = next(len(tensors(arg)[0]) for arg, dim in pairs if dim == 0 and tensors(arg))
+        shared = [dim is None and isinstance(arg, dict) for arg, dim in pairs]
+        return f(*(add_client_axis(arg, clients) if one else arg for arg, one in zip(args, shared, strict=True)))
 
     return lifted
 

@@ -16,7 +16,7 @@ from fedkeel.engines.stacked.stacked_batches import StackedSteps
 
 Scan = Callable[..., tuple[Carry, Tensor]]
 
-LEAST_SHARE = 0.05  # of a phase's steps: a shorter stretch is not worth another size of stack
+LEAST_SHARE = 0.05  # of a phase's steps: a shorter part is not worth another size of stack
 
 
 class Cut(NamedTuple):

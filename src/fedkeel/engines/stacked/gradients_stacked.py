@@ -55,10 +55,17 @@ class Target:
         """The client axis of the message: None where all clients got the same."""
         return 0 if self.message and self.message["params"].buffer.dim() == 2 else None
 
-    @property
-    def message_read(self) -> State:
-        """The message, for the few objectives that read it; for others vmap would split it for nothing."""
-        return {} if self.objective.of_problem else self.message
+    def given(self, batch: StackedBatch, reference: Tensor | None) -> tuple[Given, Given]:
+        """What the objective may read, and the client axis of each part of it."""
+        # vmap would split a message that is not read for nothing
+        message = {} if self.objective.of_problem else self.message
+        reference_axis, histogram_axis, noise_axis = map(axis_of, (reference, batch.histogram, batch.noise))
+        axes = Given._make((reference_axis, histogram_axis, self.message_axis, noise_axis))
+        return Given(reference, batch.histogram, message, batch.noise), axes
+
+
+def axis_of(part: Tensor | None) -> int | None:
+    return None if part is None else 0
 
 
 class StackedWorkspace:
@@ -90,12 +97,11 @@ class StackedWorkspace:
         self.task.reset_counters()
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
-        given = (batch.mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, 0, aim.message_axis, *(None if part is None else 0 for part in given))
+        given, axes = aim.given(batch, reference)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.client_loss, aim), in_dims=dims)
-            losses, after = one(lowered, seen, self.lower_inputs(batch), aim.message_read, *given)
+            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axis_of(batch.mask), axes))
+            losses, after = one(lowered, seen, self.lower_inputs(batch), batch.mask, given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
@@ -115,18 +121,15 @@ class StackedWorkspace:
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
-        message: State,
         mask: Tensor | None,
-        reference: Tensor | None,
-        histogram: Tensor | None,
-        noise: Tensor | None,
+        given: Given,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            output = self.task.output(model, tensors, aim.objective, noise)
+            output = self.task.output(model, tensors, aim.objective, given.key)
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
-            return self.reduce_losses(aim, model, tensors, output, message, mask, reference, histogram, noise)
+            return self.reduce_losses(aim, model, tensors, output, mask, given)
 
         if self.inside is None:
             return loss(leaves), {}
@@ -134,20 +137,10 @@ class StackedWorkspace:
         return functional_call(self.inside, named, (loss,)), buffers
 
     def reduce_losses(
-        self,
-        aim: Target,
-        model: ModelOrParams,
-        tensors: Sample,
-        output: Any,
-        message: State,
-        mask: Tensor | None,
-        reference: Tensor | None,
-        histogram: Tensor | None,
-        noise: Tensor | None,
+        self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, mask: Tensor | None, given: Given
     ) -> Tensor:
         """Compute the mean, or the total, of the objective over the real samples of one client."""
         if not aim.objective.of_problem:
-            given = Given(reference, histogram, message, noise)
             losses = aim.objective.losses(output, tensors[-1], given)
         elif mask is None:
             losses = self.task.compute_loss(self.task.mean_loss, model, tensors, output)
@@ -167,8 +160,7 @@ class StackedWorkspace:
             single = tuple(t.unsqueeze(0) for t in tensors)
             return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
 
-        losses: Tensor = vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
-        return losses
+        return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
 
     @torch.no_grad()
     def reference(self, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Tensor | None:
@@ -268,11 +260,9 @@ class KernelWorkspace(StackedWorkspace):
             each = each.flatten(2).mean(2) if each.dim() > 2 else each
             total = (each if mask is None else each * mask).sum(1)
             return total if aim.objective.total else total / (each.shape[1] if mask is None else mask.sum(1))
-        given = (mask, reference, batch.histogram, batch.noise)
-        dims = (0, 0, aim.message_axis, *(None if part is None else 0 for part in given))
-        judge = vmap(partial(self.reduce_losses, aim, module), in_dims=dims)
-        losses: Tensor = judge(batch.tensors, output, aim.message_read, *given)
-        return losses
+        given, axes = aim.given(batch, reference)
+        judge = vmap(partial(self.reduce_losses, aim, module), in_dims=(0, 0, axis_of(mask), axes))
+        return judge(batch.tensors, output, mask, given)
 
 
 def choose_workspace(task: Task) -> StackedWorkspace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,12 +45,6 @@ class Inputs(NamedTuple):
         )
 
 
-class CapturedGraph(Protocol):
-    """A captured CUDA graph, as far as it is used here."""
-
-    def replay(self) -> None: ...
-
-
 class Graph:
     """The body of a phase on memory that stays in place: `carry` is advanced by each replay."""
 
@@ -76,7 +70,7 @@ class Graph:
                 self.advance(1)
         torch.cuda.current_stream().wait_stream(side)
 
-    def capture(self, count: int) -> CapturedGraph:
+    def capture(self, count: int) -> torch.cuda.CUDAGraph:
         """Capture some steps as a graph; graphs of one phase share their memory."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.trees import Tree
+from fedkeel.core.trees import Tree, state_bytes
 from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
@@ -50,8 +50,7 @@ class PreparedSamples:
         if part in self.kept:
             return self.kept[part]
         sample = self.task.prepare(self.task.read_part(part))
-        size = sum(t.numel() * t.element_size() for t in sample)
-        if size <= self.room:
+        if (size := state_bytes(sample)) <= self.room:
             self.room -= size
             self.kept[part] = sample
         return sample
@@ -97,7 +96,7 @@ class StackScorer:
         """Bytes of one sample: the sample twice, and the largest layer's input and output."""
         assert self.task.tests is not None
         sample = self.task.prepare(self.task.read_part(Part(CLIENT, int(self.task.tests.sizes.argmax()), 0, 1)))
-        return 2 * sum(part.nbytes for part in sample) + self.task.compute.itemsize * largest_layer(self.task, sample)
+        return 2 * state_bytes(sample) + self.task.compute.itemsize * largest_layer(self.task, sample)
 
     def __call__(self, group: Sequence[ScoreRequest]) -> list[Means]:
         """Score a group by forward passes, each of as many models with similar test sets as fit into memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedkeel.core.method import Phase
 from fedkeel.core.round import StepInput
+from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.prepare import Preparation
@@ -42,8 +43,7 @@ class RowStore:
         self.task, self.offsets, self.rows = task, dict[int, int](), Sample()
         sizes = task.clients.sizes
         sample = task.clients.rows(int(sizes.argmax()), np.zeros(1, dtype=np.int64))
-        self.row_bytes = sum(part.numel() * part.element_size() for part in sample)
-        self.whole = int(sizes.sum()) * self.row_bytes <= budget
+        self.whole = int(sizes.sum()) * state_bytes(sample) <= budget
         # a preparation of the user's own expects rows where data sets lie
         self.on_device = task.problem.prepare is None or isinstance(task.problem.prepare, Preparation)
         self.device = task.device if self.on_device else torch.device("cpu")
@@ -91,19 +91,9 @@ class StackedSteps:
             return None if array is None else array[first:last, :clients]
 
         histogram = None if self.histogram is None else self.histogram[:clients]
-        index, sizes, seeds, draws, keys = map(cut, (self.index, self.sizes, self.seeds, self.draws, self.keys))
-        return StackedSteps(
-            self.store,
-            self.clients[:clients],
-            index,
-            sizes,
-            seeds,
-            draws,
-            keys,
-            histogram,
-            self.first + first,
-            self.padded,
-        )
+        parts = {name: cut(getattr(self, name)) for name in ("index", "sizes", "seeds", "draws", "keys")}
+        at = self.first + first
+        return replace(self, clients=self.clients[:clients], histogram=histogram, first=at, pads=self.padded, **parts)
 
     @property
     def noisy(self) -> bool:

@@ -79,13 +79,60 @@ function written(value) {
 }
 
 // a plot says where it stands and from where to where it counts; the height of a line at a place is a number
-function follow(svg) {
-  const plots = all("[data-plot]", svg).map((plot) => {
-    const [left, right, bottom, top, x0, x1, y0, y1] = plot.dataset.plot.split(" ").map(Number), log = plot.dataset.yScale === "log";
-    const lines = all("[data-group]:not(.band) > path", plot).map((path) => [path.parentNode.dataset.group, path.getAttribute("d").match(/-?[\d.]+/g).map(Number)]);
-    const y = (at) => { const share = (at - bottom) / (top - bottom); return log ? y0 * (y1 / y0) ** share : y0 + share * (y1 - y0); };
-    return {left, right, bottom, top, lines, y, x: (at) => x0 + ((at - left) / (right - left)) * (x1 - x0), words: plot.dataset};
+function plotsOf(svg) {
+  return all("[data-plot]", svg).map((element) => {
+    const [left, right, bottom, top, x0, x1, y0, y1] = element.dataset.plot.split(" ").map(Number), log = element.dataset.yScale === "log";
+    const plot = {left, right, bottom, top, element, x: [x0, x1, false], y: [y0, y1, log], words: {...element.dataset}};
+    plot.paths = all("[data-group] path", element).map((path) => {
+      const group = path.closest("[data-group]"), use = group.querySelector(`use[href="#${path.id}"]`);
+      return {path, group: group.dataset.group, band: group.classList.contains("band"), down: use ? +use.getAttribute("y") : 0, drawn: path.getAttribute("d")};
+    });
+    plot.ticks = all("use", element).filter((use) => !use.closest("[data-group]")).map((use) => {
+      const text = use.parentNode.parentNode.parentNode.querySelector("text");
+      return {text, was: text?.textContent, x: +use.getAttribute("x"), y: +use.getAttribute("y")};
+    }).filter((tick) => tick.text);
+    plot.label = all("text", element).find((text) => text.textContent === plot.words.x);
+    plot.now = {x: plot.x, y: plot.y};
+    return plot;
   });
+}
+
+const valueAt = ([low, high, log], share) => (log ? low * (high / low) ** share : low + share * (high - low));
+const shareOf = ([low, high, log], value) => (log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low));
+const across = (plot, at) => (at - plot.left) / (plot.right - plot.left), upwards = (plot, at) => (at - plot.bottom) / (plot.top - plot.bottom);
+
+// ---- other scales: lines are moved, ticks stay where they are and tell other numbers ---------------------------
+const AXES = {rounds: "round", seconds: "seconds", bytes: "sent both ways (MB)"};
+
+function spentBy(id, part, round) {
+  const group = DATA.settings.flatMap((setting) => setting.groups).find((one) => one.id === id), known = group.rounds, spent = group[part];
+  const i = Math.max(0, known.findIndex((number) => number >= round)), share = i ? (round - known[i - 1]) / (known[i] - known[i - 1]) : 1;
+  return (i ? spent[i - 1] + share * (spent[i] - spent[i - 1]) : spent[0]) / (part === "bytes" ? 1e6 : 1);
+}
+
+function rescale(plot, part, log) {
+  const points = (one) => [...one.drawn.matchAll(/(-?[\d.]+) (-?[\d.]+)/g)].map(([, x, y]) => [+x, +y]);
+  const other = part !== "rounds" && plot.words.x === "round", lines = plot.paths.filter((one) => !one.band);
+  const x = (one, at) => { const value = valueAt(plot.x, across(plot, at)); return other ? spentBy(one.group, part, Math.round(value)) : value; };
+  const y = (one, at) => valueAt(plot.y, upwards(plot, at + one.down));
+  const heights = lines.flatMap((one) => points(one).map(([, at]) => y(one, at))), low = Math.min(...heights), high = Math.max(...heights);
+  const most = other ? Math.max(...lines.flatMap((one) => points(one).map(([at]) => x(one, at)))) : 0;
+  plot.now = {x: other ? [-0.03 * most, 1.03 * most, false] : plot.x, y: log && low > 0 && high > low ? [low ** 1.05 / high ** 0.05, high ** 1.05 / low ** 0.05, true] : plot.y};
+  for (const one of plot.paths) {
+    one.path.setAttribute("d", one.drawn.replace(/(-?[\d.]+) (-?[\d.]+)/g, (_, across, down) => {
+      const wide = shareOf(plot.now.x, x(one, +across)), tall = shareOf(plot.now.y, Math.max(y(one, +down), plot.now.y[2] ? plot.now.y[0] : -Infinity));
+      return `${(plot.left + wide * (plot.right - plot.left)).toFixed(2)} ${(plot.bottom + tall * (plot.top - plot.bottom) - one.down).toFixed(2)}`;
+    }));
+  }
+  const short = (value) => written(+value.toPrecision(2));
+  for (const tick of plot.ticks) {
+    if (Math.abs(tick.y - plot.bottom) < 0.1) tick.text.textContent = plot.now.x === plot.x ? tick.was : short(valueAt(plot.now.x, across(plot, tick.x)));
+    else tick.text.textContent = plot.now.y === plot.y ? tick.was : short(valueAt(plot.now.y, upwards(plot, tick.y)));
+  }
+  if (plot.label) plot.label.textContent = other ? AXES[part] : plot.words.x;
+}
+
+function follow(svg, plots) {
   const leave = () => { $("tip").style.display = "none"; };
   svg.addEventListener("pointerleave", leave);
   svg.addEventListener("pointermove", (event) => {
@@ -93,12 +140,14 @@ function follow(svg) {
     const at = (event.clientX - box.left) * by, high = (event.clientY - box.top) * by;
     const plot = plots.find((p) => at >= p.left && at <= p.right && high >= p.top && high <= p.bottom);
     if (!plot) return leave();
-    const rows = groups().filter(state.shown).flatMap((group) => plot.lines.filter(([id]) => id === group.id).map(([, points]) => {
-      const height = heightAt(points, at);
-      return height === null ? null : [height, group, written(plot.y(height))];
+    const lines = plot.paths.filter((one) => !one.band);
+    const rows = groups().filter(state.shown).flatMap((group) => lines.filter((one) => one.group === group.id).map((one) => {
+      const height = heightAt(one.path.getAttribute("d").match(/-?[\d.]+/g).map(Number), at);
+      return height === null ? null : [height, group, written(valueAt(plot.now.y, upwards(plot, height)))];
     })).filter(Boolean).sort((a, b) => a[0] - b[0]);
-    const x = plot.x(at), more = rows.length > 14 ? [element("div", {}, `… and ${rows.length - 14} more`)] : [];
-    const head = element("b", {}, `${plot.words.x} ${/round|band|layer|client|rank/.test(plot.words.x) ? Math.round(x) : written(x)}, ${plot.words.y}`);
+    const x = valueAt(plot.now.x, across(plot, at)), name = plot.label?.textContent ?? plot.words.x;
+    const more = rows.length > 14 ? [element("div", {}, `… and ${rows.length - 14} more`)] : [];
+    const head = element("b", {}, `${name} ${/round|band|layer|client|rank/.test(name) ? Math.round(x) : written(x)}, ${plot.words.y}`);
     showTip(event, head, ...rows.slice(0, 14).map(([, group, text]) => element("div", {}, element("span", {}, swatch(group), group.label), element("span", {}, text))), ...more);
   });
 }
@@ -125,7 +174,10 @@ DATA.settings.forEach((one) => one.groups.forEach((group) => {
   all(`tr[data-group="${group.id}"]`).forEach((tr) => tr.cells[0].prepend(swatch(group)));
 }));
 all("table").forEach(sortable);
-all(".chart svg").forEach(follow);
+const drawn = all(".chart svg").map((svg) => [svg, plotsOf(svg)]);
+drawn.forEach(([svg, plots]) => follow(svg, plots));
+const scaled = () => drawn.forEach(([, plots]) => plots.forEach((plot) => rescale(plot, $("axis").value, $("log").checked)));
+["axis", "log"].forEach((id) => $(id).addEventListener("change", scaled));
 $("setting")?.addEventListener("change", (event) => show(+event.target.value));
 $("bands")?.addEventListener("change", (event) => document.body.classList.toggle("bandless", !event.target.checked));
 const paper = (on) => () => all("#reproduce .grid > details").forEach((part) => { part.open = on; });

@@ -1,0 +1,94 @@
+"""`fedkeel leaderboard`: every method on the same settings, with as many tries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedkeel.cli.console import say, stderr
+from fedkeel.cli.pages import examples, option
+from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
+
+if TYPE_CHECKING:
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.finished_run import Run
+
+
+@examples(
+    "fedkeel leaderboard --method fedavg,feddyn --device cuda",
+    "fedkeel leaderboard --minutes 20 --page docs/leaderboard.md",
+    "fedkeel leaderboard --page docs/leaderboard.md --minutes 0",
+)
+def leaderboard(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="TABLE.toml", help="Settings and seeds; default: the package's own.")
+    ] = None,
+    setting: Annotated[str | None, option(metavar="NAME", help="Only this setting.")] = None,
+    method: Annotated[str | None, option(metavar="NAMES", help="Only these methods, with commas between.")] = None,
+    minutes: Annotated[
+        float | None, option(metavar="N", min=0, help="Begin no method after so many minutes; 0 runs nothing.")
+    ] = None,
+    lines: Annotated[Path, typer.Option(metavar="FILE", help="Where each method's line goes.")] = Path(
+        "results/leaderboard.jsonl"
+    ),
+    page: Annotated[Path | None, option(metavar="FILE.md", help="Also write the table there.")] = None,
+    engine: Engine = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
+        "runs/leaderboard"
+    ),
+    no_progress: NoProgress = False,
+) -> None:
+    """Tune every method with as many tries, run it on fresh seeds and splits, and write the fair table.
+
+    Goes on where it stopped: a method with a line is not run again, and runs that were interrupted are resumed. A
+    method whose runs fail gets a line that says so, and the others go on.
+    """
+    from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.progress import display
+    from fedkeel.cli.settings import read
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.errors import writing
+    from fedkeel.methods import build
+    from fedkeel.papers.reproduce import place_of
+    from fedkeel.runs.folder import write_text
+    from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
+    from fedkeel.studies.leaderboard_page import write_page
+
+    board = Leaderboard.load(None if file is None else read(file, "give a .toml file with [settings.NAME]"))
+    methods = board.methods if method is None else [word.strip() for word in method.split(",")]
+    for name in methods:
+        build(name)  # a wrong one is refused before anything is trained
+    chosen = [board.arena(setting)] if setting is not None else board.arenas
+    machine = Machine(engine, workers, device, precision)
+    known, began = read_lines(lines), time.monotonic()
+
+    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
+        nonlocal machine
+        targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+        machine = settle_engine(targets, machine)
+        with display(not no_progress, [label for label, _ in requests]) as shown:
+            return [outcome.run for outcome in train(targets, machine, shown)]
+
+    for arena, name in list(board.missing(known, methods)):
+        if arena not in chosen:
+            continue
+        if minutes is not None and time.monotonic() - began >= 60 * minutes:
+            break
+        fetch([str(arena.experiment.get("dataset"))], not no_progress)
+        line = board.run(arena, name, execute)
+        append_line(lines, line)
+        known.append(line)
+        last = line.values("last")
+        told = ", ".join(f"{100 * value:.2f} %" for value in last.values()) or "failed"
+        say(stderr(), "line", "bold green", f"{arena.name}, {name}: last {told}")
+    if page is not None:
+        with writing(page):
+            write_text(page, write_page(board, known))
+        typer.echo(page)

@@ -1,0 +1,188 @@
+"""`fedkeel search`: look for a composition of rules that beats published methods tuned with the same tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedkeel import __version__
+from fedkeel.cli.compare import show
+from fedkeel.cli.console import complain, count, say, stderr, stdout, table
+from fedkeel.cli.pages import examples
+from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
+
+if TYPE_CHECKING:
+    from fedkeel.runs.experiment import Experiment
+    from fedkeel.runs.finished_run import Run
+    from fedkeel.studies.search import Rung
+
+
+@examples(
+    "fedkeel search search.toml",
+    "fedkeel search search.toml --out runs/search --device cuda",
+)
+def search(
+    file: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="Experiment, parts, grid, published methods.")],
+    engine: Engine = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
+    precision: Precision = "float32",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
+        "runs/search"
+    ),
+    trust: Trusting = False,
+    json: Json = False,
+    no_progress: NoProgress = False,
+) -> None:
+    """Try compositions of rules and published methods alike, and hold the winner against the best published one.
+
+    Both sides get the same number of tries. They are halved by rounds: each rung trains the better ones of the rung
+    before for longer, judged on the validation share, never on the test set. The winner of each side is then trained
+    anew on fresh seeds and splits and scored on the test set once. DIR gets winner.toml (an experiment to run),
+    search.jsonl (every try) and report.html.
+    """
+    from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.progress import display
+    from fedkeel.cli.settings import read
+    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.runs.folder import folder_name
+    from fedkeel.studies.compare import group_runs
+    from fedkeel.studies.samplers import propose_candidates
+    from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
+
+    asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
+    machine = Machine(engine, workers, device, precision)
+
+    def make(targets: Sequence[Target]) -> list[Run | None]:
+        """Read what stands in its folder for as long or longer, and train the rest."""
+        nonlocal machine
+        runs = [reached(target.folder, target.experiment.plan.rounds) for target in targets]
+        missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
+        if missing:
+            machine = settle_engine(missing, machine)  # once, for all rungs and both sides
+            with display(not no_progress, [target.label for target in missing]) as shown:
+                trained = iter(train(missing, machine, shown))
+            runs = [next(trained).run if run is None else run for run in runs]
+        return runs
+
+    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
+        name = {id(one): f"{folder_name(one.plan.method.name)}-{one.fingerprint()}" for _, one in requests}
+        return make([Target(label, one, out / "tries" / name[id(one)]) for label, one in requests])
+
+    fetch([str(asked.base.get("dataset"))], not no_progress)
+    sides: dict[str, list[Rung]] = {}
+    for side in (COMPOSED, PUBLISHED):
+        proposed = asked.sampler == "optuna"
+        drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
+        if len(drawn) < asked.candidates:
+            tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
+            say(stderr(), "note", "bold yellow", f"{tries}: there are no more in its grid")
+        sides[side] = halve(asked, drawn, execute, lambda rung: None)
+        write_tries(out / "search.jsonl", sides)
+    winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
+    if not json:
+        show_rungs(sides)
+    if len(winners) < len(sides):
+        complain("every candidate of one side failed.", "lower the rates of the grid")
+        raise typer.Exit(1)
+    finals = [
+        Target(label, one, out / "final" / folder_name(one.plan.method.name) / str(one.seed))
+        for winner in winners
+        for label, one in asked.finals(winner)
+    ]
+    ends = make(finals)
+    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
+    told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
+    show(
+        group_runs([run for run in ends if run]),
+        None,
+        winners[1].experiment.plan.method.name,
+        json,
+        told,
+        ["method", "lr"],
+    )
+    write_page([target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html")
+    if None in ends:
+        raise typer.Exit(1)
+
+
+def reached(folder: Path, rounds: int) -> Run | None:
+    """The first rounds of a run that stands in its folder for as long or longer; None: it must be trained.
+
+    What is damaged is told by the one who trains it.
+    """
+    from fedkeel.errors import FolderError
+    from fedkeel.runs.finished_run import load_run
+    from fedkeel.runs.folder import EXPERIMENT
+
+    if not (folder / EXPERIMENT).exists():
+        return None
+    try:
+        made = load_run(folder)
+    except FolderError:
+        return None
+    return replace(made, records=made.records[:rounds]) if len(made.records) >= rounds else None
+
+
+def describe_rung(rung: Rung) -> dict[str, Any]:
+    """A rung as plain data."""
+    return {
+        "rounds": rung.rounds,
+        "backward_passes": rung.passes,
+        "scores": [{"candidate": one.label, "score": score} for one, score in rung.scores.items()],
+    }
+
+
+def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
+    """Every try of every rung, a line each."""
+    from fedkeel.runs.folder import write_text
+
+    lines = [
+        {
+            "side": side, "method": one.method, "setting": dict(one.setting), "seed": one.experiment.seed,
+            "rounds": rung.rounds, "validation": score, "fingerprint": one.experiment.fingerprint(),
+            "version": __version__,
+        }
+        for side, rungs in sides.items()
+        for rung in rungs
+        for one, score in rung.scores.items()
+    ]  # fmt: skip
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, "".join(dumps(line) + "\n" for line in lines))
+
+
+def write_winner(file: Path, experiment: Experiment) -> None:
+    """The winning composition as an experiment that `fedkeel run` takes."""
+    import tomli_w
+
+    from fedkeel.runs.folder import write_text
+
+    write_text(file, tomli_w.dumps(experiment.save()))
+    say(stderr(), "winner", "bold green", f"fedkeel run {file}")
+
+
+def write_page(folders: Sequence[Path], file: Path) -> None:
+    """The report of the final runs."""
+    from fedkeel.report.page import write_report
+
+    write_report(folders, file, title="Search: the winner against the best published method")
+    say(stderr(), "report", "bold green", str(file))
+
+
+def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
+    """The best candidate of every rung, and what each side has cost."""
+    made = table(["side!", "rounds>", "candidates>", "failed>", "best on validation>", "which", "backward passes>"])
+    for side, rungs in sides.items():
+        for rung in rungs:
+            best = rung.ranked[0] if rung.ranked else None
+            score = None if best is None else rung.scores[best]
+            came = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+            failed = len(rung.scores) - len(rung.ranked)
+            name = "" if best is None else best.label
+            made.add_row(side, str(rung.rounds), str(len(rung.scores)), str(failed), came, name, count(rung.passes))
+    stdout().print(made)

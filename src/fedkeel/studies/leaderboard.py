@@ -1,0 +1,204 @@
+"""The fair table: every method tuned with as many tries on validation data, then run on fresh seeds and splits.
+
+A setting is an experiment without a method, with a grid, the rounds of a try and a target accuracy. What a method came
+to in a setting is a line of a file, so the table goes on where it stopped; what was not run is left out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedkeel import __version__
+from fedkeel.errors import ExperimentError, FolderError, nearest
+from fedkeel.methods import METHODS
+from fedkeel.ranges import Count, PositiveShare, Seed
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run
+from fedkeel.studies.compare import Paired, paired_differences
+from fedkeel.studies.cost_to_target import cost_to, spent
+from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
+from fedkeel.typed_values import check_table, read_line, read_values, types_of
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One setting of the table."""
+
+    name: str
+    title: str
+    target: PositiveShare
+    tuning_rounds: Count
+    grid: Mapping[str, Sequence[Any]]
+    experiment: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one final run came to; costs are those until the target, None where it was never reached."""
+
+    best: float
+    last: float
+    mean_last: float
+    averaged: float | None
+    rounds_to_target: int | None
+    gradients_to_target: int | None
+    megabytes: float
+    gradients: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a method came to in a setting; without scores every try or every final run failed."""
+
+    setting: str
+    identity: str
+    method: str
+    tries: int
+    chosen: dict[str, Any]
+    validation: float | None
+    seeds: list[int] = field(default_factory=list)
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    version: str = __version__
+
+    def values(self, name: str) -> dict[int, float]:
+        """A number of each seed that has it."""
+        found = {seed: score.get(name) for seed, score in zip(self.seeds, self.scores, strict=True)}
+        return {seed: float(value) for seed, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The settings, how methods are tuned, and in which order they are run."""
+
+    arenas: Sequence[Arena]
+    tries: Count = 4
+    seed: Seed = 0
+    seeds: Sequence[Seed] = (101, 102, 103)
+    baseline: str = "fedavg"
+    order: Sequence[str] = ()
+
+    @staticmethod
+    def load(data: Mapping[str, Any] | None = None) -> Leaderboard:
+        """From a file's data; without it, the table that comes with the package."""
+        if data is None:
+            data = tomllib.loads((files("fedkeel.studies") / "leaderboard.toml").read_text(encoding="utf-8"))
+        settings = data.get("settings")
+        if not isinstance(settings, Mapping) or not all(isinstance(one, Mapping) for one in settings.values()):
+            raise ExperimentError("a leaderboard names its settings.", "write [settings.NAME]")
+        arenas = []
+        for name, one in settings.items():
+            check_table(Arena, {"name": name, **one}, ExperimentError, f"setting {name}", "key")
+            arenas.append(Arena(**read_values({"name": name, **one}, types_of(Arena), ExperimentError)))
+        given = {word: value for word, value in data.items() if word != "settings"} | {"arenas": ()}
+        check_table(Leaderboard, given, ExperimentError, "a leaderboard", "key")
+        given = read_values(given, types_of(Leaderboard), ExperimentError) | {"arenas": tuple(arenas)}
+        made = Leaderboard(**given)
+        if made.seed in made.seeds:
+            raise ExperimentError(f"seed {made.seed} is that of the tries: final runs take fresh ones.", "seed = 0")
+        for arena in arenas:
+            made.sweep(arena, made.baseline)
+        return made
+
+    @property
+    def methods(self) -> list[str]:
+        """Every method, those of `order` first; variants that follow a released code are left to the papers' tables."""
+        rest = [name for name in METHODS if "@" not in name and name not in self.order]
+        return [*self.order, *sorted(rest)]
+
+    def arena(self, name: str) -> Arena:
+        found = {arena.name: arena for arena in self.arenas}
+        if name not in found:
+            raise ExperimentError(f"unknown setting: {name}", nearest(name, found, "settings"))
+        return found[name]
+
+    def sweep(self, arena: Arena, method: str) -> Sweep:
+        """The tries of one method: as many settings of the grid, in order."""
+        base = {**arena.experiment, "rounds": arena.tuning_rounds}
+        made = {"methods": {method: {}}, "grid": dict(arena.grid), "budget": 10**6, "seeds": [self.seed]}
+        return Sweep.load(base | made)
+
+    def identity(self, arena: Arena) -> str:
+        """Of what a line depends on besides its method: a line of another setting is not this table's."""
+        told = json.dumps([asdict(arena), self.tries, self.seed, list(self.seeds)], sort_keys=True, default=str)
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    def missing(self, lines: Sequence[Line], methods: Sequence[str]) -> Iterator[tuple[Arena, str]]:
+        """What is still to be run: methods in turn, each in every setting."""
+        known = {(line.identity, line.method) for line in lines}
+        for method in methods:
+            for arena in self.arenas:
+                if (self.identity(arena), method) not in known:
+                    yield arena, method
+
+    def run(self, arena: Arena, method: str, execute: Execute) -> Line:
+        """Tune the method, train the chosen setting on fresh seeds and splits, and score it on the test set once."""
+        sweep, tuned = self.sweep(arena, method), Tuned(method)
+        attempt(sweep, tuned, settings_of(sweep.grids[method])[: self.tries], execute)
+        line = Line(arena.name, self.identity(arena), method, len(tuned.scores), dict(tuned.best or ()), None)
+        if tuned.best is None:
+            return line
+        runs = [run for run in execute(self.finals(arena, method, tuned.best)) if run is not None]
+        scores = [asdict(score_of(run, arena.target)) for run in runs]
+        return Line(**vars(line) | {
+            "validation": tuned.scores[tuned.best], "seeds": [run.plan.seed for run in runs], "scores": scores
+        })  # fmt: skip
+
+    def finals(self, arena: Arena, method: str, setting: Setting) -> list[tuple[str, Experiment]]:
+        """The chosen setting for the whole run, with every fresh seed, on all data."""
+        chosen = self.sweep(arena, method).experiment(method, setting, self.seed)
+        whole = chosen.with_(validation=0.0, partition_seed=None, rounds=arena.experiment.get("rounds"))
+        return [(f"{method} seed={seed}", whole.with_(seed=seed)) for seed in self.seeds]
+
+
+def score_of(run: Run, target: float) -> Score:
+    """The numbers of a final run."""
+    all_rounds, to_target = spent(run.records), cost_to(run.records, target)
+    return Score(
+        best=run.result["best"],
+        last=run.result["last"],
+        mean_last=run.result["mean_last"],
+        averaged=None,
+        rounds_to_target=None if to_target is None else to_target.rounds,
+        gradients_to_target=None if to_target is None else to_target.backward_passes,
+        megabytes=round(all_rounds.bytes / 1e6, 3),
+        gradients=all_rounds.backward_passes,
+    )
+
+
+# ---- the file of lines ---------------------------------------------------------------------------------------------
+def read_lines(file: Path) -> list[Line]:
+    """All lines of a file; none where there is no file. A later line of a method replaces an earlier one."""
+    found: dict[tuple[str, str], Line] = {}
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    for number, written in enumerate(text.splitlines(), 1):
+        try:
+            line = Line(**read_line(Line, json.loads(written)))
+            found[line.identity, line.method] = line
+        except ValueError as error:
+            raise FolderError(
+                f"line {number} of {file} is none of a leaderboard: {error}", "mend or delete it"
+            ) from None
+    return list(found.values())
+
+
+def append_line(file: Path, line: Line) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(asdict(line), allow_nan=False) + "\n")
+
+
+def mean(values: Mapping[int, float]) -> float | None:
+    return statistics.fmean(values.values()) if values else None
+
+
+def lead(line: Line, baseline: Line, name: str) -> Paired | None:
+    """The mean difference to the baseline over common seeds, with its interval."""
+    return paired_differences(line.values(name), baseline.values(name))

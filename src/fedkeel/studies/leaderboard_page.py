@@ -1,0 +1,80 @@
+"""The leaderboard as a page, made from its lines alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, lead, mean
+from fedkeel.studies.sweep import describe
+
+HEAD = """# The fair table
+
+Made by `fedkeel leaderboard --page docs/leaderboard.md` from `results/leaderboard.jsonl`; nothing here is typed by
+hand. `fedkeel leaderboard` goes on where it stopped. What has not been run is not in the table.
+
+Every method had {tries} tries on validation data: seed {seed}, shorter runs, its paper's values for what the grid does
+not name. The chosen setting was then trained on all data with {seeds} fresh seeds, each with its own split, and scored
+on the test set once. **last** is the last model; **best** is the best round on the test set, as papers report it, a
+number that nobody can choose without the test set. Differences are of **last** to {baseline}, paired over seeds, with a
+95 % interval. *Gradients* are backward passes of all clients; they and rounds are means over the seeds that reached the
+target. Numbers in brackets are the lowest and the highest seed.
+"""
+COLUMNS = (
+    "method", "chosen", "seeds", "last", "best", "averaged", "last to {}", "95 %", "rounds to {:g} %",
+    "gradients to it", "MB a run",
+)  # fmt: skip
+
+
+def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
+    """Markdown: a table for each setting, best last model first, and what is not run yet."""
+    seeds = {1: "one"}.get(len(board.seeds), str(len(board.seeds)))
+    parts = [HEAD.format(tries=board.tries, seed=board.seed, seeds=seeds, baseline=board.baseline)]
+    for arena in board.arenas:
+        known = {line.method: line for line in lines if line.identity == board.identity(arena)}
+        parts.append(f"\n## {arena.title}\n")
+        parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
+        if left := [method for method in board.methods if method not in known]:
+            parts.append(f"\nNot run yet: {', '.join(left)}.")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[str]:
+    titles = [column.format(100 * arena.target if "%" in column else board.baseline) for column in COLUMNS]
+    rows = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' if n < 2 else '--:' for n in range(len(titles)))} |"]
+    ranked = sorted(known.values(), key=lambda line: -(mean(line.values("last")) or -1.0))
+    return rows + [f"| {' | '.join(_cells(line, known.get(board.baseline)))} |" for line in ranked]
+
+
+def _cells(line: Line, baseline: Line | None) -> list[str]:
+    if not line.scores:
+        return [
+            line.method,
+            "every try failed" if line.validation is None else "failed",
+            "0",
+            *["–"] * (len(COLUMNS) - 3),
+        ]
+    to_base = None if baseline is None or baseline is line else lead(line, baseline, "last")
+    interval = ""
+    if to_base is not None and to_base.low is not None and to_base.high is not None:
+        interval = f"{100 * to_base.low:+.2f} … {100 * to_base.high:+.2f}"
+    reached = line.values("rounds_to_target")
+    rounds, gradients = mean(reached), mean(line.values("gradients_to_target"))
+    some = "" if len(reached) == len(line.seeds) else f" ({len(reached)} of {len(line.seeds)})"
+    return [
+        line.method,
+        describe(tuple(line.chosen.items())),
+        str(len(line.seeds)),
+        *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
+        "" if to_base is None else f"{100 * to_base.mean:+.2f}",
+        interval,
+        "–" if rounds is None else f"{rounds:.0f}{some}",
+        "–" if gradients is None else f"{gradients:.0f}",
+        f"{mean(line.values('megabytes')) or 0:.0f}",
+    ]
+
+
+def _percent(values: Mapping[int, float]) -> str:
+    middle = mean(values)
+    if middle is None:
+        return "–"
+    return f"{100 * middle:.2f} ({100 * min(values.values()):.2f}–{100 * max(values.values()):.2f})"

@@ -1,0 +1,269 @@
+"""Searches: compositions of rules and published methods get the same tries, are halved by rounds on validation data,
+and their winners are judged once on the test set, on fresh seeds and splits.
+
+    dataset = "digits"            # keys of an experiment, shared by all
+    validation = 0.2              # the share of each client's data that candidates are judged on
+    rounds = 45                   # of the last rung and of the final runs
+    candidates = 27               # tries of the compositions, and as many of the published methods
+    keep = 3                      # one of three goes on to the next rung, which is three times as long
+    first = 5                     # rounds of the first rung
+    seeds = [11, 12, 13]          # of the final runs; none is the seed of the search
+
+    [grid]                        # values of an experiment's keys, for both sides
+    lr = [0.03, 0.1, 0.3]
+
+    [parts.filter]                # see search_space
+    none = []
+    highpass = [{rule = "HighPass", ratio = [0.01, 0.05]}]
+
+    [published.feddyn]            # a method, with a grid of its own
+    "method.lam" = [0.01, 0.1]
+
+Candidates are drawn by the search's seed alone, so a search that was stopped goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from fedkeel.errors import ExperimentError, RequestError
+from fedkeel.methods import METHODS
+from fedkeel.problems.task import Task
+from fedkeel.randomness import key, uniforms
+from fedkeel.ranges import Count, Seed
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.finished_run import Run, validation_score
+from fedkeel.runs.plan import Plan
+from fedkeel.runs.prepare import method_of, problem_of, task_maker
+from fedkeel.studies.search_space import Part, compose
+from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of
+from fedkeel.typed_values import check_keys, read_values, types_of
+
+KEYS = ("name", "candidates", "sampler", "first", "keep", "seeds", "grid", "parts", "published")
+COMPOSED, PUBLISHED = "composed", "published"
+NOTHING = "none"
+"""The option that leaves a part out, by its usual name: labels leave it out too."""
+LATE = 5
+"""A candidate's score is the mean of the last fifth of its evaluated rounds: one lucky round decides nothing."""
+DRAWS = 100
+"""How many draws of one candidate may be refused or repeat an earlier one before the space counts as spent."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One try: a composition or a published method with a setting."""
+
+    side: str
+    method: str
+    setting: Setting
+    experiment: Experiment = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        """As tables show it: what a composition is made of, or the method and its values."""
+        if self.side == PUBLISHED:
+            return f"{self.method} {describe(self.setting)}".strip()
+        keys = vars(self.experiment).keys()
+        options = [str(option) for part, option in self.setting if part not in keys and option != NOTHING]
+        values = describe(tuple(pair for pair in self.setting if pair[0] in keys))
+        return ", ".join([*options, values]) if options else values
+
+
+@dataclass(frozen=True)
+class Rung:
+    """So many rounds, and what each candidate that was trained for as long has scored; None: it failed. `passes` are
+    the backward passes of the rounds that this rung added."""
+
+    rounds: int
+    scores: Mapping[Candidate, float | None]
+    passes: int = 0
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """The candidates that have a score, best first; equal ones in the order in which they were drawn."""
+        known = {one: score for one, score in self.scores.items() if score is not None}
+        return sorted(known, key=lambda one: -known[one])
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, read from a file; `sweep` holds the published methods with their grids."""
+
+    base: Mapping[str, Any]
+    parts: Sequence[Part]
+    grid: Mapping[str, tuple[Any, ...]]
+    sweep: Sweep
+    name: str = COMPOSED
+    candidates: Count = 27
+    sampler: Literal["random", "every", "optuna"] = "random"
+    first: Count | None = None
+    keep: Count = 3
+    seeds: Sequence[Seed] = (1, 2, 3)
+
+    @staticmethod
+    def load(data: Mapping[str, Any], *, trust: bool = False) -> Search:
+        """From a TOML file's data; code that it names is imported with `trust` only."""
+        check_keys(data, [*KEYS, "seed", *SHARED], ExperimentError, "a search", "key")
+        parts, published = data.get("parts"), data.get("published")
+        if not isinstance(parts, Mapping) or not parts:
+            raise ExperimentError("a search names the parts of its methods.", "write [parts.filter] none = [] …")
+        if not isinstance(published, Mapping) or not published:
+            raise ExperimentError("a search is held against published methods.", "write [published.feddyn]")
+        base = {word: value for word, value in data.items() if word not in (*KEYS, "seed")}
+        swept = base | {
+            "methods": published,
+            "grid": data.get("grid", {}),
+            "budget": MOST,
+            "seeds": [data.get("seed", 0)],
+        }
+        sweep = Sweep.load(swept, trust=trust)
+        given = {
+            word: data[word] for word in ("name", "candidates", "sampler", "first", "keep", "seeds") if word in data
+        }
+        given = read_values(given, types_of(Search), ExperimentError, examples={"seeds": [1, 2, 3]})
+        read = [Part.load(name, part, sweep.trust) for name, part in parts.items()]
+        made = Search(base, read, grid_of(data.get("grid", {})), sweep, **given)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.name in METHODS:
+            raise ExperimentError(f"{self.name} is a method already.", 'name = "mine"')
+        if self.keep < 2:
+            raise ExperimentError("keep must be at least 2: one of so many goes on.", "keep = 3")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ExperimentError("seeds must name at least one, and each once.", "seeds = [1, 2, 3]")
+        if self.seed in self.seeds:
+            raise ExperimentError(
+                f"seed {self.seed} is the search's own: final runs take fresh ones.",
+                f"seed = {self.seed} beside other seeds",
+            )
+        if self.first is not None and self.first > self.rounds:
+            raise ExperimentError(
+                f"the first rung has {self.first} rounds, and the whole run {self.rounds}.", f"first = {self.rungs[0]}"
+            )
+
+    @property
+    def seed(self) -> int:
+        """The seed that candidates are drawn and trained with."""
+        return self.sweep.seeds[0]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of one candidate: what all have in common, they share with it."""
+        method = next(iter(self.sweep.grids))
+        return self.sweep.experiment(method, settings_of(self.sweep.grids[method])[0], self.seed).plan
+
+    @property
+    def rounds(self) -> int:
+        """The length of the last rung and of the final runs."""
+        return self.plan.rounds
+
+    @cached_property
+    def task(self) -> Task:
+        """The data and the network of all candidates, to rehearse methods on."""
+        return task_maker(self.plan, torch.device("cpu"), torch.float32)(problem_of(self.plan))
+
+    @property
+    def rungs(self) -> list[int]:
+        """Rounds of each rung: `keep` times as many as of the one before, the whole run at last."""
+        rungs = [min(self.first or max(1, self.rounds // self.keep**2), self.rounds)]
+        while rungs[-1] < self.rounds:
+            rungs.append(min(rungs[-1] * self.keep, self.rounds))
+        return rungs
+
+    # ---- candidates ------------------------------------------------------------------------------------------------
+    def grids(self, side: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
+        """The values to draw from, by method; compositions are one."""
+        if side == PUBLISHED:
+            return self.sweep.grids
+        return {self.name: {part.name: tuple(part.chains) for part in self.parts} | dict(self.grid)}
+
+    def candidate(self, side: str, method: str, setting: Setting) -> Candidate:
+        """The try of that setting; a RequestError where rules do not fit together, or not to the network."""
+        if side == PUBLISHED:
+            made = self.sweep.experiment(method, setting, self.seed)
+        else:
+            named = {part.name for part in self.parts}
+            keys = dict(pair for pair in setting if pair[0] not in named)
+            data = dict(self.base) | keys | {"seed": self.seed, "method": compose(self.parts, setting, self.name)}
+            made = Experiment.read(data, trust=self.sweep.trust)
+        method_of(made.plan, self.task)
+        return Candidate(side, method, setting, made)
+
+    def draw(self, side: str) -> list[Candidate]:
+        """So many different candidates that fit together, methods in turn; all of them where there are fewer."""
+        grids = self.grids(side)
+        total = sum(math.prod(map(len, grid.values())) for grid in grids.values())
+        if total <= self.candidates:
+            whole = [(method, setting) for method, grid in grids.items() for setting in settings_of(grid)]
+            return self._that_fit(side, iter(whole), total)
+        if self.sampler == "every":
+            raise ExperimentError(
+                f'sampler = "every", and the {side} side has {total} settings.',
+                f"set candidates = {total}, or draw some",
+            )
+        return self._that_fit(side, self._drawn(side, grids), self.candidates)
+
+    def _drawn(self, side: str, grids: Mapping[str, Mapping[str, Sequence[Any]]]) -> Iterator[tuple[str, Setting]]:
+        for number in range(self.candidates * DRAWS):
+            method = list(grids)[number % len(grids)]
+            grid = grids[method]
+            at = uniforms(key(self.seed, f"search {side}", number), len(grid))
+            yield method, tuple((word, grid[word][int(u * len(grid[word]))]) for word, u in zip(grid, at, strict=True))
+
+    def _that_fit(self, side: str, tries: Iterator[tuple[str, Setting]], count: int) -> list[Candidate]:
+        found: dict[Candidate, None] = {}
+        refused: RequestError | None = None
+        for method, setting in tries:
+            try:
+                found.setdefault(self.candidate(side, method, setting))
+            except RequestError as error:
+                refused = refused or error
+            if len(found) == count:
+                break
+        if not found:
+            raise refused or ExperimentError(f"the {side} side has no candidate.")
+        return list(found)
+
+    def finals(self, winner: Candidate) -> list[tuple[str, Experiment]]:
+        """The winner on fresh seeds and splits, trained on all data of the clients and scored on the test set."""
+        fresh = winner.experiment.with_(partition_seed=None, validation=0.0)
+        return [(f"{winner.label} seed={seed}", fresh.with_(seed=seed)) for seed in self.seeds]
+
+
+# ---- halving -------------------------------------------------------------------------------------------------------
+def halve(search: Search, drawn: Sequence[Candidate], execute: Execute, tell: Callable[[Rung], None]) -> list[Rung]:
+    """Train all for the first rung, the better ones of each rung for the next, the last ones for the whole run."""
+    going, done = list(drawn), list[Rung]()
+    for rounds in search.rungs:
+        before = done[-1].rounds if done else 0
+        runs = execute([(f"{one.label} ({rounds} rounds)", one.experiment.with_(rounds=rounds)) for one in going])
+        scores = [None if run is None else late_score(run) for run in runs]
+        passes = sum(record.backward_passes for run in runs if run for record in run.records if record.round > before)
+        done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes))
+        tell(done[-1])
+        going = done[-1].ranked[: math.ceil(len(going) / search.keep)]
+        if not going:
+            break
+    return done
+
+
+def late_score(run: Run) -> float | None:
+    """The mean over the last fifth of the rounds that were scored on validation data; losses are negative.
+
+    Where clients' models are judged, it is what the evaluation policy reports of them.
+    """
+    if run.plan.evaluation is not None:
+        return validation_score(run)
+    accuracies, losses = run.curve("validation_accuracy"), run.curve("validation_loss")
+    values = accuracies or [-loss for loss in losses]
+    late = values[-max(1, len(values) // LATE) :]
+    mean = sum(late) / len(late) if late else math.nan
+    return mean if math.isfinite(mean) else None

@@ -1,0 +1,99 @@
+"""What a search draws from: parts of a method, each with options, and a grid of the experiment's keys.
+
+    [parts.perturbation]
+    into = "perturb"              # or gradient (the default), server, weights
+    none = []
+    sam = [{rule = "Sam", rho = [0.05, 0.1]}]      # a list of values is a choice
+
+An option is a chain of rules. A candidate takes one option of every part, in the order in which the parts are written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeel.errors import ExperimentError, nearest
+from fedkeel.importing import Trust
+from fedkeel.methods.composition import load_rule
+from fedkeel.studies.sweep import Setting
+from fedkeel.typed_values import show_value
+
+PLACES = ("perturb", "gradient", "server", "weights")
+"""Where the rules of a part may stand in a method."""
+Chain = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One place of a method and the chains that may stand there, by their label."""
+
+    name: str
+    into: str
+    chains: Mapping[str, Chain]
+
+    @staticmethod
+    def load(name: str, data: Any, trust: Trust) -> Part:
+        """From a table of a file; every rule in it is read once, so that a wrong field is refused and not skipped."""
+        if not isinstance(data, Mapping):
+            raise ExperimentError(
+                f"part {name} is a table of its options: {show_value(data)}", f"write [parts.{name}] none = []"
+            )
+        into = data.get("into", name if name in PLACES else "gradient")
+        if into not in PLACES:
+            raise ExperimentError(
+                f"part {name} stands nowhere: into = {show_value(into)}", nearest(str(into), PLACES, "places")
+            )
+        options = {word: _chain(name, word, value, into) for word, value in data.items() if word != "into"}
+        if not options:
+            raise ExperimentError(
+                f"part {name} has no option.", 'write sam = [{rule = "Sam", rho = 0.1}], or none = []'
+            )
+        chains = {label: chain for word, option in options.items() for label, chain in _variants(word, option)}
+        for chain in chains.values():
+            for rule in chain:
+                load_rule(rule, trust)
+        return Part(name, into, chains)
+
+
+def _chain(part: str, option: str, value: Any, into: str) -> Sequence[Any]:
+    chain = [value] if isinstance(value, Mapping) else value
+    if not isinstance(chain, list) or not all(isinstance(rule, Mapping) for rule in chain):
+        raise ExperimentError(
+            f"option {option} of part {part} must be a list of rules: {show_value(value)}",
+            f'write {option} = [{{rule = "Sam", rho = 0.1}}], or {option} = []',
+        )
+    if into == "weights" and len(chain) != 1:
+        raise ExperimentError(
+            f"option {option} of part {part} must be one weighting.", f'write {option} = {{rule = "Uniform"}}'
+        )
+    return chain
+
+
+def _variants(option: str, chain: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Chain]]:
+    """The chain with every combination of the values that its rules list."""
+    places = [(at, word) for at, rule in enumerate(chain) for word, value in rule.items() if isinstance(value, list)]
+    for values in itertools.product(*(chain[at][word] for at, word in places)):
+        rules = [dict(rule) for rule in chain]
+        for (at, word), value in zip(places, values, strict=True):
+            rules[at][word] = value
+        told = [
+            f"{word}={value:g}" if isinstance(value, float) else f"{word}={value}"
+            for (_, word), value in zip(places, values, strict=True)
+        ]
+        yield " ".join([option, *told]), tuple(rules)
+
+
+def compose(parts: Sequence[Part], setting: Setting, name: str) -> dict[str, Any]:
+    """The method of a setting, as an experiment's file has it."""
+    method: dict[str, Any] = {"name": name}
+    chosen = dict(setting)
+    for part in parts:
+        chain = part.chains[chosen[part.name]]
+        if part.into == "weights":
+            method["weights"] = dict(chain[0])
+        else:
+            method[part.into] = [*method.get(part.into, []), *map(dict, chain)]
+    return method

@@ -1,0 +1,115 @@
+"""Every method gets as many tries, is run on fresh seeds, and is run once; the page says what the lines say."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedkeel.errors import RequestError
+from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, lead, read_lines
+from fedkeel.studies.leaderboard_page import write_page
+
+EXPERIMENT = {
+    "dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2,
+    "partition": "dirichlet:alpha=0.5,clients=3",
+}  # fmt: skip
+ARENA = {
+    "title": "digits", "target": 0.3, "tuning_rounds": 1, "grid": {"lr": [0.01, 0.1, 0.2]}, "experiment": EXPERIMENT
+}  # fmt: skip
+BOARD = {"tries": 2, "seeds": [7, 8], "order": ["fedavg", "fedprox"], "settings": {"small": ARENA}}
+
+
+def line(board, method, last, **changes):
+    scores = [{"best": value, "last": value, "megabytes": 1.0, "rounds_to_target": None} for value in last]
+    identity = board.identity(board.arenas[0])
+    return Line("small", identity, method, 2, {"lr": 0.1}, 0.5, list(board.seeds), scores, **changes)
+
+
+def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
+    Path("table.toml").write_text(tomli_w.dumps(BOARD))
+    words = ["leaderboard", "table.toml", "--method", "fedavg,fedprox", "--engine", "serial", "--no-progress"]
+    done = fedkeel(*words, "--page", "table.md")
+    assert done.code == 0, done.err
+    lines = [json.loads(text) for text in Path("results/leaderboard.jsonl").read_text().splitlines()]
+    assert [one["method"] for one in lines] == ["fedavg", "fedprox"]
+    for one in lines:
+        assert one["tries"] == 2
+        assert one["seeds"] == [7, 8]
+        assert one["chosen"]["lr"] in (0.01, 0.1)  # the third value of the grid is beyond the tries
+        assert all(0 < score["last"] <= score["best"] <= 1 for score in one["scores"])
+    page = Path("table.md").read_text()
+    assert all(f"| {one['method']} |" in page for one in lines)
+    finals = [tomllib.loads(path.read_text()) for path in Path("runs/leaderboard").glob("*/experiment.toml")]
+    assert sorted((one["seed"], one["validation"] > 0) for one in finals) == [
+        *[(0, True)] * 4, *[(7, False)] * 2, *[(8, False)] * 2
+    ]  # fmt: skip
+    again = fedkeel(*words)
+    assert again.code == 0
+    assert "last" not in again.err
+    assert len(Path("results/leaderboard.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_was_not_run_is_named_and_not_guessed():
+    board = Leaderboard.load(BOARD)
+    page = write_page(board, [line(board, "fedprox", [0.5, 0.6])])
+    assert "| fedprox | lr=0.1 | 2 | 55.00 (50.00–60.00) |" in page
+    assert "Not run yet: fedavg, " in page
+    assert "| fedavg |" not in page
+    assert "Nothing has been run yet." in write_page(board, [])
+
+
+def test_differences_are_paired_and_failures_are_told():
+    board = Leaderboard.load(BOARD)
+    base, other = line(board, "fedavg", [0.5, 0.6]), line(board, "fedprox", [0.6, 0.8])
+    told = lead(other, base, "last")
+    assert told.mean == pytest.approx(0.15)
+    assert told.low < 0.15 < told.high
+    failed = Line("small", base.identity, "fedsam", 2, {}, None)
+    page = write_page(board, [base, other, failed])
+    assert page.index("| fedprox |") < page.index("| fedavg |") < page.index("| fedsam | every try failed | 0 |")
+    assert "| +15.00 |" in page
+
+
+def test_a_line_of_another_setting_is_not_of_this_table():
+    board = Leaderboard.load(BOARD)
+    longer = Leaderboard.load(BOARD | {"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"rounds": 3}}}})
+    made = line(board, "fedavg", [0.5, 0.6])
+    assert "fedavg" not in [method for _, method in board.missing([made], ["fedavg"])]
+    assert "fedavg" in [method for _, method in longer.missing([made], ["fedavg"])]
+
+
+def test_lines_survive_their_file_and_a_wrong_one_is_named(tmp_path):
+    board = Leaderboard.load(BOARD)
+    made = line(board, "fedavg", [0.5, 0.6])
+    file = tmp_path / "lines.jsonl"
+    assert read_lines(file) == []
+    append_line(file, made)
+    assert read_lines(file) == [made]
+    file.write_text(file.read_text() + '{"method": "fedavg"}\n')
+    with pytest.raises(RequestError, match=r"line 2 of .* is none of a leaderboard: it lacks"):
+        read_lines(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"settings": 3}, "names its settings"),
+        ({"settings": {"small": ARENA | {"tunning_rounds": 1}}}, "tunning_rounds"),
+        ({"seed": 7}, "seed 7 is that of the tries"),
+        ({"tries": 0}, "tries"),
+        ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"dataset": "digit"}}}}, "digit"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(changes, told):
+    with pytest.raises(RequestError, match=told):
+        Leaderboard.load(BOARD | changes)
+
+
+def test_the_packages_own_table_has_every_method_and_the_page_is_its():
+    board = Leaderboard.load()
+    assert len(board.methods) == len(set(board.methods)) > 40
+    lines = read_lines(Path(__file__).parents[2] / "results" / "leaderboard.jsonl")
+    page = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+    assert page.read_text(encoding="utf-8") == write_page(board, lines)

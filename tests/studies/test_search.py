@@ -1,0 +1,191 @@
+"""Compositions and published methods get the same tries, are judged on validation data, and go on after a stop."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+import fedkeel as fk
+from fedkeel.errors import RequestError
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
+from fedkeel.studies.search_space import Part, compose
+
+BASE = {
+    "dataset": "digits", "model": "logistic", "rounds": 9, "validation": 0.2, "candidates": 9, "seeds": [5, 6],
+    "grid": {"lr": [0.01, 0.1, 1.0]},
+    "parts": {
+        "perturb": {"none": [], "sam": [{"rule": "Sam", "rho": [0.05, 0.1]}]},
+        "filter": {"none": [], "high": [{"rule": "HighPass", "ratio": 0.05}]},
+    },
+    "published": {"fedavg": {}, "fedprox": {"method": {"mu": [0.01, 0.1]}}},
+}  # fmt: skip
+
+
+def landscape(score):
+    """An executor whose runs score as a function of experiment and round says; and what it was asked for."""
+    asked = []
+
+    def execute(requests):
+        asked.extend(experiment for _, experiment in requests)
+        return [made(experiment, score) for _, experiment in requests]
+
+    return execute, asked
+
+
+def made(experiment, score):
+    records = [
+        RoundRecord(t, [0], 1.0, 1.0, 2, 1, 1, 1.0, accuracy=1.0, extra={"validation_accuracy": score(experiment, t)})
+        for t in range(1, experiment.plan.rounds + 1)
+    ]
+    return Run(experiment, records, {}, {}, None, None, None)
+
+
+def test_an_option_is_a_chain_with_every_combination_of_its_values():
+    part = Part.load("both", {"b": [{"rule": "Sam", "rho": [0.1, 0.2]}, {"rule": "HighPass", "ratio": [0.0, 0.5]}]}, 0)
+    assert list(part.chains) == [f"b rho={rho} ratio={ratio}" for rho in ("0.1", "0.2") for ratio in ("0", "0.5")]
+    assert part.chains["b rho=0.2 ratio=0.5"] == ({"rule": "Sam", "rho": 0.2}, {"rule": "HighPass", "ratio": 0.5})
+    assert part.into == "gradient"
+
+
+def test_parts_stand_in_the_method_in_the_order_in_which_they_are_written():
+    parts = [
+        Part("first", "gradient", {"a": ({"rule": "HighPass", "ratio": 0.05},)}),
+        Part("then", "gradient", {"b": ({"rule": "DynamicDual", "lam": 0.1},)}),
+        Part("weights", "weights", {"c": ({"rule": "Uniform"},)}),
+    ]
+    method = compose(parts, (("first", "a"), ("then", "b"), ("weights", "c"), ("lr", 0.1)), "mine")
+    written = fk.method("mine", gradient=[fk.HighPass(0.05), fk.DynamicDual(0.1)], weights=fk.Uniform())
+    assert fk.Experiment(dataset="digits", method=method).plan.method == written
+
+
+def test_both_sides_get_as_many_tries_and_no_try_twice():
+    search = Search.load(BASE)
+    for side in (COMPOSED, PUBLISHED):
+        drawn = search.draw(side)
+        assert len(set(drawn)) == len(drawn) == 9
+        assert drawn == Search.load(BASE).draw(side)
+        assert {one.experiment.seed for one in drawn} == {0}
+    other = Search.load(BASE | {"seed": 1})
+    assert [one.setting for one in other.draw(COMPOSED)] != [one.setting for one in search.draw(COMPOSED)]
+
+
+def test_one_of_three_goes_on_and_the_best_late_score_wins():
+    search = Search.load(BASE | {"first": 1})
+    drawn = search.draw(COMPOSED)
+    best = drawn[4].experiment.fingerprint()
+    execute, asked = landscape(lambda e, t: 0.9 if e.fingerprint() == best else e.plan.lr / 2)
+    rungs = halve(search, drawn, execute, lambda rung: None)
+    assert [(rung.rounds, len(rung.scores)) for rung in rungs] == [(1, 9), (3, 3), (9, 1)]
+    assert rungs[-1].ranked == [drawn[4]]
+    assert sum(rung.passes for rung in rungs) == 2 * (9 * 1 + 3 * 2 + 1 * 6)  # each round is paid for once
+    assert {e.plan.rounds for e in asked} == {1, 3, 9}
+
+
+def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
+    experiment = fk.Experiment(dataset="digits", rounds=10, validation=0.2)
+    assert late_score(made(experiment, lambda e, t: t / 10)) == pytest.approx(0.95)
+    assert late_score(made(experiment, lambda e, t: math.nan if t == 10 else 0.5)) is None
+    without = made(experiment, lambda e, t: None)
+    assert without.curve("accuracy")
+    assert late_score(without) is None
+
+
+def test_a_candidate_that_failed_does_not_go_on():
+    search = Search.load(BASE)
+    drawn = search.draw(PUBLISHED)
+
+    def execute(requests):
+        return [None if e.plan.lr == 1.0 else made(e, lambda e, t: e.plan.lr) for _, e in requests]
+
+    rungs = halve(search, drawn, execute, lambda rung: None)
+    assert {one.experiment.plan.lr for one in rungs[1].scores} == {0.1}
+    nothing = halve(search, drawn, lambda requests: [None for _ in requests], lambda rung: None)
+    assert [rung.ranked for rung in nothing] == [[]]
+
+
+def test_rules_that_do_not_fit_together_are_no_candidates():
+    fair = {"rule": "Fair", "q": 1.0}  # it weighs by losses, which nobody reports here
+    parts = {"weights": {"uniform": {"rule": "Uniform"}, "fair": fair}}
+    drawn = Search.load(BASE | {"parts": parts}).draw(COMPOSED)
+    assert {dict(one.setting)["weights"] for one in drawn} == {"uniform"}
+    with pytest.raises(RequestError, match="Fair"):
+        Search.load(BASE | {"parts": {"weights": {"fair": fair}}}).draw(COMPOSED)
+
+
+def test_final_runs_have_fresh_seeds_and_splits_and_all_data():
+    search = Search.load(BASE | {"partition_seed": 3})
+    finals = [experiment for _, experiment in search.finals(search.draw(COMPOSED)[0])]
+    assert [one.seed for one in finals] == [5, 6]
+    assert [one.plan.partition_seed for one in finals] == [5, 6]
+    assert {one.validation for one in finals} == {0.0}
+
+
+WRONG = [
+    ({"parts": {}}, "names the parts"),
+    ({"published": {}}, "held against published methods"),
+    ({"parts": {"filter": {"high": [{"rule": "HighPas", "ratio": 0.1}]}}}, "unknown rule: HighPas"),
+    ({"parts": {"filter": {"high": [{"rule": "HighPass", "ratio": [0.1, 7]}]}}}, "ratio of rule HighPass must lie in"),
+    ({"parts": {"filter": {"into": "gradien", "none": []}}}, "stands nowhere"),
+    ({"parts": {"filter": {"into": "gradient"}}}, "has no option"),
+    ({"parts": {"filter": {"high": "HighPass"}}}, "must be a list of rules"),
+    ({"parts": {"weights": {"none": []}}}, "must be one weighting"),
+    ({"parts": {"filter": 3}}, "is a table of its options"),
+    ({"seeds": [0, 1]}, "seed 0 is the search's own"),
+    ({"seeds": []}, "at least one"),
+    ({"keep": 1}, "keep must be at least 2"),
+    ({"first": 10}, "the first rung has 10 rounds"),
+    ({"name": "fedavg"}, "is a method already"),
+    ({"validation": 0.0}, "validation data"),
+    ({"grid": {"rounds": [1, 2]}}, "every method gets the same rounds"),
+    ({"sampler": "bayes"}, "sampler"),
+    ({"candidats": 3}, "candidats"),
+]
+
+
+@pytest.mark.parametrize(("changes", "told"), WRONG)
+def test_what_is_wrong_is_said_in_one_line(changes, told):
+    with pytest.raises(RequestError, match=told) as error:
+        Search.load(BASE | changes)
+    assert error.value.hint
+
+
+def test_every_takes_no_more_than_was_asked_for():
+    with pytest.raises(RequestError, match="18 settings"):
+        Search.load(BASE | {"sampler": "every"}).draw(COMPOSED)
+
+
+def test_optuna_proposes_what_the_first_rung_likes():
+    pytest.importorskip("optuna")
+    from fedkeel.studies.samplers import propose_candidates
+
+    search = Search.load(BASE | {"sampler": "optuna"})
+    execute, asked = landscape(lambda e, t: e.plan.lr)
+    drawn = propose_candidates(search, PUBLISHED, execute)
+    assert len(drawn) == 9 == len(set(drawn))
+    assert {e.plan.rounds for e in asked} == {1}
+    again = propose_candidates(search, PUBLISHED, landscape(lambda e, t: e.plan.lr)[0])
+    assert again == drawn
+
+
+def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
+    file = BASE | {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
+    Path("search.toml").write_text(tomli_w.dumps(file))
+    done = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert "composed" in [group["label"] for group in told["methods"]]
+    out = Path("runs/search")
+    lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+    assert [line["rounds"] for line in lines if line["side"] == "composed"] == [1, 1, 2]
+    assert (out / "report.html").exists()
+    winner = tomllib.loads((out / "winner.toml").read_text())
+    assert fk.Experiment.load(winner).validation == 0.0
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
+    again = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
+    assert json.loads(again.out) == told
+    assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
