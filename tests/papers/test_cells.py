@@ -151,7 +151,19 @@ def test_names_are_unique_and_words_are_known(paper: str) -> None:
 def test_files_hold_nothing_that_no_cell_uses(paper: str) -> None:
     """A misspelt name would otherwise be a setting without effect."""
     data = read(paper)
-    assert data.keys() <= {"title", "cite", "choices", "leads", "checks", "defaults", "on", "rows", "columns", "table"}
+    assert data.keys() <= {
+        "title",
+        "cite",
+        "choices",
+        "changed",
+        "leads",
+        "checks",
+        "defaults",
+        "on",
+        "rows",
+        "columns",
+        "table",
+    }
     used_rows, used_columns = set(), set()
     for table in data["table"]:
         rows, columns = list(table.get("values", table.get("rows"))), table["columns"]

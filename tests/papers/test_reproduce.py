@@ -13,6 +13,8 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.errors import DataError
 from fedkeel.papers import Cell, find, ledger, tables
+from fedkeel.papers.claim_verdicts import decide_claims
+from fedkeel.papers.claims_page import find_full_length
 from fedkeel.papers.order import in_order, parts
 from fedkeel.papers.reproduce import (
     chosen,
@@ -27,7 +29,7 @@ from fedkeel.papers.reproduce import (
     varied,
 )
 from fedkeel.papers.results_page import page
-from fedkeel.papers.verdicts import judge, leads
+from fedkeel.papers.verdicts import judge
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -270,7 +272,9 @@ def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     assert "2 of 800" in capsys.readouterr().out
     assert call(asked) == 0  # found finished: no second line
     assert call([*asked, "--skip-done"]) == 0
-    assert len(book.read_text().splitlines()) == 1
+    (line,) = book.read_text().splitlines()
+    assert json.loads(line)["environment"].keys() >= {"fedkeel", "revision", "torch"}
+    assert ledger.read(book)[0].version.startswith(fk.__version__)
     capsys.readouterr()
     assert call([*asked, "--skip-done", "--dry-run"]) == 0
     assert "in the ledger" in capsys.readouterr().out
@@ -383,14 +387,15 @@ def test_the_command_judges_as_the_page_does(tmp_path, capsys):
         ledger.append(line_of(row, value, settings_of(by_row[row])), book)
     (table,) = [table for table in tables("fedfft") if table.name == "1"]
     judged = {one.cell.label: one.verdict for one in judge(table.cells, ledger.read(book))}
-    assert judged["FedSAM, cifar10, 0.1"] == "differs so far"
+    assert judged["FedSAM, cifar10, 0.1"] == "differs so far (one seed)"
     asked = ["reproduce", "fedfft:1", "--cell", "FedSAM, cifar10, 0.1", "--ledger", str(book), "--skip-done"]
     assert call([*asked, "--rounds", "200", "--no-progress"]) == 0
-    assert "differs so far" in " ".join(capsys.readouterr().out.split())
+    assert "differs so far (one seed)" in " ".join(capsys.readouterr().out.split())
     tried = settings_of(by_row["FedSAM"]) | {"lr": 0.5}
     ledger.append(line_of("FedSAM", 45.0, tried), book)
     assert call([*asked, "--rounds", "200", "--no-progress", "--try", "lr=0.5"]) == 0
-    assert "ordering holds" in " ".join(capsys.readouterr().out.split())
+    assert "differs" not in (told := capsys.readouterr().out)
+    assert "one seed" in told
 
 
 @pytest.mark.parametrize("seeds", ["", " , "])
@@ -414,26 +419,46 @@ def test_the_results_page_is_made_from_the_ledger():
 
 
 def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
-    entries = ledger.read(ROOT / "results" / "ledger.jsonl")
+    entries = ledger.read_lines(ROOT / "results" / "ledger.jsonl")
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    decisions = decide_claims(entries)
+    findings = {(d.claim.name, f.comparison.name): f for d in decisions for f in d.findings}
 
-    def lead(spec, row, over, column):
-        paper, name = spec.split(":")
-        (table,) = [table for table in tables(paper) if table.name == name]
-        found = leads(table, judge(table.cells, entries))
-        (one,) = [x for x in found if (x.row, x.over, x.column) == (row, over, column)]
-        return one
+    def sure(claim, name, verdict):
+        found = findings[claim, name]
+        assert (found.verdict, len(found.entries)) == (verdict, 6)
+        return f"by {found.interval.mean:.2f}", f"({found.interval.low:.2f} to {found.interval.high:.2f}", found
 
     assert f"the {ledger.spent(entries)[0]} runs in `results/ledger.jsonl`" in said
-    first, second = (lead("specgradfilter:I", "SpecGradFilter", "FedAvg", f"cifar10, {a}") for a in (0.1, 0.6))
-    assert f"leads FedAvg by {first.measured:.2f} points at Dirichlet 0.1" in said
-    assert f"its paper has {first.reported:.2f}, and by {second.measured:.2f} at 0.6 ({second.reported:.2f})" in said
-    deep = [lead("questions:resnet18", f"{b}, ratio 0.05", b, "FedFFT's setting") for b in ("FedAvg", "FedDyn")]
-    assert f"after {deep[0].round} rounds it does, by {deep[0].measured:.2f} points over FedAvg" in said
-    assert f"after all {deep[1].round} rounds, by {deep[1].measured:.2f} over FedDyn" in said
+    assert f"headline claims by the {len(find_full_length(entries))} of full length" in said
+    counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
+    counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")
+    all_counted = "all by counting gradients or bytes, " * counted
+    assert f"Of {len(decisions)} claims {counts[0]} are confirmed, {all_counted}{counts[1]} is contradicted" in said
+    assert f"and {counts[2]} are undecided" in said
+    lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.1", "confirmed")
+    reported = f"{found.comparison.reported:.2f}"
+    assert f"leads FedAvg on ResNet-20 {lead} points at Dirichlet 0.1 {ends}; its paper has {reported})" in said
+    lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.6", "confirmed")
+    assert f"and {lead} at 0.6 {ends}; {found.comparison.reported:.2f})" in said
+    lead, ends, found = sure("fft-over-sam", "FedFFT-D − FedSAM-D, cifar10, 0.1", "confirmed")
+    assert f"FedFFT-D leads FedSAM-D on ResNet-18 {lead} {ends}; {found.comparison.reported:.2f})" in said
+    lead, ends, _ = sure("filter-plugs-in", "FedDyn, ratio 0.05 − FedDyn, FedFFT's setting", "confirmed")
+    assert f"the gradient filter leads plain FedDyn {lead} {ends})" in said
+    lead, ends, found = sure("fft-over-feddyn", "FedFFT-D − FedDyn, cifar10, 0.1", "contradicted")
+    assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.comparison.reported:.2f}" in said
+    found = findings["fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1"]
+    assert found.reason == "one seed"
+    assert f"FedSAM by {found.interval.mean:.2f} (its paper has {found.comparison.reported:.2f})" in said
     own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10, ")]
     (first, second), (one, other) = ([f"{x.mean:.2f}" for x in own], [f"{x.cell.reported:.2f}" for x in own])
     assert f"reaches {first} and {second} % on CIFAR-10 where its paper has {one} and {other}" in said
+
+
+def test_lines_say_which_version_made_them_and_older_ones_that_they_do_not():
+    assert line_of().version == "unrecorded"
+    made = line_of(environment={"fedkeel": "0.2.0", "revision": "abc-dirty"})
+    assert made.version == "0.2.0 (abc-dirty)"
 
 
 def test_every_entry_of_the_ledger_belongs_to_a_cell():

@@ -7,6 +7,7 @@ import pytest
 from fedkeel.papers import Cell, Table, find
 from fedkeel.papers.discrepancies import contradictions
 from fedkeel.papers.ledger import Entry
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.results_page import distinct_leads, page
 from fedkeel.papers.verdicts import judge, leads, measured
@@ -34,8 +35,20 @@ def entry(row, value, seed=0, rounds=100, **changes):
     return replace(made, **changes)
 
 
-def verdicts(cells, entries):
-    return [judged.verdict for judged in judge(cells, entries)]
+def twice(lines):
+    """The same with a second seed that measures the same, for each row that has one seed."""
+    rows = [str(line.settings) for line in lines]
+    again = [replace(line, seed=line.seed + 100) for line in lines if rows.count(str(line.settings)) == 1]
+    return [*lines, *again]
+
+
+def judge_twice(cells, lines, among=()):
+    """What verdicts say that one seed cannot; the noise is that of the lines as they are."""
+    return judge(cells, twice(lines), among, NoiseOfLedger(lines))
+
+
+def verdicts(cells, lines):
+    return [judged.verdict for judged in judge_twice(cells, lines)]
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------------
@@ -72,13 +85,32 @@ def test_verdicts():
     assert verdicts(cells, [entry("A", 75.0)])[0] == "differs"
 
 
+def test_one_seed_confirms_nothing():
+    cells = [cell("A", 80.0), cell("B", 70.0)]
+    table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
+    for values, alone, two in (
+        ((80.0, 70.0), "one seed", "within seed noise"),
+        ((75.0, 65.0), "one seed", "ordering holds"),
+        ((65.0, 75.0), "differs (one seed)", "differs"),
+    ):
+        lines = [entry(row, value) for row, value in zip("AB", values, strict=True)]
+        assert [judged.verdict for judged in judge(cells, lines)] == [alone] * 2
+        assert verdicts(cells, lines) == [two] * 2
+        short = [replace(line, rounds=50) for line in lines]
+        assert judge(cells, short)[0].verdict in ("one seed", "differs so far (one seed)")
+        assert leads(table, judge(cells, lines))[0].verdict == alone
+    # two seeds of one row do not make the order one of two seeds
+    lines = [entry("A", 75.0), entry("A", 75.0, seed=1), entry("B", 65.0)]
+    assert judge(cells, lines)[0].verdict == "one seed"
+
+
 # ---- runs of another length ----------------------------------------------------------------------------------------
 def test_a_longer_run_is_taken_at_the_cells_own_last_round():
     """800 rounds that end at 80 % stand at 50 % after 500: the 500-round cell takes that, not the end."""
     short = cell("A", 50.0, experiment=SETTINGS | {"rounds": 500, "augment": "A"})
     long = replace(short, reported=80.0, experiment=short.experiment | {"rounds": 800})
     line = entry("A", 80.0, rounds=800, rounds_paper=800, step=0.5, mean_last=79.0)
-    (mine,), (other,) = judge([short], [line]), judge([long], [line])
+    (mine,), (other,) = judge_twice([short], [line]), judge_twice([long], [line])
     assert (mine.mean, mine.rounds, mine.shortened, mine.verdict) == (50.0, 500, False, "within seed noise")
     assert (other.mean, other.rounds, other.verdict) == (80.0, 800, "within seed noise")
     (last,) = judge([replace(short, evaluation="last")], [line])
@@ -108,6 +140,17 @@ def test_a_longer_run_that_does_not_tell_how_it_stood_serves_no_shorter_cell(cha
     shortened = entry("A", 40.0, rounds=400, rounds_paper=800, **changes)
     (mine,) = judge([short], [shortened, line])
     assert (mine.rounds, mine.shortened) == (400, True)
+
+
+def test_a_run_whose_rates_depend_on_its_length_is_no_beginning_of_a_longer_one():
+    for key in ("schedule", "server_schedule"):
+        made = SETTINGS | {"augment": "A", key: "cosine"}
+        of = cell("A", 50.0, experiment=made | {"rounds": 100})
+        assert [judge([of], [entry("A", 80.0, rounds=r, settings=made)])[0].rounds for r in (50, 100, 200)] == [
+            0,
+            100,
+            0,
+        ]
 
 
 def test_published_cells_of_unequal_length_share_no_number():
@@ -154,7 +197,7 @@ def test_nothing_is_ordered_before_a_fifth_of_the_papers_rounds():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
     for rounds, verdict, lead in ((19, "shortened", "not judged"), (20, "differs so far", "differs")):
-        judged = judge(cells, [entry("A", 5.0, rounds=rounds), entry("B", 75.0)])
+        judged = judge_twice(cells, [entry("A", 5.0, rounds=rounds), entry("B", 75.0)])
         assert judged[0].verdict == verdict
         assert leads(table, judged)[0].verdict == lead
 
@@ -163,14 +206,14 @@ def test_a_lead_that_the_paper_has_within_noise_is_not_judged():
     for reported, verdict in ((79.5, "not judged"), (70.0, "differs")):
         cells = [cell("A", 80.0), cell("B", reported)]
         table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
-        assert leads(table, judge(cells, [entry("A", 70.0), entry("B", 75.0)]))[0].verdict == verdict
+        assert leads(table, judge_twice(cells, [entry("A", 70.0), entry("B", 75.0)]))[0].verdict == verdict
 
 
 def test_rows_are_ordered_over_the_seeds_that_both_have():
     cells = [cell("A", 80.0), cell("B", 50.0)]
     lines = [entry("A", 34.5), entry("B", 20.0), entry("B", 32.0, seed=1), entry("B", 32.0, seed=2)]
     # the noise is 6.9: 14.5 points between the first seeds are more than twice that, the 6.5 between the means are not
-    assert verdicts(cells, lines) == ["ordering holds"] * 2
+    assert verdicts(cells, lines) == ["one seed"] * 2
     assert verdicts(cells, [replace(lines[0], seed=3), *lines[1:]]) == ["differs"] * 2  # none in common: the means
 
 
@@ -197,7 +240,7 @@ def test_a_measured_gap_within_noise_speaks_neither_for_nor_against_a_gap_as_sma
     third = entry("C", 10.0 if cells[2].reported < 70.0 else 70.0)
     assert verdicts(cells, [*pair, third])[0] == (verdict or "ordering holds")
     table = Table("fedfft", "1", "", tuple(cells), (("A", "B"),))
-    assert leads(table, judge(cells, pair))[0].verdict == (verdict or "not judged")
+    assert leads(table, judge_twice(cells, pair))[0].verdict == (verdict or "not judged")
 
 
 def test_seconds_vary_by_a_share_of_what_they_are_here():
@@ -228,13 +271,13 @@ def test_a_target_that_some_seeds_reach_says_how_many():
 def test_cells_are_judged_among_rows_that_are_not_asked_for():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     lines = [entry("A", 50.0), entry("B", 60.0)]
-    (alone,) = judge(cells[:1], [replace(line, rounds=20) for line in lines])
-    (among,) = judge(cells[:1], [replace(line, rounds=20) for line in lines], cells)
+    (alone,) = judge_twice(cells[:1], [replace(line, rounds=20) for line in lines])
+    (among,) = judge_twice(cells[:1], [replace(line, rounds=20) for line in lines], cells)
     assert (alone.verdict, among.verdict) == ("shortened", "differs so far")
     # a cell that is tried otherwise is not held against itself as it was chosen
     other = replace(cells[0], experiment=cells[0].experiment | {"lr": 0.5})
     tried = entry("A", 75.0, rounds=20, settings=SETTINGS | {"augment": "A", "lr": 0.5})
-    (judged,) = judge([other], [tried, *(replace(line, rounds=20) for line in lines)], cells)
+    (judged,) = judge_twice([other], [tried, *(replace(line, rounds=20) for line in lines)], cells)
     assert judged.verdict == "ordering holds"
 
 
@@ -358,7 +401,7 @@ def test_contradictions_say_what_was_tried():
     tried = entry("A", 79.0, settings=SETTINGS | {"augment": "A", "lr": 0.5})
     lines = [entry("A", 60.0), tried]
     (found,) = contradictions(judge(cells, lines), lines)
-    assert found.cells == ["fedfft:1 A, cifar10, 0.1: reported 80.00, measured 60.00 (-20.00): differs"]
+    assert found.cells == ["fedfft:1 A, cifar10, 0.1: reported 80.00, measured 60.00 (-20.00): differs (one seed)"]
     assert found.tried == ["`lr = 0.5` (chosen: 0.1): 79.00 after 100 rounds (1 seed)"]
     assert contradictions(judge(cells, [entry("A", 80.0)]), [entry("A", 80.0)]) == []
 
@@ -413,6 +456,6 @@ def test_rows_that_tie_here_speak_against_a_paper_that_has_them_far_apart():
         (60.5, 60.0, 50, "shortened"),  # it may still grow
         (62.0, 60.0, 100, "ordering holds"),
     ):
-        judged = judge(cells, [entry("A", a, rounds=rounds), entry("B", b, rounds=rounds)])
+        judged = judge_twice(cells, [entry("A", a, rounds=rounds), entry("B", b, rounds=rounds)])
         assert judged[0].verdict == verdict
         assert leads(table, judged)[0].verdict == ("not judged" if verdict == "shortened" else verdict)

@@ -3,11 +3,13 @@
 import json
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.cli.results import notes
 from fedkeel.core.round import deploy
 from fedkeel.methods import METHODS, build
 from fedkeel.rules.averages import mix
@@ -208,6 +210,8 @@ def test_a_report_draws_both_models(trained, fedkeel, tmp_path):
 def test_the_score_is_that_of_the_deployed_parameters():
     problem = small_problem()
     run = train("ema+fedavg", problem)
+    (*_, told) = notes([SimpleNamespace(run=run)])
+    assert told == "ema+fedavg: of the average, which is deployed; plain_… is the model that is trained"
     model, (x, y) = run.model(), problem.test
     with torch.no_grad():
         assert run.last == pytest.approx(float((model(x).argmax(-1) == y).double().mean()))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def reproduce(
     spec: Annotated[
         str | None,
-        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, or order:a."),
+        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, order:a, or claims:NAME."),
     ] = None,
     cell: Annotated[
         str | None, typer.Option(metavar="LABEL", help="One cell, its words in any order, or a pattern with *.")
@@ -66,6 +66,9 @@ def reproduce(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write the results page from the ledger.")
     ] = None,
+    claims: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Only write the claims page from the ledger.")
+    ] = None,
     no_progress: NoProgress = False,
 ) -> None:
     """Run cells of a published table; print what the paper reports, what was measured, and a verdict.
@@ -84,8 +87,8 @@ def reproduce(
     from fedkeel.papers.matched_rates import matched
     from fedkeel.papers.reproduce import chosen, obstacle, varied
 
-    if page is not None:
-        write_page(page, ledger)
+    if page is not None or claims is not None:
+        write_pages(page, claims, ledger)
         return
     if spec is None or list_:
         show_tables(spec)
@@ -114,26 +117,31 @@ def reproduce(
 
 def show_tables(spec: str | None) -> None:
     from fedkeel.papers import PAPERS, tables
+    from fedkeel.papers.claims import CLAIMS, read_claims
     from fedkeel.papers.order import ORDER, in_order, parts
 
     made = table(["table!", "cells>", "what it shows"])
     asked = spec.partition(":")[0] if spec else None
-    for paper in [asked] if asked and asked != ORDER else PAPERS if asked is None else []:
+    for paper in [asked] if asked and asked not in (ORDER, CLAIMS) else PAPERS if asked is None else []:
         for one in tables(paper):
             made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
     for name, part in parts().items() if asked in (None, ORDER) else ():
         made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
+    for name, claim in read_claims().items() if asked in (None, CLAIMS) else ():
+        made.add_row(f"{CLAIMS}:{name}", str(len(claim.cells)), claim.says)
     stdout().print(made)
 
 
-def write_page(path: Path, ledger: Path) -> None:
-    from fedkeel.papers.ledger import read
-    from fedkeel.papers.results_page import page
+def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
+    from fedkeel.papers import claims_page, results_page
+    from fedkeel.papers.ledger import read_lines
 
-    text = page(read(ledger, needed=True))
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
-    stdout().print(f"written to {path}")
+    entries = read_lines(ledger, needed=True)
+    for path, page in ((results, results_page.page), (claims, claims_page.page)):
+        if path is not None:
+            with writing(path):
+                path.write_text(page(entries), encoding="utf-8")
+            stdout().print(f"written to {path}")
 
 
 def show_costs(
@@ -231,7 +239,7 @@ def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) 
 def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     """A line of the ledger for a run; `again` also where it has one."""
     from fedkeel.papers.ledger import append, read
-    from fedkeel.papers.reproduce import entry_of
+    from fedkeel.papers.reproduce import entry_of, environment_of
 
     assert run.path is not None
     entry = entry_of(cell, run, environment_of(run.path))
@@ -258,26 +266,17 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
         keep(cell, run, ledger, again=False)
 
 
-def environment_of(folder: Path) -> dict[str, object]:
-    """What of a run's environment the ledger keeps."""
-    from fedkeel.runs.folder import TIMING, read_environment, read_json
-
-    data, timing = read_environment(folder), read_json(folder / TIMING)
-    kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision")}
-    packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
-    return kept | packages | {"shared": bool(timing.get("shared"))}
-
-
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     """The cells, each judged among all other rows of its table, as on the results page."""
     from fedkeel.papers import find
-    from fedkeel.papers.ledger import read
+    from fedkeel.papers.ledger import keep_newest, read_lines
+    from fedkeel.papers.noise import NoiseOfLedger
     from fedkeel.papers.verdicts import judge
 
-    entries: list[Entry] = read(ledger)
+    lines = read_lines(ledger)
     among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, entries, among):
+    for judged in judge(cells, keep_newest(lines), among, NoiseOfLedger(lines)):
         cell = judged.cell
         spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
         std = "" if judged.std is None else f" ± {judged.std:.2f}"

@@ -74,7 +74,10 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 def notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers mean."""
     runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
-    return sorted({line for run in runs for line in meaning(run)})
+    lines = sorted({line for run in runs for line in meaning(run)})
+    deploying = ", ".join(dict.fromkeys(run.plan.method.name for run in runs if run.plan.method.deploys_another))
+    also = f"{deploying}: of the average, which is deployed; plain_… is the model that is trained"
+    return [*lines, also] if deploying else lines
 
 
 def meaning(run: Run) -> list[str]:

@@ -3,6 +3,30 @@
 from __future__ import annotations
 
 # not `cells`, which would hide the module of that name
-from fedkeel.papers.cells import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Cell, Table, checks, choices, find, tables
+from fedkeel.papers.cells import (
+    EVALUATIONS,
+    KINDS,
+    PAPERS,
+    QUESTIONS,
+    Cell,
+    Table,
+    changes,
+    checks,
+    choices,
+    find,
+    tables,
+)
 
-__all__ = ["EVALUATIONS", "KINDS", "PAPERS", "QUESTIONS", "Cell", "Table", "checks", "choices", "find", "tables"]
+__all__ = [
+    "EVALUATIONS",
+    "KINDS",
+    "PAPERS",
+    "QUESTIONS",
+    "Cell",
+    "Table",
+    "changes",
+    "checks",
+    "choices",
+    "find",
+    "tables",
+]

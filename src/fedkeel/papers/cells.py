@@ -13,6 +13,7 @@ A paper's file gives settings in layers, and each cell is what they add up to, t
 Settings are the keys of an experiment and the facts of a cell (FACTS). A method that names itself, or a partition that
 names its kind, replaces what was there; otherwise the two are merged, so a column may say `partition.alpha = 0.6`.
 `evaluation` is the fact; how clients' own models are judged (an experiment's `evaluation`) is called `policy` here.
+`choices` lists what the paper leaves open, `changed` what we chose otherwise after runs had been made.
 `leads`, of the paper or of a table, lists pairs of rows whose difference is what the table is about; `checks` lists
 such differences as others have measured them (Check).
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
@@ -144,6 +145,12 @@ def tables(paper: str) -> tuple[Table, ...]:
 def choices(paper: str) -> tuple[str, ...]:
     """List what a paper leaves open for all its tables, and what we chose."""
     return tuple(read(paper)["choices"])
+
+
+def changes(paper: str) -> tuple[str, ...]:
+    """What we chose otherwise after runs had been made, and what those had."""
+    tables(paper)
+    return tuple(read(paper).get("changed", ()))
 
 
 def checks(paper: str) -> tuple[Check, ...]:

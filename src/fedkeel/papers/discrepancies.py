@@ -9,16 +9,17 @@ from typing import Any
 
 from fedkeel.papers import QUESTIONS, Cell
 from fedkeel.papers.ledger import Entry, longest, measured
+from fedkeel.papers.noise import TIMES
 from fedkeel.papers.reproduce import at_length_of, settings_of
-from fedkeel.papers.verdicts import TIMES, WITHIN, Judgement
+from fedkeel.papers.verdicts import Judgement
 
 ABOUT = (
     "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "
     "among the others may hold, or whose target not every seed reached, and those for which another setting was "
     "tried: by a question, or with "
     "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. What was tried is told and nothing more: the tables "
-    "keep the settings chosen beforehand. Shortened runs contradict nothing yet; their verdicts say where the order "
-    "differs so far."
+    "keep the settings chosen beforehand; what was changed later is listed with its paper. Shortened runs contradict "
+    "nothing yet; their verdicts say where the order differs so far."
 )
 SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
 
@@ -56,7 +57,7 @@ def contradicts(judged: Judgement) -> bool:
     cell = judged.cell
     if not judged.entries or cell.reported is None or cell.uncertain or cell.unmeasured or cell.kind in TIMES:
         return False
-    return not judged.shortened and judged.verdict != WITHIN
+    return not judged.shortened and not judged.near
 
 
 def describe_experiment(judged: Judgement) -> str:

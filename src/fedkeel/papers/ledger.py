@@ -22,6 +22,7 @@ from fedkeel.typed_values import read_line, show_value
 log = logging.getLogger("fedkeel")
 
 LEDGER = Path("results") / "ledger.jsonl"
+SCHEDULES = ("schedule", "server_schedule")  # settings that may make rates depend on the length of the run
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class Entry:
         return describe_place(self.environment, {})
 
     @property
+    def version(self) -> str:
+        """The version of fedkeel that made it, with the revision where it is known; older lines say neither."""
+        version, revision = (self.environment.get(name) for name in ("fedkeel", "revision"))
+        return str(version or "unrecorded") + (f" ({revision})" if revision else "")
+
+    @property
     def cell(self) -> tuple[str, str, str, str]:
         return self.paper, self.table, self.row, self.column
 
@@ -108,7 +115,10 @@ class Entry:
         return self.last if round == self.rounds else self.curve.get(str(round))
 
     def until(self, round: int) -> Entry | None:
-        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end."""
+        """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end, and
+        a schedule that lasts as long as the run makes a shorter or longer one another run."""
+        if self.rounds != round and any(self.settings.get(key) for key in SCHEDULES):
+            return None
         if self.rounds <= round:
             return self
         best = self.best_by(round)
@@ -182,6 +192,16 @@ def check_writable(path: Path) -> None:
 
 def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
     """Read every run once, the newest where it was made again. No file is no runs, or an error where it is needed."""
+    return keep_newest(read_lines(path, needed=needed))
+
+
+def keep_newest(entries: Iterable[Entry]) -> list[Entry]:
+    """Keep every run once: where it was made again, the last counts."""
+    return list({entry.identity: entry for entry in entries}.values())
+
+
+def read_lines(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
+    """Read every line, oldest first, also of runs that were made again since."""
     if not path.exists():
         if needed:
             raise RequestError(f"there is no ledger: {path}", "`fedkeel reproduce` writes one; name it: --ledger FILE")
@@ -193,18 +213,17 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         log.warning("the last line of %s is not whole, and is left out", path)
     else:
         lines.append(last)
-    found: dict[tuple[Any, ...], Entry] = {}
+    found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            entry = read_entry(line)
+            found.append(read_entry(line))
         except (ValueError, TypeError, RecursionError) as error:  # not text, not JSON, not an entry
             raise RequestError(
                 f"{path} is damaged in line {number}: {error}", "restore it from version control"
             ) from None
-        found[entry.identity] = entry
-    return list(found.values())
+    return found
 
 
 def read_entry(line: bytes) -> Entry:

@@ -13,11 +13,12 @@ from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.papers import Cell, find
 from fedkeel.papers.cells import merged
+from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import folder_name
+from fedkeel.runs.folder import TIMING, folder_name, read_environment, read_json
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord
@@ -34,10 +35,11 @@ STEP = "report/step_length"  # what `track="state"` calls the number that the ru
 
 # ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper, a table or a part of the order whose label matches: the label, or a pattern, or some of its
-    words, in any order."""
+    """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or
+    some of its words, in any order."""
     paper, colon, part = spec.partition(":")
-    found = in_order(part if colon else None) if paper == ORDER else find(spec)
+    lists = {ORDER: in_order, CLAIMS: find_claimed_cells}
+    found = lists[paper](part if colon else None) if paper in lists else find(spec)
     if pattern is None:
         return found
     words = _words(pattern)
@@ -176,6 +178,14 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         curve=curve_of(run.records, paper_rounds) if judged else {},
     )
     return replace(entry, measured=measured(cell, entry))
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """Read what of a run's environment the ledger keeps."""
+    data, timing = read_environment(folder), read_json(folder / TIMING)
+    kept = {name: data.get(name) for name in ("device", "machine", "engine", "precision", "revision")}
+    packages = {name: data.get("packages", {}).get(name) for name in ("torch", "fedkeel")}
+    return kept | packages | {"shared": bool(timing.get("shared"))}
 
 
 def percent(share: float | None) -> float | None:

@@ -7,10 +7,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, checks, choices, tables
+from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, QUESTIONS, Table, changes, checks, choices, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, spent, standing
-from fedkeel.papers.verdicts import EARLY, NOISE, SHARE, Judgement, Lead, both_at, judge, leads, measure_gap
+from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
+from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger, place_of
+from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, both_at, judge, leads, measure_gap
 from fedkeel.text import make_printable
 
 HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
@@ -21,14 +22,17 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 def page(entries: Sequence[Entry]) -> str:
     """Write Markdown: a summary, a section for each table that has a run, contradictions, what is not measured."""
+    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
     counted = standing(entries)
-    every: Judged = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
+    every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
-    head = HEAD.format(early=100 * EARLY, noise=NOISE, share=100 * SHARE)
-    parts = [head, *write_overview(made, entries), *write_leads(every), *write_checks(every)]
+    head = HEAD.format(early=100 * EARLY, enough=ENOUGH)
+    parts = [head, *write_overview(made, entries), *write_noise(made), *write_leads(every), *write_checks(every)]
     for paper in [name for name in PAPERS if name != QUESTIONS and any(table.paper == name for table, _ in made)]:
         parts.append(f"\n## {PAPERS[paper]}\n\nWhat the paper leaves open, and what was chosen:\n")
         parts.extend(f"- {' '.join(choice.split())}" for choice in choices(paper))
+        later = [f"- {' '.join(change.split())}" for change in changes(paper)]
+        parts.extend(["\nWhat was changed after runs had been made:\n", *later] if later else [])
         parts.extend(part for table, judged in made if table.paper == paper for part in write_section(table, judged))
     parts.append(f"\n## {PAPERS[QUESTIONS]}\n")
     parts.extend(f"- {' '.join(choice.split())}" for choice in choices(QUESTIONS))
@@ -66,6 +70,23 @@ def write_overview(made: Judged, entries: Sequence[Entry]) -> list[str]:
     runs, hours, devices = spent(entries)
     told = f"\n{plural(runs, 'run')}, {hours:.1f} hours, on: {escape(make_printable(', '.join(devices)))}.\n"
     return [told, *write_grid(["table", "cells measured", "of full length", "verdicts"], "lrrl", rows)]
+
+
+def write_noise(made: Judged) -> list[str]:
+    """By how much accuracies vary, and from how many runs that is known."""
+    accuracies = [one for _, judged in made for one in judged if one.cell.kind == "accuracy"]
+    found = {(*place_of(one.cell.experiment), one.cell.evaluation): one.repeated for one in accuracies}
+    rows = [[*key, f"{noise.std:.2f}", noise.source] for key, noise in sorted(found.items())]
+    about = f"""
+## Noise
+
+By how many points an accuracy varies when nothing was changed: the standard deviation within runs of full length that
+were repeated with other seeds, or with the same one, pooled over all cells of a data set and network; the larger of
+both. Where nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of
+themselves, which is measured in the same way, or assumed to be {100 * SHARE:g} %; that of seconds is assumed.
+"""
+    names = ["data set", "network", "number", "standard deviation", "from"]
+    return [about, *write_grid(names, "lllrl", rows)] if rows else []
 
 
 def distinct_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> list[tuple[Table, Lead]]:

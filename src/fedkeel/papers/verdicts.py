@@ -9,14 +9,13 @@ from typing import Any
 
 from fedkeel.papers import Cell, Table
 from fedkeel.papers.ledger import Entry, longest, measured
+from fedkeel.papers.noise import SHARE, TIMES, UNREPEATED, Noise, NoiseOfLedger
 from fedkeel.papers.reproduce import runs_of, settings_of
 from fedkeel.runs.places import keep_one_place
 
-NOISE = 0.5  # points of accuracy: the least seed noise assumed where neither the paper nor our seeds give one
-SHARE = 0.05  # the same of rounds, bytes and seconds, as a share of the reported number
+ENOUGH = 3  # seeds of one cell from which its own noise is taken
 EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged
-WITHIN, ORDERED, DIFFERS = "within seed noise", "ordering holds", "differs"
-TIMES = ("seconds", "seconds per round", "extra seconds per round")  # of the authors' machine, so never the same here
+WITHIN, ORDERED, DIFFERS, ONE_SEED = "within seed noise", "ordering holds", "differs", "one seed"
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Judgement:
     entries: tuple[Entry, ...]
     values: tuple[float | None, ...]
     verdict: str = "not run"
+    repeated: Noise = UNREPEATED
 
     @property
     def known(self) -> list[float]:
@@ -59,9 +59,18 @@ class Judgement:
 
     @property
     def noise(self) -> float:
-        """By how much two measurements of this number may differ."""
-        least = NOISE if self.cell.kind == "accuracy" else SHARE * abs(self.cell.reported or 0.0)
-        return max(least, self.cell.spread or 0.0, self.std or 0.0)
+        """By how much two measurements of this number may differ: as its own seeds say where they are enough, else as
+        repeated runs like it do, and no less than the paper's ±."""
+        least = self.repeated.std * (1.0 if self.cell.kind == "accuracy" else abs(self.cell.reported or 0.0))
+        own = self.std or 0.0
+        return max(own if len(self.known) >= ENOUGH else max(own, least), self.cell.spread or 0.0)
+
+    @property
+    def near(self) -> bool:
+        """Whether every run of full length gave a number, and their mean is as near to the paper's as noise allows."""
+        if self.difference is None or self.shortened or self.cell.kind in TIMES or None in self.values:
+            return False
+        return abs(self.difference) <= 2 * self.noise
 
     @property
     def noise_here(self) -> float:
@@ -82,11 +91,15 @@ class Judgement:
         return replace(self, entries=tuple(entry for entry, _ in found), values=tuple(value for _, value in found))
 
 
-def judge(cells: Sequence[Cell], entries: Sequence[Entry], among: Sequence[Cell] = ()) -> list[Judgement]:
+def judge(
+    cells: Sequence[Cell], entries: Sequence[Entry], among: Sequence[Cell] = (), noise: NoiseOfLedger | None = None
+) -> list[Judgement]:
     """Judge cells by the ledger. Only runs of full length are held against a reported number; orderings are judged
-    among rows of one column, these and those in `among`, at a round that both have reached."""
-    judged = [_gather_runs(cell, entries) for cell in cells]
-    rows = [*judged, *(_gather_runs(cell, entries) for cell in among)]
+    among rows of one column, these and those in `among`, at a round that both have reached. `noise` is that of a ledger
+    with more lines than `entries`."""
+    noise = NoiseOfLedger(entries) if noise is None else noise
+    judged = [replace(_gather_runs(cell, entries), repeated=noise.of(cell)) for cell in cells]
+    rows = [*judged, *(replace(_gather_runs(cell, entries), repeated=noise.of(cell)) for cell in among)]
     return [replace(one, verdict=_verdict(one, rows)) for one in judged]
 
 
@@ -127,19 +140,21 @@ def _verdict(mine: Judgement, judged: Sequence[Judgement]) -> str:
         return f"reached by {len(mine.known)} of {len(mine.entries)} seeds" + " so far" * mine.shortened
     if cell.uncertain or cell.reported is None:
         return "not judged"
-    if not mine.shortened and cell.kind not in TIMES and abs(mine.mean - cell.reported) <= 2 * mine.noise:
-        return WITHIN
+    if mine.near:
+        return WITHIN if len(mine.entries) > 1 else ONE_SEED
     signs = [sign for other in judged if (sign := _same_side(mine, other)) is not None]
-    if signs and all(signs):
-        return ORDERED
-    if mine.shortened:
-        return f"{DIFFERS} so far" if signs else "shortened"
-    return DIFFERS if signs or cell.kind not in TIMES else "another machine"
+    if signs and all(same for same, _ in signs):
+        return ORDERED if any(seeds > 1 for _, seeds in signs) else ONE_SEED
+    if signs or (not mine.shortened and cell.kind not in TIMES):
+        against = [seeds for same, seeds in signs if not same] + [len(mine.entries)] * (not mine.shortened)
+        return DIFFERS + " so far" * mine.shortened + f" ({ONE_SEED})" * (max(against) < 2)
+    return "shortened" if mine.shortened else "another machine"
 
 
-def _same_side(mine: Judgement, other: Judgement) -> bool | None:
-    """Whether two rows of a column stand as the paper has them; None where it does not tell them apart, where it is too
-    early to say, our runs do not tell, the ledger knows no round that both have reached, or seconds are of two places.
+def _same_side(mine: Judgement, other: Judgement) -> tuple[bool, int] | None:
+    """Whether two rows of a column stand as the paper has them, and over how many seeds; None where it does not tell
+    them apart, where it is too early to say, our runs do not tell, the ledger knows no round that both have reached, or
+    seconds are of two places.
     """
     a, b = mine.cell, other.cell
     if (a.paper, a.table, a.column) != (b.paper, b.table, b.column):
@@ -153,11 +168,12 @@ def _same_side(mine: Judgement, other: Judgement) -> bool | None:
     if a.kind in TIMES and {e.place for e in mine.entries} != {e.place for e in other.entries}:
         return None
     common, rounds = min(mine.rounds, other.rounds), int(a.experiment["rounds"])
-    ahead, _ = measure_gap(*_bring_together(mine, other))
+    ahead, seeds = measure_gap(*_bring_together(mine, other))
     if ahead is None or is_early(common, rounds):
         return None
     final = common == rounds and a.kind == "accuracy"
-    return agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
+    same = agree(a.reported - b.reported, ahead, max(mine.noise_here, other.noise_here), final=final)
+    return None if same is None else (same, seeds)
 
 
 def agree(reported: float, measured: float, noise: float, *, final: bool) -> bool | None:
@@ -232,7 +248,11 @@ class Lead:
         if self.reported is None or abs(self.reported) <= 2 * self.noise or is_early(self.round, self.rounds):
             return "not judged"
         same = agree(self.reported, self.measured, self.noise, final=self.round == self.rounds)
-        return "not judged" if same is None else ORDERED if same else DIFFERS
+        if same is None:
+            return "not judged"
+        if self.seeds < 2:
+            return ONE_SEED if same else f"{DIFFERS} ({ONE_SEED})"
+        return ORDERED if same else DIFFERS
 
 
 def leads(table: Table, judged: Sequence[Judgement]) -> list[Lead]:

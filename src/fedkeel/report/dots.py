@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedkeel.papers.verdicts import DIFFERS, ORDERED, WITHIN
 from fedkeel.report.drawing import PAPER, STYLES, finish, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REPORTED, GOOD, ORDERED, BAD, OPEN, LINK = "#57606a", "#0b7a53", "#0072b2", "#c24a00", "#8a929b", "#c3cad2"
-COLOURS = {"within seed noise": GOOD, "ordering holds": ORDERED, "differs": BAD, "differs so far": BAD}
+REPORTED, OPEN, LINK = "#57606a", "#8a929b", "#c3cad2"
+COLOURS = {WITHIN: "#0b7a53", ORDERED: "#0072b2", DIFFERS: "#c24a00"}
 LABEL = 54  # characters
 
 
@@ -58,7 +59,7 @@ def dot_chart(dots: Sequence[Dot]) -> Figure:
 
 
 def colour_of(dot: Dot) -> str:
-    return COLOURS.get(dot.verdict, OPEN)
+    return next((colour for verdict, colour in COLOURS.items() if dot.verdict.startswith(verdict)), OPEN)
 
 
 @dataclass(frozen=True)

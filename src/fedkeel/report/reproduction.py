@@ -11,7 +11,8 @@ from pathlib import Path
 from fedkeel.core.states import write_atomically
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
-from fedkeel.papers.ledger import Entry, read, spent, standing
+from fedkeel.papers.ledger import Entry, keep_newest, read_lines, spent, standing
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.results_page import (
     SUPERSEDED,
     cells_of,
@@ -41,7 +42,7 @@ NAMES = ("cell", "reported", "measured", "difference", "last round", "rounds", "
 
 def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
     """Write the page; how many runs it is about."""
-    entries = read(ledger, needed=True)
+    entries = read_lines(ledger, needed=True)
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
@@ -49,8 +50,9 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
+    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
     counted = standing(entries)
-    every = [(table, judge(table.cells, counted)) for paper in PAPERS for table in tables(paper)]
+    every = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     parts = [legend(), lead_section(every)]
     for paper, name in PAPERS.items():
         made = [
@@ -79,8 +81,8 @@ def legend() -> str:
     def mark(colour: str, words: str, shape: str = "●") -> str:
         return f'<span><i style="color: {colour}" aria-hidden="true">{shape}</i>{escape(words)}</span>'
 
-    marks = [mark(REPORTED, "reported", "○"), *(mark(c, v) for v, c in COLOURS.items() if "so far" not in v)]
-    marks += [mark(OPEN, "not judged"), mark(OPEN, "a shortened run", "◆")]
+    marks = [mark(REPORTED, "reported", "○"), *(mark(c, v) for v, c in COLOURS.items())]
+    marks += [mark(OPEN, "not judged, or one seed"), mark(OPEN, "a shortened run", "◆")]
     return f'<p class="soft legend">{"".join(marks)}</p>'
 
 

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def environment(
         "track": [name for name in track if isinstance(name, str)],
         "held_out": BY_SAMPLE,
         "git_revision": git_revision(),
+        "revision": own_revision(),
         "command": list(command if command is not None else sys.argv),
     }
 
@@ -110,8 +112,23 @@ def version_of(name: str) -> str | None:
 
 def git_revision() -> str | None:
     """Find the revision of the repository in the current folder, if it is one."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    return _git("rev-parse", "HEAD") or None
+
+
+@cache
+def own_revision() -> str | None:
+    """Find the revision of the checkout that fedkeel runs from, marked where its files were changed; None where it is
+    installed."""
+    place = Path(__file__)
+    if not _git("ls-files", place.name, folder=place.parent):
         return None
-    return done.stdout.decode("ascii", "replace").strip() or None
+    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*", folder=place.parent) or None
+
+
+def _git(*words: str, folder: Path | None = None) -> str:
+    """What git answers; nothing where it cannot."""
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("ascii", "replace").strip()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scipy.stats import t as student
-
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
@@ -18,7 +16,6 @@ from fedkeel.runs.record import judged_on
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.typed_values import flatten
 
-LEVEL = 0.95
 NUMBERS = ("best", "last", "mean_last", "reported")
 """Of a result; the last one where an evaluation policy judges clients' models."""
 
@@ -222,9 +219,5 @@ def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) ->
     differences = [mine[seed] - other[seed] for seed in mine if seed in other]
     if not differences:
         return None
-    mean, std = mean_and_std(differences)
-    assert mean is not None
-    if std is None:
-        return Paired(1, mean, None, None)
-    half = float(student.ppf((1 + LEVEL) / 2, len(differences) - 1)) * std / math.sqrt(len(differences))
-    return Paired(len(differences), mean, mean - half, mean + half)
+    found = paired_interval(differences)
+    return Paired(found.pairs, found.mean, found.low, found.high)

@@ -314,16 +314,10 @@ REPLAYED = ("scaffold", "fedwmsam", "fedscam", "plgu", "fedcr", "feddecorr", "mu
 MORE = ("fedavg", "fedfft-d", "fedsmoo", "fedfsa", "fedlesam-d", "adamw+fedfft-d", "lion+fedsam")
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        *((name, []) for name in REPLAYED),
-        ("scaffold", [fk.RateWithin(0.2)]),
-        *(pytest.param(name, [], marks=pytest.mark.slow) for name in MORE),
-    ],
-)
-def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str, more: list[Rule]) -> None:
-    method = settled(name, Task(problem(model=model_for(name, network())))).then(*more)
+@pytest.mark.parametrize("name", [*REPLAYED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None:
+    falling = [fk.RateWithin(0.2)] if name == "scaffold" else []  # each client is elsewhere on its way down
+    method = settled(name, Task(problem(model=model_for(name, network())))).then(*falling)
     training = Training(1, (1, 3), 3)
     given, rounds = problem(model=model_for(name, network())), ([0, 1, 2, 3, 4], [1, 2, 4], [0, 2, 3])
     one, other = (Task(given, dtype=torch.float64, asks=method.asks) for _ in range(2))

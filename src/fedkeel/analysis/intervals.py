@@ -1,0 +1,79 @@
+"""How sure a mean difference is: Student's interval over pairs, Welch's over groups, standard deviations pooled."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t as student
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the ends of its confidence interval, None where one value alone gives none; `pairs` is how many seeds
+    all sides have in common, or 0 where the sides were not paired."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The standard deviation within groups of repeated values, of how many values in how many groups."""
+
+    std: float
+    values: int
+    groups: int
+
+
+def paired_interval(differences: Sequence[float]) -> Interval:
+    """The mean of differences of pairs, with Student's interval."""
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return Interval(mean, None, None, count)
+    half = _quantile(count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:
+    """The sum of groups' means, each with its sign, with Welch's interval: each group has a variance of its own."""
+    mean = math.fsum(sign * statistics.fmean(values) for sign, values in sides)
+    if min(len(values) for _, values in sides) < 2:
+        return Interval(mean, None, None)
+    errors = [(sign**2 * statistics.variance(values) / len(values), len(values) - 1) for sign, values in sides]
+    total = math.fsum(error for error, _ in errors)
+    if total == 0:
+        return Interval(mean, mean, mean)
+    freedom = total**2 / math.fsum(error**2 / degrees for error, degrees in errors)
+    half = _quantile(freedom) * math.sqrt(total)
+    return Interval(mean, mean - half, mean + half)
+
+
+def difference_interval(sides: Sequence[tuple[float, Mapping[int, float]]]) -> Interval:
+    """The sum of means by seed, each with its sign: paired where two seeds or more are common to all, else Welch's;
+    where that is impossible too, over what seeds are common."""
+    common = sorted(set.intersection(*(set(values) for _, values in sides)))
+    apart = min(len(values) for _, values in sides) > 1
+    if len(common) > 1 or (common and not apart):
+        return paired_interval([math.fsum(sign * values[seed] for sign, values in sides) for seed in common])
+    return welch_interval([(sign, list(values.values())) for sign, values in sides])
+
+
+def pooled_std(groups: Iterable[Sequence[float]]) -> Pooled | None:
+    """The common standard deviation within groups; None where no group has two values."""
+    repeated = [values for values in groups if len(values) > 1]
+    if not repeated:
+        return None
+    squares = math.fsum(statistics.variance(values) * (len(values) - 1) for values in repeated)
+    count = sum(len(values) for values in repeated)
+    return Pooled(math.sqrt(squares / (count - len(repeated))), count, len(repeated))
+
+
+def _quantile(freedom: float) -> float:
+    return float(student.ppf((1 + LEVEL) / 2, freedom))

@@ -1,0 +1,142 @@
+"""Claims judged by the ledger: the difference that the runs of full length measure, how sure it is, what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedkeel.analysis.intervals import Interval, difference_interval
+from fedkeel.papers.cells import Cell
+from fedkeel.papers.claims import Claim, Comparison, find_claimed_cells, read_claims
+from fedkeel.papers.ledger import Entry, keep_newest, standing
+from fedkeel.papers.reproduce import gradient_evaluations
+from fedkeel.papers.verdicts import Judgement, judge
+
+CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
+EXACT = 0.005  # two ratios of counts that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A comparison as the ledger has it: each side's runs, the measured difference (`at_least`: some run of the first
+    side never reached the target, and counts as one round more than it had), and a verdict with its reason."""
+
+    comparison: Comparison
+    sides: tuple[Judgement, ...]
+    interval: Interval | None
+    verdict: str
+    reason: str = ""
+    at_least: bool = False
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for side in self.sides for entry in side.entries]
+
+    @property
+    def minutes(self) -> float:
+        return sum(entry.seconds for entry in self.entries) / 60
+
+    @property
+    def gradients(self) -> int:
+        """Gradient evaluations of all its runs."""
+        run = [side for side in self.sides if side.entries]
+        return sum(gradient_evaluations(side.cell, side.rounds) * len(side.entries) for side in run)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A claim and its findings: contradicted if one of them is, confirmed if all are."""
+
+    claim: Claim
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> str:
+        found = {finding.verdict for finding in self.findings}
+        if CONTRADICTED in found:
+            return CONTRADICTED
+        return CONFIRMED if found == {CONFIRMED} else UNDECIDED
+
+
+def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
+    """Every claim, judged by the runs that count."""
+    counted = standing(keep_newest(entries))
+    sides = {_name(one.cell): one for one in judge(find_claimed_cells(), counted)}
+    found = [(claim, [_find(claim, one, sides) for one in claim.comparisons]) for claim in read_claims().values()]
+    return [Decision(claim, tuple(findings)) for claim, findings in found]
+
+
+def _name(cell: Cell) -> tuple[str, ...]:
+    return cell.paper, cell.table, cell.row, cell.column
+
+
+def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, ...], Judgement]) -> Finding:
+    sides = tuple(judged[_name(cell)] for _, cell in comparison.terms)
+    if claim.measure == "numbers":
+        return _compare(claim, comparison, sides)
+    if claim.measure == "gradients":
+        count, sides = _count_gradients(sides), ()  # no run is needed
+    else:
+        count = _count_bytes(sides)
+    if count is None:
+        return Finding(comparison, sides, None, UNDECIDED, "not run")
+    same = comparison.reported is not None and abs(count - comparison.reported) < EXACT
+    return Finding(comparison, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
+
+
+def _count_gradients(sides: Sequence[Judgement]) -> float | None:
+    first, second = (gradient_evaluations(side.cell) for side in sides)
+    return first / second
+
+
+def _count_bytes(sides: Sequence[Judgement]) -> float | None:
+    """Of runs of any length: what a round sends does not change."""
+    sent = [[entry.sent for entry in side.entries if entry.sent is not None] for side in sides]
+    return sent[0][-1] / sent[1][-1] if all(sent) else None
+
+
+def _compare(claim: Claim, comparison: Comparison, sides: tuple[Judgement, ...]) -> Finding:
+    named = [(side, f"{side.cell.row}, {side.cell.column}") for side in sides]
+    if missing := [name for side, name in named if not side.entries]:
+        return Finding(comparison, sides, None, UNDECIDED, f"not run: {'; '.join(dict.fromkeys(missing))}")
+    if short := [f"{name} {side.rounds} of {_length(side)}" for side, name in named if side.shortened]:
+        return Finding(comparison, sides, None, UNDECIDED, f"shortened: {'; '.join(dict.fromkeys(short))}")
+    signs = [sign for sign, _ in comparison.terms]
+    values = [_by_seed(side, censored=sign > 0) for sign, side in zip(signs, sides, strict=True)]
+    if any(None in side.values() for side in values):
+        name = next(name for found, (_, name) in zip(values, named, strict=True) if None in found.values())
+        return Finding(comparison, sides, None, UNDECIDED, f"target not reached: {name}")
+    numbers = [{seed: value for seed, value in side.items() if value is not None} for side in values]
+    interval = difference_interval(list(zip(signs, numbers, strict=True)))
+    at_least = any(sign > 0 and None in side.values for sign, side in zip(signs, sides, strict=True))
+    verdict, reason = _decide(claim, comparison.reported, interval)
+    return Finding(comparison, sides, interval, verdict, reason, at_least)
+
+
+def _length(side: Judgement) -> int:
+    return int(side.cell.experiment["rounds"])
+
+
+def _by_seed(side: Judgement, *, censored: bool) -> dict[int, float | None]:
+    """Each seed's number. A target that was never reached took more rounds than there were: where that can only make
+    the difference too small, one more is taken."""
+    late = float(_length(side) + 1) if censored and side.cell.kind == "rounds" else None
+    pairs = zip(side.entries, side.values, strict=True)
+    return {entry.seed: late if value is None else value for entry, value in pairs}
+
+
+def _decide(claim: Claim, reported: float | None, interval: Interval) -> tuple[str, str]:
+    """Confirmed: the whole interval is what is claimed; contradicted: none of it is."""
+    low, high = interval.low, interval.high
+    if low is None or high is None:
+        return UNDECIDED, "one seed"
+    least = -claim.within if claim.expects == "level" else 0.0
+    if claim.expects == "no gain":
+        inside, outside = high < claim.within, low > claim.within
+    else:
+        inside, outside = low > least, high < least
+    if claim.expects == "gain" and reported is not None and high < reported:
+        return CONTRADICTED, "smaller than reported"
+    if inside:
+        return CONFIRMED, ""
+    return (CONTRADICTED, "") if outside else (UNDECIDED, "the interval allows both")

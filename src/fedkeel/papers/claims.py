@@ -1,0 +1,110 @@
+"""The papers' headline claims as data: what each says, and the differences between cells that decide it.
+
+A claim of `claims.toml` has a `name`, its `paper`, what it `says` in our words and `where` it stands; then either why
+it is `unmeasured`, with the `command` that would look into it, or:
+
+of         the differences: every one of `pairs` in every one of `columns` of a `table` (the second row of a pair may
+           stand in another one, `over`), or with `between` by how much it is larger in one column than in another
+expects    what is claimed of each difference: see EXPECTED; `within` is its margin in points
+measure    "gradients" or "bytes": the two sides are counted, not compared by accuracy, and their ratio is `reported`
+reported   stands for the difference between the numbers of the cells
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any
+
+from fedkeel.errors import require_known
+from fedkeel.papers.cells import Cell, find
+
+CLAIMS = "claims"
+"""What `fedkeel reproduce claims:fsa-headline` names in place of a paper."""
+
+EXPECTED: dict[str, str] = {
+    "ahead": "the first is ahead",
+    "gain": "the first is ahead, and by no less than reported",
+    "level": "the first is no further behind than the margin",
+    "no gain": "the first is no further ahead than the margin",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A sum of cells, each with its sign: a difference, or a difference of differences; `reported` is what the paper's
+    numbers make of it."""
+
+    name: str
+    terms: tuple[tuple[int, Cell], ...]
+    reported: float | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper claims, and the comparisons that decide it."""
+
+    name: str
+    paper: str
+    says: str
+    where: str
+    comparisons: tuple[Comparison, ...] = ()
+    expects: str = "ahead"
+    within: float = 0.0
+    measure: str = "numbers"
+    unmeasured: str = ""
+    command: str = ""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that decide it, each once."""
+        named = {(cell.paper, cell.table, cell.label): cell for one in self.comparisons for _, cell in one.terms}
+        return list(named.values())
+
+
+@cache
+def read_claims() -> dict[str, Claim]:
+    """Every claim, by name."""
+    data = tomllib.loads((files("fedkeel.papers") / "claims.toml").read_text(encoding="utf-8"))
+    return {given["name"]: _claim(dict(given)) for given in data["claim"]}
+
+
+def find_claimed_cells(name: str | None = None) -> list[Cell]:
+    """List the cells that decide one claim, or all of them, each once."""
+    known = read_claims()
+    wanted = known.values() if name is None else [known[require_known(name, known, "there is no claim", "claims")]]
+    return list({(cell.paper, cell.table, cell.label): cell for claim in wanted for cell in claim.cells}.values())
+
+
+def _claim(given: dict[str, Any]) -> Claim:
+    reported = given.pop("reported", None)
+    link = "−" if given.get("measure", "numbers") == "numbers" else "/"
+    made = [one for part in given.pop("of", ()) for one in _comparisons(part, reported, link)]
+    return Claim(**given, comparisons=tuple(made))
+
+
+def _comparisons(part: dict[str, Any], reported: float | None, link: str) -> list[Comparison]:
+    first = {(cell.row, cell.column): cell for cell in find(part["table"])}
+    second = {(cell.row, cell.column): cell for cell in find(part.get("over", part["table"]))}
+    made = []
+    for (row, other), column in product(part["pairs"], part.get("columns", ())):
+        made.append(
+            _comparison(f"{row} {link} {other}, {column}", [first[row, column], second[other, column]], reported)
+        )
+    for row, other in part["pairs"] if "between" in part else ():
+        strong, weak = part["between"]
+        cells = [first[row, strong], second[other, strong], second[other, weak], first[row, weak]]
+        made.append(_comparison(f"{row} {link} {other}, {strong}, over the same at {weak}", cells, reported))
+    return made
+
+
+def _comparison(name: str, cells: list[Cell], reported: float | None) -> Comparison:
+    """Signs alternate: the first cell, less the second, and so on."""
+    terms = tuple((-1 if place % 2 else 1, cell) for place, cell in enumerate(cells))
+    known = [(sign, cell.reported) for sign, cell in terms if cell.reported is not None and not cell.uncertain]
+    if reported is None and len(known) == len(terms):
+        reported = sum(sign * value for sign, value in known)
+    return Comparison(name, terms, reported)

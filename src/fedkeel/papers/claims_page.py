@@ -1,0 +1,163 @@
+"""The claims page, made from the ledger alone: what each paper claims, and what the runs of full length say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedkeel.analysis.intervals import LEVEL
+from fedkeel.papers import PAPERS, find
+from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, Decision, Finding, decide_claims
+from fedkeel.papers.claims import EXPECTED
+from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
+from fedkeel.papers.reproduce import runs_of
+from fedkeel.papers.results_page import plural, write_grid
+
+LONG = 300
+"""A run counts as one of full length from this many rounds on, if it has all of its cell's."""
+
+HEAD = f"""# Claims: what the papers say, and what the runs say
+
+Made by `fedkeel reproduce --claims docs/claims.md` from `results/ledger.jsonl` and the claims of
+`src/fedkeel/papers/claims.toml`; no number is typed by hand. The claims are those of the abstracts and introductions,
+in our words. [results.md](results.md) has every cell.
+
+Only runs of full length count, each cell's at its own number of rounds. A difference is the mean over seeds, in points
+of accuracy or in rounds. Its {100 * LEVEL:g} % interval is Student's over the seeds that both sides have, or Welch's
+where they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and
+minutes are those of all runs of a line.
+
+- **confirmed**: the whole interval is what is claimed. **contradicted**: none of it is. **undecided**: anything else,
+  with the reason. One seed decides nothing. A claim is confirmed if all its differences are, contradicted if one is.
+- Of each difference a claim expects that {EXPECTED["ahead"]}, unless it says something else.
+  *Gain*: {EXPECTED["gain"]}. *Level*: {EXPECTED["level"]}.
+  *No gain*: {EXPECTED["no gain"]}.
+- *counted*: gradients and bytes are the same for every seed, so their ratio needs no interval.
+- *≥*: a run of the first side never reached the target, and counts with one round more than it had.
+- About one interval in {round(1 / (1 - LEVEL))} misses the true difference, so one verdict alone is no proof.
+
+`fedkeel reproduce claims:NAME --seeds 0,1,2 --skip-done` makes the runs that a claim lacks; without `:NAME`, all.
+"""
+
+NAMES = ["difference", "reported", "measured", "interval", "seeds", "rounds", "gradients", "minutes", "verdict"]
+
+
+def page(entries: Sequence[Entry]) -> str:
+    """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
+    decisions = decide_claims(entries)
+    parts = [HEAD, *write_overview(decisions)]
+    for paper, title in PAPERS.items():
+        own = [decision for decision in decisions if decision.claim.paper == paper]
+        parts += [f"\n## {title}"] if own else []
+        parts += [line for decision in own for line in write_section(decision)]
+    return "\n".join([*parts, *list_long_runs(decisions, entries)]).rstrip() + "\n"
+
+
+def write_overview(decisions: Sequence[Decision]) -> list[str]:
+    verdicts = [decision.verdict for decision in decisions]
+    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in (CONFIRMED, CONTRADICTED, UNDECIDED))
+    rows = [[PAPERS[d.claim.paper].partition(":")[0], d.claim.says, f"**{d.verdict}**", explain(d)] for d in decisions]
+    return [
+        f"{plural(len(decisions), 'claim')}: {counts}.\n",
+        *write_grid(["paper", "claim", "verdict", "why"], "llll", rows),
+    ]
+
+
+def explain(decision: Decision) -> str:
+    """How many of its differences are decided, and how."""
+    if decision.claim.unmeasured:
+        return f"not run: {decision.claim.unmeasured}"
+    found = [finding.verdict for finding in decision.findings]
+    if len(found) == 1:
+        return decision.findings[0].reason
+    counts = [f"{found.count(name)} {name}" for name in (CONFIRMED, CONTRADICTED, UNDECIDED) if name in found]
+    reasons = dict.fromkeys(f.reason.partition(":")[0] for f in decision.findings if f.verdict == UNDECIDED)
+    told = f" ({', '.join(reasons)})" if reasons else ""
+    return f"of {len(found)} differences {', '.join(counts)}{told}"
+
+
+def write_section(decision: Decision) -> list[str]:
+    claim = decision.claim
+    extra = "" if claim.expects == "ahead" or claim.measure != "numbers" else f" Expected: {claim.expects}"
+    extra += f", within {claim.within:g} points." if claim.within else "." if extra else ""
+    lines = [f"\n### {claim.name}: {decision.verdict}\n", f"{claim.says} ({claim.where}.){extra}\n"]
+    if claim.unmeasured:
+        command = f" One run is looked at with `{claim.command}`." if claim.command else ""
+        return [*lines, f"Undecided: not run, because {claim.unmeasured}.{command}"]
+    lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
+    versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
+    lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
+    if any(finding.verdict == UNDECIDED for finding in decision.findings):
+        lines.append(f"\nThe runs that it lacks: `fedkeel reproduce claims:{claim.name} --seeds 0,1,2 --skip-done`")
+    return lines
+
+
+def write_row(finding: Finding) -> list[str]:
+    reason = f" ({finding.reason})" if finding.reason else ""
+    seeds = " / ".join(str(len(side.entries)) for side in finding.sides)
+    told = [finding.comparison.name, *write_numbers(finding), seeds]
+    if not finding.entries:
+        return [*told, "", "", "", finding.verdict + reason]
+    rounds = ", ".join(str(n) for n in sorted({side.rounds for side in finding.sides if side.entries}))
+    cost = [f"{finding.gradients / 1e6:.2f} M", f"{finding.minutes:.0f}"]
+    return [*told, rounds, *cost, finding.verdict + reason]
+
+
+def write_numbers(finding: Finding) -> list[str]:
+    """Reported, measured and interval, as they are printed."""
+    counted, digits = finding.reason == "counted", 0 if finding.sides and finding.sides[0].cell.kind == "rounds" else 2
+    told, found = finding.comparison.reported, finding.interval
+    if counted and found is not None:
+        return [f"× {told:.2f}", f"× {found.mean:.2f}", ""]
+    reported = "–" if told is None else f"{told:+.{digits}f}"
+    if found is None:
+        return [reported, "–", ""]
+    measured = "≥ " * finding.at_least + f"{found.mean:+.{digits}f}"
+    if found.low is None or found.high is None:
+        return [reported, measured, "none"]
+    kind = f"{found.pairs} pairs" if found.pairs else "Welch"
+    return [reported, measured, f"{found.low:+.{digits}f} … {found.high:+.{digits}f} ({kind})"]
+
+
+# ---- runs of full length -------------------------------------------------------------------------------------------
+def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> list[str]:
+    """The runs of full length, by the claims that they decide."""
+    runs = {run.run: run for run in find_full_length(entries)}
+    rows, used = [], set()
+    for decision in decisions:
+        served = {entry.run for finding in decision.findings for entry in finding.entries} & runs.keys()
+        used |= served
+        if served:
+            rows.append(
+                [decision.claim.name, str(len(served)), describe_runs([runs[key] for key in runs if key in served])]
+            )
+    rest = [run for key, run in runs.items() if key not in used]
+    rows += [["no claim", str(len(rest)), describe_runs(rest)]] if rest else []
+    about = f"""
+## Runs of full length
+
+{plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's and none superseded.
+{len(used)} of them are sides of claims, some of several; the others answer questions, or try other settings.
+"""
+    return [about, *write_grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
+
+
+def find_full_length(entries: Sequence[Entry]) -> list[Entry]:
+    """Each run of full length once."""
+    return furthest(entry for entry in standing(keep_newest(entries)) if entry.rounds >= LONG and not entry.shortened)
+
+
+def describe_runs(runs: Sequence[Entry]) -> str:
+    """The runs by cell, with their seeds and rounds."""
+    cells: dict[str, list[int]] = {}
+    for run in runs:
+        other = "" if is_as_chosen(run) else " with other settings"
+        name = f"{run.paper}:{run.table} {run.row}, {run.column}{other}, {run.rounds} rounds"
+        cells.setdefault(name, []).append(run.seed)
+    return "; ".join(f"{name} ({','.join(str(seed) for seed in sorted(seeds))})" for name, seeds in cells.items())
+
+
+def is_as_chosen(run: Entry) -> bool:
+    """Whether a run has the settings of the cell that it was made for."""
+    return any(
+        runs_of(cell, [run]) for cell in find(f"{run.paper}:{run.table}") if (cell.row, cell.column) == run.cell[2:]
+    )

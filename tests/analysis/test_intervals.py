@@ -1,0 +1,55 @@
+"""Intervals of mean differences, and pooled standard deviations, against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from fedkeel.analysis.intervals import difference_interval, paired_interval, pooled_std, welch_interval
+
+T_2 = 4.302652729911275  # Student's 97.5 % quantile with two degrees of freedom
+
+
+def test_pairs_have_students_interval():
+    found = paired_interval([1.0, 2.0, 3.0])
+    assert (found.mean, found.pairs) == (2.0, 3)
+    assert found.high == pytest.approx(2.0 + T_2 / math.sqrt(3))
+    assert found.low == pytest.approx(2.0 - T_2 / math.sqrt(3))
+
+
+def test_one_pair_has_no_interval():
+    found = paired_interval([1.5])
+    assert (found.mean, found.low, found.high) == (1.5, None, None)
+    assert difference_interval([(1, {0: 3.0}), (-1, {0: 1.5, 1: 9.0})]) == found
+
+
+def test_groups_without_common_seeds_have_welchs_interval():
+    """Two groups of two values with one variance have Student's two degrees of freedom."""
+    found = difference_interval([(1, {0: 5.0, 1: 7.0}), (-1, {2: 1.0, 3: 3.0})])
+    assert (found.mean, found.pairs) == (4.0, 0)
+    assert found.high == pytest.approx(4.0 + T_2 * math.sqrt(2.0))
+    wider = welch_interval([(1, [5.0, 7.0]), (-1, [2.0, 2.0])])  # only the first varies: one degree of freedom
+    assert wider.high == pytest.approx(4.0 + 12.706204736174707)
+
+
+def test_common_seeds_are_paired_and_the_others_left_out():
+    found = difference_interval([(1, {0: 5.0, 1: 7.0, 2: 100.0}), (-1, {0: 4.0, 1: 6.0})])
+    assert (found.mean, found.low, found.high, found.pairs) == (1.0, 1.0, 1.0, 2)
+
+
+def test_a_difference_of_differences_is_paired_over_all_four():
+    found = difference_interval(
+        [(1, {0: 9.0, 1: 8.0}), (-1, {0: 4.0, 1: 4.0}), (-1, {0: 3.0, 1: 3.0}), (1, {0: 1.0, 1: 0.0})]
+    )
+    assert (found.mean, found.pairs) == (2.0, 2)
+    assert found.low == pytest.approx(2.0 - 12.706204736174707)
+
+
+def test_groups_that_do_not_vary_have_an_interval_of_no_width():
+    found = welch_interval([(1, [2.0, 2.0]), (-1, [1.0, 1.0])])
+    assert (found.low, found.high) == (1.0, 1.0)
+
+
+def test_deviations_are_pooled_by_degrees_of_freedom():
+    found = pooled_std([[0.0, 2.0], [5.0], [1.0, 2.0, 3.0]])  # squares 2 and 2, of one and two degrees of freedom
+    assert (found.std, found.values, found.groups) == (pytest.approx(math.sqrt(4 / 3)), 5, 2)
+    assert pooled_std([[1.0], []]) is None

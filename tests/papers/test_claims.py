@@ -1,0 +1,234 @@
+"""Headline claims of the papers: named in full, and decided by runs of full length and several seeds alone."""
+
+import tomllib
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import fedkeel as fk
+from fedkeel.cli.main import call
+from fedkeel.papers import PAPERS, QUESTIONS, find, ledger
+from fedkeel.papers.claim_verdicts import decide_claims
+from fedkeel.papers.claims import EXPECTED, read_claims
+from fedkeel.papers.claims_page import find_full_length, page
+from fedkeel.papers.ledger import Entry
+from fedkeel.papers.reproduce import chosen, settings_of
+
+ROOT = Path(__file__).parents[2]
+CELLS = {(f"{cell.paper}:{cell.table}", cell.row, cell.column): cell for p in PAPERS for cell in find(p)}
+
+
+def entry(table, row, column, value, seed=0, **changes):
+    """A run of full length of a cell."""
+    cell = CELLS[table, row, column]
+    rounds = int(cell.experiment["rounds"])
+    made = Entry(
+        cell.paper, cell.table, row, column, seed, cell.kind, cell.evaluation, cell.reported, cell.spread, value, value,
+        value, value, rounds, rounds, 120.0, "f", "d", settings=settings_of(cell), bests=[[rounds, value]], sent=1.0,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def finding(name, lines, part=""):
+    (decision,) = [one for one in decide_claims(lines) if one.claim.name == name]
+    return next(one for one in decision.findings if part in one.comparison.name)
+
+
+def rows(table, column, **values):
+    """Runs of two rows: {row: [a value for each seed]}."""
+    return [entry(table, row, column, v, seed) for row, each in values.items() for seed, v in enumerate(each)]
+
+
+# ---- what is claimed -----------------------------------------------------------------------------------------------
+def test_every_paper_has_claims_that_say_what_decides_them():
+    given = tomllib.loads((files("fedkeel.papers") / "claims.toml").read_text(encoding="utf-8"))["claim"]
+    assert len(read_claims()) == len(given)  # no name twice
+    assert {claim.paper for claim in read_claims().values()} == set(PAPERS) - {QUESTIONS}
+    for claim in read_claims().values():
+        assert claim.expects in EXPECTED
+        assert claim.measure in ("numbers", "gradients", "bytes")
+        assert bool(claim.comparisons) != bool(claim.unmeasured), claim.name
+        assert claim.says.endswith(".")
+        assert claim.where
+        assert bool(claim.within) == (claim.expects in ("level", "no gain"))
+        if claim.expects == "gain":
+            assert all(one.reported is not None for one in claim.comparisons), claim.name
+
+
+def test_what_is_reported_is_the_difference_of_the_papers_numbers():
+    (headline,) = read_claims()["fsa-headline"].comparisons
+    assert headline.reported == pytest.approx(8.26)
+    (skew,) = read_claims()["filter-more-when-skewed"].comparisons
+    assert [sign for sign, _ in skew.terms] == [1, -1, 1, -1]
+    assert skew.reported == pytest.approx((78.05 - 58.40) - (85.11 - 77.02))
+
+
+def test_the_runs_of_a_claim_are_asked_for_by_its_name():
+    assert [cell.label for cell in chosen("claims:fsa-headline", None)] == [
+        "FedFSA, cifar100, Dir 0.3", "FedSpeed, cifar100, Dir 0.3",
+    ]  # fmt: skip
+    assert len(chosen("claims", None)) > 50
+    with pytest.raises(fk.RequestError, match="there is no claim: fsa-headlin"):
+        chosen("claims:fsa-headlin", None)
+
+
+# ---- verdicts ------------------------------------------------------------------------------------------------------
+GAIN = ("filter-over-fedavg", "specgradfilter:I", "cifar10, 0.1")  # 19.65 points are reported
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict", "reason"),
+    [
+        ([], [50.0, 51.0], "undecided", "not run: SpecGradFilter, cifar10, 0.1"),
+        ([70.0], [50.0], "undecided", "one seed"),
+        ([70.0, 71.0, 72.0], [50.0], "undecided", "one seed"),
+        ([70.0, 71.5, 70.8], [50.0, 51.0, 52.0], "confirmed", ""),
+        ([60.0, 61.5, 60.8], [50.0, 51.0, 52.0], "contradicted", "smaller than reported"),
+        ([49.0, 50.0, 50.0], [50.0, 51.5, 52.0], "contradicted", "smaller than reported"),
+        ([70.0, 52.0, 61.0], [50.0, 51.0, 52.0], "undecided", "the interval allows both"),
+    ],
+)
+def test_a_gain_is_ahead_and_as_large_as_reported(ours, theirs, verdict, reason):
+    name, table, column = GAIN
+    found = finding(name, rows(table, column, SpecGradFilter=ours, FedAvg=theirs), column)
+    assert (found.verdict, found.reason) == (verdict, reason)
+
+
+def test_seeds_are_paired_where_both_have_them_and_else_not():
+    name, table, column = GAIN
+    lines = rows(table, column, SpecGradFilter=[70.0, 60.0, 80.0], FedAvg=[50.0, 40.5, 60.0])
+    found = finding(name, lines, column)
+    assert (found.interval.pairs, found.verdict) == (3, "confirmed")
+    apart = [replace(line, seed=line.seed + 10) if line.row == "FedAvg" else line for line in lines]
+    found = finding(name, apart, column)
+    assert (found.interval.pairs, found.verdict) == (0, "undecided")
+
+
+def test_only_a_direction_is_claimed_where_no_size_is():
+    lines = rows("fedfft:1", "cifar10, 0.1", **{"FedFFT-D": [80.0, 81.0, 82.0], "FedSAM-D": [79.9, 80.9, 81.89]})
+    found = finding("fft-over-sam", lines, "FedFFT-D − FedSAM-D, cifar10, 0.1")
+    assert found.comparison.reported > found.interval.high
+    assert found.verdict == "confirmed"
+    turned = [replace(line, best=160 - line.best) for line in lines]
+    assert finding("fft-over-sam", turned, "FedFFT-D − FedSAM-D, cifar10, 0.1").verdict == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict"), [(0.1, "confirmed"), (-3.0, "confirmed"), (0.5, "undecided"), (2, "contradicted")]
+)
+def test_no_gain_is_claimed_within_a_margin(ahead, verdict):
+    base = [76.0, 77.0, 78.0]
+    ours = [value + ahead + jitter for value, jitter in zip(base, (0.0, 0.1, -0.1), strict=True)]
+    lines = rows("fedfft:13", "0.1", **{"FedDyn-GradFilter": ours, "FedDyn": base})
+    assert finding("fft-not-on-gradients", lines, "0.1").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict"), [(-0.5, "confirmed"), (5.0, "confirmed"), (-1.0, "undecided"), (-2.0, "contradicted")]
+)
+def test_level_is_no_further_behind_than_the_margin(ahead, verdict):
+    base = [60.0, 61.0, 62.0]
+    ours = [value + ahead + jitter for value, jitter in zip(base, (0.0, 0.1, -0.1), strict=True)]
+    lines = rows("fedscam:1", "fashion-mnist, 0.1", FedSCAM=ours, FedLESAM=base)
+    assert finding("scam-competitive", lines, "FedLESAM").verdict == verdict
+
+
+def test_a_shortened_or_superseded_run_decides_nothing():
+    name, table, column = GAIN
+    lines = rows(table, column, SpecGradFilter=[70.0, 71.5, 70.8], FedAvg=[50.0, 51.0, 52.0])
+    short = [replace(line, rounds=200) if line.row == "FedAvg" else line for line in lines]
+    assert finding(name, short, column).reason == "shortened: FedAvg, cifar10, 0.1 200 of 300"
+    old = [replace(line, superseded="computed otherwise") if line.row == "FedAvg" else line for line in lines]
+    assert finding(name, old, column).reason.startswith("not run")
+
+
+def test_a_longer_run_counts_at_the_cells_own_round():
+    """FedFFT's FedAvg of 800 rounds stood at 70 % after 500, the length of FedWMSAM's table."""
+    column = "cifar10, 0.1"
+    long = [
+        entry("fedfft:1", "FedSAM", column, 80.0 + s, s, bests=[[500, 70.0], [800, 80.0]], curve={"500": 60.0 + s})
+        for s in range(2)
+    ]
+    ours = [entry("fedwmsam:1", "FedWMSAM", column, 70.0 + s, s) for s in range(2)]
+    found = finding("wmsam-best", [*long, *ours], "FedWMSAM − FedSAM")
+    assert found.interval.mean == pytest.approx(10.0)
+
+
+def test_a_target_that_the_slower_never_reached_makes_the_saving_larger_than_is_said():
+    table, column = "specgradfilter:VII", "cifar10, rounds"
+    fast = [entry(table, "FedAvg + FFT", column, 60.0, s, bests=[[200 + s, 58.0]]) for s in range(3)]
+    slow = [entry(table, "FedAvg", column, 50.0, s) for s in range(3)]
+    found = finding("filter-faster", [*fast, *slow], "FedAvg − FedAvg + FFT")
+    assert (found.interval.mean, found.at_least, found.verdict) == (301 - 201, True, "confirmed")
+    assert "| ≥ +100 |" in page([*fast, *slow])
+    never = [replace(line, bests=[[300, 50.0]]) for line in fast]
+    found = finding("filter-faster", [*never, *slow], "FedAvg − FedAvg + FFT")
+    assert (found.interval, found.reason) == (None, "target not reached: FedAvg + FFT, cifar10, rounds")
+
+
+def test_gradients_and_bytes_are_counted():
+    assert finding("wmsam-one-gradient", []).verdict == "confirmed"
+    assert finding("filter-no-more-bytes", []).reason == "not run"
+    lines = rows("specgradfilter:I", "cifar10, 0.1", SpecGradFilter=[50.0], FedAvg=[50.0])
+    assert finding("filter-no-more-bytes", lines).verdict == "confirmed"
+    double = [replace(line, sent=2.0) if line.row == "SpecGradFilter" else line for line in lines]
+    assert finding("filter-no-more-bytes", double).verdict == "contradicted"
+
+
+def test_a_claim_is_confirmed_by_all_and_contradicted_by_one():
+    table, name = "fedfft:1", "fft-over-feddyn"
+    good = rows(table, "cifar10, 0.1", **{"FedFFT-D": [85.0, 85.2], "FedDyn": [79.0, 79.1]})
+
+    def verdict(lines):
+        return next(one.verdict for one in decide_claims(lines) if one.claim.name == name)
+
+    assert verdict(good) == "undecided"  # CIFAR-100 is missing
+    assert (
+        verdict([*good, *rows(table, "cifar100, 0.1", **{"FedFFT-D": [55.0, 55.1], "FedDyn": [42.0, 42.0]})])
+        == "confirmed"
+    )
+    assert verdict(rows(table, "cifar100, 0.1", **{"FedFFT-D": [42.0, 42.1], "FedDyn": [42.0, 42.0]})) == "contradicted"
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------
+def test_the_claims_page_is_made_from_the_ledger():
+    written = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert written == page(ledger.read_lines(ROOT / "results" / "ledger.jsonl"))
+
+
+def test_a_page_without_runs_decides_only_what_is_counted():
+    decided = [one.claim.measure for one in decide_claims([]) if one.verdict != "undecided"]
+    assert set(decided) == {"gradients"}
+    text = page([])
+    assert "0 different runs of 300 rounds or more" in text
+    assert text.count("\n### ") == len(read_claims())
+
+
+def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
+    name, table, column = GAIN
+    lines = rows(table, column, SpecGradFilter=[70.0, 71.0], FedAvg=[50.0])
+    other = entry("fedscam:2", "FedAvg", "cifar10, 0.1", 50.0)  # has 15 rounds
+    unused = entry("specgradfilter:VI", "FedLWS", "cifar10", 50.0)
+    every = [*lines, lines[0], replace(lines[2], seed=3, rounds=299), other, unused]
+    assert len(find_full_length(every)) == 4
+    text = page(every)
+    assert "4 different runs of 300 rounds or more" in text
+    assert (
+        f"| {name} | 3 | {table} SpecGradFilter, {column}, 300 rounds (0,1); {table} FedAvg, {column}, 300 rounds (0) |"
+        in text
+    )
+    assert "| no claim | 1 | specgradfilter:VI FedLWS, cifar10, 300 rounds (0) |" in text
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    book, out = tmp_path / "ledger.jsonl", tmp_path / "claims.md"
+    assert call(["reproduce", "--claims", str(out), "--ledger", str(book)]) == 2
+    assert "there is no ledger" in capsys.readouterr().err
+    ledger.append(rows(GAIN[1], GAIN[2], FedAvg=[50.0])[0], book)
+    assert call(["reproduce", "--claims", str(out), "--page", str(tmp_path / "page.md"), "--ledger", str(book)]) == 0
+    assert out.read_text(encoding="utf-8").startswith("# Claims")
+    assert (tmp_path / "page.md").exists()
+    assert call(["reproduce", "claims", "--list"]) == 0
+    assert "claims:fsa-headline" in capsys.readouterr().out
