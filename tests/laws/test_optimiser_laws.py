@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.cli.estimate import estimate
 from fedkeel.core.round import broadcast, init_client, init_round, init_server, server_round
 from fedkeel.core.rule import LOCAL_STAGES, is_stackable
 from fedkeel.core.trees import stack, tensors
@@ -110,6 +111,16 @@ def test_moments_live_where_their_policy_says(kind):
             assert slots <= set(broadcast(method, server))
 
 
+def test_runs_in_one_stack_have_moments_of_their_own():
+    for rule in (fk.AdamW(moments="average"), fk.Muon(moments="keep")):
+        first = make_experiment("fedsam", rule, participation=1.0)
+        experiments = [first, first.with_(seed=1, lr=0.02)]
+        together = fk.run_together(experiments, dtype=torch.float64)
+        for experiment, run in zip(experiments, together, strict=True):
+            alone = fk.run(experiment, dtype=torch.float64, engine="serial")
+            assert max(difference(run.server[slot], alone.server[slot]) for slot in alone.server) < 1e-12
+
+
 def test_only_what_is_averaged_travels():
     down = {}
     for moments in POLICIES:
@@ -119,6 +130,19 @@ def test_only_what_is_averaged_travels():
     assert down["reset"].bytes_down == down["keep"].bytes_down == clients * model
     assert down["average"].bytes_down == clients * (3 * model + 4)
     assert down["average"].bytes_up == clients * (3 * model + 4)
+
+
+def test_the_doctor_counts_moments_where_they_are():
+    """Of AdamW two models: in a step twice, with a client once, with the server once, and in every report."""
+    found = {m: estimate(fk.Experiment(dataset="digits", optimizer=fk.AdamW(moments=m))) for m in POLICIES}
+    plain = estimate(fk.Experiment(dataset="digits"))
+    model, count = 4 * plain.parameters, 4
+    assert found["reset"].workspace - plain.workspace == 2 * 2 * model
+    assert found["reset"].client == plain.client == 0
+    assert found["keep"].workspace == plain.workspace
+    assert found["keep"].client == 2 * model + count
+    assert found["average"].server - plain.server == 2 * model + count
+    assert found["average"].reports - plain.reports == plain.selected * (2 * model + count)
 
 
 # ---- where an optimiser stands -------------------------------------------------------------------------------------

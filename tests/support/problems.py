@@ -45,12 +45,12 @@ def quadratic(params, batch):
     return (0.5 * curvature * (params["w"] - centre) ** 2).sum(-1)
 
 
-INNER = {"fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}, "ghbm": {"tau": 1}}
-"""Loops inside of a round, which laws need not wait for, and rounds before a momentum begins."""
-
-
-AMPLIFIES = {"feddecorr": 1e4}
-"""By how much more than others a method enlarges rounding: it divides features by their spread, however small."""
+INNER = {
+    "fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}, "ghbm": {"tau": 1},
+    "feddecorr": {"beta": 0.01},
+}  # fmt: skip
+"""Loops inside of a round, which laws need not wait for, rounds before a momentum begins, and a penalty that divides
+features by their spread, so that a strong one enlarges rounding from step to step."""
 
 
 def quick(name):

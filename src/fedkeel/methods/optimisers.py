@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule
-from fedkeel.errors import ExperimentError, MethodError, nearest
+from fedkeel.errors import ExperimentError, MethodError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.composition import load_rule
 from fedkeel.methods.named import NamedRule
@@ -41,9 +41,7 @@ def read_optimiser(given: Any, trust: Trust = Trust.TYPED) -> Rule | None:
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ExperimentError(f"an optimizer is a name, or a table with one: {show_value(given)}", HINT)
-    if name not in OPTIMISERS:
-        raise ExperimentError(f"unknown optimizer: {name}", nearest(name, OPTIMISERS, "optimizers"))
-    kind = OPTIMISERS[name]
+    kind = OPTIMISERS[require_known(name, OPTIMISERS, "unknown optimizer", "optimizers", ExperimentError)]
     if kind is None:
         if settings:
             raise ExperimentError(
