@@ -161,7 +161,7 @@ def test_compare_takes_differences_of_what_is_reported(folders, capsys):
 def test_a_report_tells_what_is_reported(folders):
     out, _ = folders
     (setting,) = content([Source.read(path.parent) for path in sorted(out.glob("*/*/experiment.toml"))]).settings
-    table = summary(0, setting)
+    table = summary(setting)
     mean = sum(json.loads((out / "fedper" / s / "result.json").read_text())["reported"] for s in "01") / 2
     assert f"Accuracy of {html.escape(JUDGED)}" in table
     assert "Reported is the last round" in table

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+import fedkeel as fk
 from fedkeel.errors import RequestError
 from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, lead, read_lines
 from fedkeel.studies.leaderboard_page import write_page
@@ -39,6 +40,7 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
         assert one["seeds"] == [7, 8]
         assert one["chosen"]["lr"] in (0.01, 0.1)  # the third value of the grid is beyond the tries
         assert all(0 < score["last"] <= score["best"] <= 1 for score in one["scores"])
+        assert all(0 < score["averaged"] <= 1 for score in one["scores"])
     page = Path("table.md").read_text()
     assert all(f"| {one['method']} |" in page for one in lines)
     finals = [tomllib.loads(path.read_text()) for path in Path("runs/leaderboard").glob("*/experiment.toml")]
@@ -70,6 +72,16 @@ def test_differences_are_paired_and_failures_are_told():
     page = write_page(board, [base, other, failed])
     assert page.index("| fedprox |") < page.index("| fedavg |") < page.index("| fedsam | every try failed | 0 |")
     assert "| +15.00 |" in page
+
+
+def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_not():
+    board = Leaderboard.load(BOARD)
+    (arena,) = board.arenas
+    assert board.sweep(arena, "fedavg").grids["fedavg"]["lr"] == (0.01, 0.1, 0.2)
+    assert board.sweep(arena, "local-adamw").grids["local-adamw"]["lr"] == fk.AdamW().rates
+    for method, deployed in (("fedavg", "ema+fedavg"), ("fedper", "fedper")):
+        (_, first), _ = board.finals(arena, method, (("lr", 0.1),))
+        assert first.plan.method.name == deployed
 
 
 def test_a_line_of_another_setting_is_not_of_this_table():

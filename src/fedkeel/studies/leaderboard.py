@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import __version__
-from fedkeel.errors import ExperimentError, FolderError, nearest
-from fedkeel.methods import METHODS
+from fedkeel.errors import ExperimentError, FolderError, RequestError, nearest
+from fedkeel.methods import METHODS, build
+from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import LAST
 from fedkeel.studies.compare import Paired, paired_differences
 from fedkeel.studies.cost_to_target import cost_to, spent
+from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
 from fedkeel.typed_values import check_table, read_line, read_values, types_of
 
@@ -121,9 +124,10 @@ class Leaderboard:
 
     def sweep(self, arena: Arena, method: str) -> Sweep:
         """The tries of one method: as many settings of the grid, in order."""
-        base = {**arena.experiment, "rounds": arena.tuning_rounds}
-        made = {"methods": {method: {}}, "grid": dict(arena.grid), "budget": 10**6, "seeds": [self.seed]}
-        return Sweep.load(base | made)
+        base, grid = {**arena.experiment, "rounds": arena.tuning_rounds}, dict(arena.grid)
+        if (optimiser := find_optimiser(build(method))) is not None:  # rates of SGD are none for AdamW or Muon
+            grid["lr"] = list(rates_of(optimiser))
+        return Sweep.load(base | {"methods": {method: {}}, "grid": grid, "budget": 10**6, "seeds": [self.seed]})
 
     def identity(self, arena: Arena) -> str:
         """Of what a line depends on besides its method: a line of another setting is not this table's."""
@@ -152,20 +156,28 @@ class Leaderboard:
         })  # fmt: skip
 
     def finals(self, arena: Arena, method: str, setting: Setting) -> list[tuple[str, Experiment]]:
-        """The chosen setting for the whole run, with every fresh seed, on all data."""
-        chosen = self.sweep(arena, method).experiment(method, setting, self.seed)
+        """The chosen setting for the whole run, with every fresh seed, on all data.
+
+        The average of its models is scored beside the model that is trained, where the method allows it.
+        """
+        try:
+            chosen = self.sweep(arena, f"ema+{method}").experiment(f"ema+{method}", setting, self.seed)
+        except RequestError:
+            chosen = self.sweep(arena, method).experiment(method, setting, self.seed)
         whole = chosen.with_(validation=0.0, partition_seed=None, rounds=arena.experiment.get("rounds"))
         return [(f"{method} seed={seed}", whole.with_(seed=seed)) for seed in self.seeds]
 
 
 def score_of(run: Run, target: float) -> Score:
-    """The numbers of a final run."""
-    all_rounds, to_target = spent(run.records), cost_to(run.records, target)
+    """The numbers of a final run: of the model that is trained, and of the average where there is one."""
+    plain = run.curve("plain_accuracy")
+    values, measure = (plain, "plain_accuracy") if plain else (run.curve("accuracy"), "accuracy")
+    all_rounds, to_target = spent(run.records), cost_to(run.records, target, measure)
     return Score(
-        best=run.result["best"],
-        last=run.result["last"],
-        mean_last=run.result["mean_last"],
-        averaged=None,
+        best=max(values),
+        last=values[-1],
+        mean_last=statistics.fmean(values[-LAST:]),
+        averaged=run.result["last"] if plain else None,
         rounds_to_target=None if to_target is None else to_target.rounds,
         gradients_to_target=None if to_target is None else to_target.backward_passes,
         megabytes=round(all_rounds.bytes / 1e6, 3),

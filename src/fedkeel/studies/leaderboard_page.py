@@ -17,7 +17,8 @@ not name. The chosen setting was then trained on all data with {seeds} fresh see
 on the test set once. **last** is the last model; **best** is the best round on the test set, as papers report it, a
 number that nobody can choose without the test set. Differences are of **last** to {baseline}, paired over seeds, with a
 95 % interval. *Gradients* are backward passes of all clients; they and rounds are means over the seeds that reached the
-target. Numbers in brackets are the lowest and the highest seed.
+target. **averaged** is the last average of the models (`ema+METHOD`), which changes nothing in training. Numbers in
+brackets are the lowest and the highest seed.
 """
 COLUMNS = (
     "method", "chosen", "seeds", "last", "best", "averaged", "last to {}", "95 %", "rounds to {:g} %",
