@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import tomli_w
 import torch
+from every_method import few_by_default
 
 import fedkeel as fk
 from fedkeel.core.trees import tensors
@@ -19,7 +20,7 @@ from fedkeel.runs import start
 from problems import model_for, quick, small_problem
 
 SIZES = (7, 4, 5, 1, 6)
-everything = pytest.mark.parametrize("name", METHODS)
+everything = pytest.mark.parametrize("name", few_by_default())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +105,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(name, tmp_path):
 COUNTS_CLIENTS = {"fedawa@released", "fedcr"}  # by their place among the participants; in the key of their noise
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in COUNTS_CLIENTS])
+@pytest.mark.parametrize("name", few_by_default([name for name in METHODS if name not in COUNTS_CLIENTS]))
 def test_the_numbering_of_clients_changes_nothing(name):
     order = [3, 0, 4, 2, 1]  # the new client k is the old order[k]
     plain, schedule = problem(), [[0, 1], [1, 2, 3], [0, 4]]

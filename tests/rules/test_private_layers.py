@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from every_method import few_by_default
 
 import fedkeel as fk
 from fedkeel.catalogue.cards import card
@@ -84,7 +85,7 @@ REFUSED = (
 
 
 # what travels in FedCR besides is of the head's shape, see its own tests
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedcr"])
+@pytest.mark.parametrize("name", few_by_default([name for name in METHODS if name != "fedcr"]))
 def test_private_layers_never_travel_or_are_refused_in_a_line(name):
     given = replace(small_problem((7, 4, 5), test=4), classes=3)
     given = replace(given, proxy=given.test)

@@ -77,7 +77,7 @@ def engines_in(folder):
     return [json.loads(path.read_text())["engine"] for path in sorted(folder.rglob("environment.json"))]
 
 
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+@pytest.mark.parametrize("workers", [(), pytest.param(("--workers", "2"), marks=pytest.mark.slow)])
 def test_a_sweep_on_ray_chooses_one_engine(at_once, fickle, tmp_path, workers):
     (tmp_path / "sweep.toml").write_text(SWEEP)
     asked = ["sweep", str(tmp_path / "sweep.toml"), "--on", "ray", "--out", str(tmp_path / "out"), "--no-progress"]

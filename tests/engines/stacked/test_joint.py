@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_method import few_by_default
 from test_stacked import difference, network, problem, samples, settled
 from torch import nn
 
@@ -22,7 +23,7 @@ from fedkeel.engines.stacked.early_finishers import Cut, plan_cuts, stack_sizes
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
-from fedkeel.methods import METHODS, build
+from fedkeel.methods import build
 from fedkeel.problems.task import Task
 from problems import model_for
 
@@ -76,7 +77,7 @@ def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:
     return [servers, [dict(sorted(one.items())) for one in known], sent]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", few_by_default())
 def test_two_runs_in_one_stack_learn_what_they_learn_alone(name: str) -> None:
     tasks = two_tasks(name)
     method, trainings = settled(name, tasks[0]), [Training(seed, epochs=1, batch_size=3) for seed in (1, 2)]

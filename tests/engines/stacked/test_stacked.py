@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_method import few_by_default
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,7 +31,7 @@ from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
 from fedkeel.engines.stacked.scoring import largest_layer
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import METHODS, build
+from fedkeel.methods import build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Task, average_scores
@@ -127,7 +128,7 @@ def test_losses_of_all_clients_at_once_are_those_of_each(loss: Any) -> None:
     assert difference(stacked, serial) < 1e-12
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", few_by_default())
 def test_every_method_learns_what_it_learns_serially(name: str) -> None:
     given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=1, batch_size=3)
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
