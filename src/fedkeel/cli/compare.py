@@ -51,7 +51,7 @@ def compare(
     baseline: Baseline = None,
     json: Json = False,
 ) -> None:
-    """Mean and spread over seeds, paired differences with confidence intervals, and the cost to a target.
+    """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
     Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
     """

@@ -1,4 +1,4 @@
-"""`fedkeel leaderboard`: every method on the same settings, with as many tries."""
+"""`fedkeel leaderboard`: every method on the same settings, with the same number of tries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def leaderboard(
     ),
     no_progress: NoProgress = False,
 ) -> None:
-    """Tune every method with as many tries, run it on fresh seeds and splits, and write the fair table.
+    """Tune every method with the same number of tries, run it on fresh seeds and splits, and write the fair table.
 
     Goes on where it stopped: a method with a line is not run again, and runs that were interrupted are resumed. A
     method whose runs fail gets a line that says so, and the others go on.

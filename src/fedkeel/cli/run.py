@@ -29,7 +29,7 @@ Precision = Annotated[
     ),
 ]
 Trusting = Annotated[
-    bool, option("--trust", help="Import the code of its own that the file names: for files that you know.")
+    bool, option("--trust", help="Import the code that the file names: only for files that you trust.")
 ]
 Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
@@ -76,8 +76,8 @@ def run(
 ) -> None:
     """Train one method or several side by side, and print what they reached.
 
-    Without arguments: the quick start. FedAvg, FedSAM, FedFFT-D and SpecGradFilter on real handwritten digits,
-    very unevenly divided among 20 clients; no download, under a minute on two CPU cores.
+    Without arguments: the quick start. Six methods, from FedAvg to FedFFT-D, on real handwritten digits that are very
+    unevenly divided among 20 clients; no download, under a minute on two CPU cores.
 
     A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
     shown, not repeated; one that is unfinished goes on from its last checkpoint.

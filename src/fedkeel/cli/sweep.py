@@ -43,11 +43,12 @@ def sweep(
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
 
-    An optimiser has its own grid of learning rates unless the file gives one: optimizer = ["sgd", "adamw"] in [grid].
     Settings are chosen on the validation share with the first seed; a grid grows where its optimum lies on the edge,
     and methods with smaller grids try values between, until all have tried equally many. The chosen setting of each
     method is then run with every seed and scored on the test set. Where the engine stacks, runs that differ in seed or
     learning rate train as one.
+
+    A grid may vary the optimizer too; each is then tuned on learning rates of its own, unless the file gives some.
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
