@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stopping import StopAfter
 
 import fedkeel as fk
 from fedkeel.cli.results import notes
@@ -117,21 +118,6 @@ def test_every_engine_deploys_the_same():
 def test_processes_deploy_what_serial_does_bit_for_bit():
     experiment = make("ema+scaffold")
     assert fk.run(experiment, engine="processes", workers=2).result == fk.run(experiment, engine="serial").result
-
-
-class StopAfter:
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def started(self, experiment, done, engine):
-        pass
-
-    def round(self, record):
-        if record.round == self.rounds:
-            raise KeyboardInterrupt
-
-    def finished(self, run):
-        pass
 
 
 def normed():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stopping import StopAfter
 
 import fedkeel as fk
 from fedkeel.engines.engine import Training
@@ -80,23 +81,6 @@ def test_the_servers_rate_is_scheduled_alone(toy):
     (first, whole), (same, half) = found
     assert torch.equal(first, same)
     torch.testing.assert_close(half - first, 0.5 * (whole - first), rtol=1e-12, atol=1e-15)
-
-
-class StopAfter:
-    """Who follows a run and ends it."""
-
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def started(self, experiment, done, engine):
-        pass
-
-    def round(self, record):
-        if record.round == self.rounds:
-            raise KeyboardInterrupt
-
-    def finished(self, run):
-        pass
 
 
 def test_a_run_with_a_schedule_resumes_bit_for_bit(small, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 import fedkeel as fk
-from fedkeel.errors import RequestError
+from fedkeel.errors import MethodError, RequestError
 from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, lead, read_lines
 from fedkeel.studies.leaderboard_page import write_page
 
@@ -72,6 +72,23 @@ def test_differences_are_paired_and_failures_are_told():
     page = write_page(board, [base, other, failed])
     assert page.index("| fedprox |") < page.index("| fedavg |") < page.index("| fedsam | every try failed | 0 |")
     assert "| +15.00 |" in page
+
+
+def test_a_method_that_does_not_fit_gets_a_line_and_the_others_go_on(fedkeel, monkeypatch):
+    run = Leaderboard.run
+
+    def refuse(self, arena, method, execute):
+        if method == "fedprox":
+            raise MethodError("it does not fit.", "take another")
+        return run(self, arena, method, execute)
+
+    monkeypatch.setattr(Leaderboard, "run", refuse)
+    Path("table.toml").write_text(tomli_w.dumps(BOARD | {"tries": 1, "seeds": [7]}))
+    done = fedkeel("leaderboard", "table.toml", "--method", "fedprox,fedavg", "--engine", "serial", "--no-progress")
+    assert done.code == 0
+    assert "small, fedprox: it does not fit." in done.err
+    lines = read_lines(Path("results/leaderboard.jsonl"))
+    assert [(line.method, len(line.scores)) for line in lines] == [("fedprox", 0), ("fedavg", 1)]
 
 
 def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_not():

@@ -9,6 +9,7 @@ import pytest
 import tomli_w
 
 import fedkeel as fk
+from fedkeel.cli.search import folder_of
 from fedkeel.errors import RequestError
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
@@ -79,7 +80,7 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     drawn = search.draw(COMPOSED)
     best = drawn[4].experiment.fingerprint()
     execute, asked = landscape(lambda e, t: 0.9 if e.fingerprint() == best else e.plan.lr / 2)
-    rungs = halve(search, drawn, execute, lambda rung: None)
+    rungs = halve(search, drawn, execute)
     assert [(rung.rounds, len(rung.scores)) for rung in rungs] == [(1, 9), (3, 3), (9, 1)]
     assert rungs[-1].ranked == [drawn[4]]
     assert sum(rung.passes for rung in rungs) == 2 * (9 * 1 + 3 * 2 + 1 * 6)  # each round is paid for once
@@ -102,9 +103,9 @@ def test_a_candidate_that_failed_does_not_go_on():
     def execute(requests):
         return [None if e.plan.lr == 1.0 else made(e, lambda e, t: e.plan.lr) for _, e in requests]
 
-    rungs = halve(search, drawn, execute, lambda rung: None)
+    rungs = halve(search, drawn, execute)
     assert {one.experiment.plan.lr for one in rungs[1].scores} == {0.1}
-    nothing = halve(search, drawn, lambda requests: [None for _ in requests], lambda rung: None)
+    nothing = halve(search, drawn, lambda requests: [None for _ in requests])
     assert [rung.ranked for rung in nothing] == [[]]
 
 
@@ -170,6 +171,13 @@ def test_optuna_proposes_what_the_first_rung_likes():
     assert {e.plan.rounds for e in asked} == {1}
     again = propose_candidates(search, PUBLISHED, landscape(lambda e, t: e.plan.lr)[0])
     assert again == drawn
+
+
+def test_a_run_of_another_experiment_is_never_taken_for_this_one(tmp_path):
+    one = fk.Experiment(dataset="digits", rounds=3)
+    assert folder_of(one, tmp_path) == folder_of(one.with_(rounds=9), tmp_path)
+    others = (one.with_(seed=1), one.with_(lr=0.3), one.with_(method=fk.method("fedavg", weights=fk.Uniform())))
+    assert len({folder_of(other, tmp_path) for other in (one, *others)}) == 4
 
 
 def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli.console import say, stderr
+from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.pages import examples, option
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 
@@ -54,7 +54,7 @@ def leaderboard(
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Target, settle_engine, train
-    from fedkeel.errors import writing
+    from fedkeel.errors import MethodError, ModelError, writing
     from fedkeel.methods import build
     from fedkeel.papers.reproduce import place_of
     from fedkeel.runs.folder import write_text
@@ -82,7 +82,11 @@ def leaderboard(
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
             break
         fetch([str(arena.experiment.get("dataset"))], not no_progress)
-        line = board.run(arena, name, execute)
+        try:
+            line = board.run(arena, name, execute)
+        except (MethodError, ModelError) as error:  # it does not fit this network: the others go on
+            complain(f"{arena.name}, {name}: {error.message}", error.hint)
+            line = board.failed(arena, name)
         append_line(lines, line)
         known.append(line)
         last = line.values("last")

@@ -50,7 +50,6 @@ def search(
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Target, settle_engine, train
-    from fedkeel.runs.folder import folder_name
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
@@ -71,8 +70,7 @@ def search(
         return runs
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        name = {id(one): f"{folder_name(one.plan.method.name)}-{one.fingerprint()}" for _, one in requests}
-        return make([Target(label, one, out / "tries" / name[id(one)]) for label, one in requests])
+        return make([Target(label, one, folder_of(one, out / "tries")) for label, one in requests])
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
@@ -82,7 +80,7 @@ def search(
         if len(drawn) < asked.candidates:
             tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
             say(stderr(), "note", "bold yellow", f"{tries}: there are no more in its grid")
-        sides[side] = halve(asked, drawn, execute, lambda rung: None)
+        sides[side] = halve(asked, drawn, execute)
         write_tries(out / "search.jsonl", sides)
     winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
     if not json:
@@ -91,30 +89,29 @@ def search(
         complain("every candidate of one side failed.", "lower the rates of the grid")
         raise typer.Exit(1)
     finals = [
-        Target(label, one, out / "final" / folder_name(one.plan.method.name) / str(one.seed))
-        for winner in winners
-        for label, one in asked.finals(winner)
+        Target(label, one, folder_of(one, out / "final")) for winner in winners for label, one in asked.finals(winner)
     ]
     ends = make(finals)
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
     told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
-    show(
-        group_runs([run for run in ends if run]),
-        None,
-        winners[1].experiment.plan.method.name,
-        json,
-        told,
-        ["method", "lr"],
-    )
+    published = winners[1].experiment.plan.method.name
+    show(group_runs([run for run in ends if run]), None, published, json, told, asked.sweep.tuned)
     write_page([target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html")
     if None in ends:
         raise typer.Exit(1)
 
 
-def reached(folder: Path, rounds: int) -> Run | None:
-    """The first rounds of a run that stands in its folder for as long or longer; None: it must be trained.
+def folder_of(experiment: Experiment, out: Path) -> Path:
+    """The folder of a run of any length: another experiment never finds it."""
+    from fedkeel.runs.folder import folder_name
 
-    What is damaged is told by the one who trains it.
+    return out / f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
+
+
+def reached(folder: Path, rounds: int) -> Run | None:
+    """Read the first rounds of a run that has as many or more; None: it must be trained.
+
+    A damaged folder is left to `train`, which says what is wrong with it.
     """
     from fedkeel.errors import FolderError
     from fedkeel.runs.finished_run import load_run

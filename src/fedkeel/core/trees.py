@@ -228,16 +228,13 @@ def as_column(s: Tensor | float, beside: Tensor) -> Tensor | float:
     return s if not isinstance(s, Tensor) or s.dim() == 0 else s.unsqueeze(-1).to(beside.dtype)
 
 
-def _flatten(tree: Tree) -> tuple[list[Tensor], Layout]:
-    return [tree.buffer], tree.layout
-
-
-def _unflatten(values: Any, where: Any) -> Tree:
-    return Tree(values[0], where)
-
-
 # torch's pytree: vmap, compile and stacking see through a Tree
-_pytree.register_pytree_node(Tree, _flatten, _unflatten, serialized_type_name="fedkeel.Tree")
+_pytree.register_pytree_node(
+    Tree,
+    lambda tree: ([tree.buffer], tree.layout),
+    lambda values, where: Tree(next(iter(values)), where),
+    serialized_type_name="fedkeel.Tree",
+)
 
 
 def cosine(a: Tree, b: Tree) -> Tensor:
@@ -261,10 +258,8 @@ def _stack_leaves(leaves: tuple[Tensor, ...]) -> Tensor:
 
 
 class Stacking:
-    """Stack states as they arrive: each is copied into its row at once, so that the original can be freed.
-
-    `stack` of all the rows takes no further memory.
-    """
+    """Stack states as they arrive: each is copied into its row at once, so that the original can be freed, and `stack`
+    of all the rows takes no further memory."""
 
     def __init__(self, clients: int):
         self.clients, self.slots = clients, cast(Any, None)

@@ -14,12 +14,11 @@ from fedkeel.papers.reproduce import at_length_of, settings_of
 from fedkeel.papers.verdicts import Judgement
 
 ABOUT = (
-    "Experiments of full length whose number differs from the paper's by more than seed noise, though their order "
-    "among the others may hold, or whose target not every seed reached, and those for which another setting was "
-    "tried: by a question, or with "
-    "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. What was tried is told and nothing more: the tables "
-    "keep the settings chosen beforehand; what was changed later is listed with its paper. Shortened runs contradict "
-    "nothing yet; their verdicts say where the order differs so far."
+    "This section lists experiments of full length whose number differs from the paper's by more than seed noise, and "
+    "those whose target some seed did not reach. Their order among the others may still hold. It also lists "
+    "experiments for which another setting was tried: by a question, or with "
+    "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. The tables keep the settings that were "
+    "chosen beforehand; what was changed later is listed with its paper. Shortened runs contradict nothing yet; their verdicts say where the order differs so far."
 )
 SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
 

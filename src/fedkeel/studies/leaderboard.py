@@ -11,7 +11,7 @@ import json
 import statistics
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -146,14 +146,17 @@ class Leaderboard:
         """Tune the method, train the chosen setting on fresh seeds and splits, and score it on the test set once."""
         sweep, tuned = self.sweep(arena, method), Tuned(method)
         attempt(sweep, tuned, settings_of(sweep.grids[method])[: self.tries], execute)
-        line = Line(arena.name, self.identity(arena), method, len(tuned.scores), dict(tuned.best or ()), None)
+        line = self.failed(arena, method, len(tuned.scores))
         if tuned.best is None:
             return line
         runs = [run for run in execute(self.finals(arena, method, tuned.best)) if run is not None]
         scores = [asdict(score_of(run, arena.target)) for run in runs]
-        return Line(**vars(line) | {
-            "validation": tuned.scores[tuned.best], "seeds": [run.plan.seed for run in runs], "scores": scores
-        })  # fmt: skip
+        seeds, score = [run.plan.seed for run in runs], tuned.scores[tuned.best]
+        return replace(line, chosen=dict(tuned.best), validation=score, seeds=seeds, scores=scores)
+
+    def failed(self, arena: Arena, method: str, tries: int = 0) -> Line:
+        """The line of a method without a score."""
+        return Line(arena.name, self.identity(arena), method, tries, {}, None)
 
     def finals(self, arena: Arena, method: str, setting: Setting) -> list[tuple[str, Experiment]]:
         """The chosen setting for the whole run, with every fresh seed, on all data.

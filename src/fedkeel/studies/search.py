@@ -25,7 +25,7 @@ Candidates are drawn by the search's seed alone, so a search that was stopped go
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -239,7 +239,7 @@ class Search:
 
 
 # ---- halving -------------------------------------------------------------------------------------------------------
-def halve(search: Search, drawn: Sequence[Candidate], execute: Execute, tell: Callable[[Rung], None]) -> list[Rung]:
+def halve(search: Search, drawn: Sequence[Candidate], execute: Execute) -> list[Rung]:
     """Train all for the first rung, the better ones of each rung for the next, the last ones for the whole run."""
     going, done = list(drawn), list[Rung]()
     for rounds in search.rungs:
@@ -248,7 +248,6 @@ def halve(search: Search, drawn: Sequence[Candidate], execute: Execute, tell: Ca
         scores = [None if run is None else late_score(run) for run in runs]
         passes = sum(record.backward_passes for run in runs if run for record in run.records if record.round > before)
         done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes))
-        tell(done[-1])
         going = done[-1].ranked[: math.ceil(len(going) / search.keep)]
         if not going:
             break
