@@ -18,7 +18,8 @@ ABOUT = (
     "those whose target some seed did not reach. Their order among the others may still hold. It also lists "
     "experiments for which another setting was tried: by a question, or with "
     "`fedkeel reproduce PAPER:TABLE --cell … --set KEY=VALUE`. The tables keep the settings that were "
-    "chosen beforehand; what was changed later is listed with its paper. Shortened runs contradict nothing yet; their verdicts say where the order differs so far."
+    "chosen beforehand; what was changed later is listed with its paper. "
+    "Shortened runs contradict nothing yet; their verdicts say where the order differs so far."
 )
 SUBJECT = ("dataset", "model", "method")  # what an experiment is about is not a choice
 
