@@ -4,33 +4,94 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
-from fedkeel.data.clients import Sample
+from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError
 
 
+def copy_network(model: nn.Module, device: torch.device, dtype: torch.dtype, start: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a network to be trained; frozen parameters that lie there already, in that precision, are shared.
+
+    Frozen norms stay in evaluation mode. Of the start weights, frozen parameters are taken where there are any.
+    """
+    frozen = {id(p): p for n, p in model.named_parameters() if not p.requires_grad and n not in start}
+    there = {of: p for of, p in frozen.items() if p.to(device, dtype) is p}
+    made = copy.deepcopy(model, there).to(device, dtype)  # type: ignore[arg-type]
+    replaced = {name: leaf for name, leaf in read_frozen(made).items() if name in start}
+    for name, value in replace_weights(start, replaced).items():
+        made.get_parameter(name).data = value
+    for part in made.modules():
+        if isinstance(part, _NormBase) and is_frozen(part):
+            part.eval()
+            part.train = MethodType(stay, part)  # type: ignore[method-assign]
+    return made.train()
+
+
+def stay(part: nn.Module, mode: bool = True) -> nn.Module:
+    """Train a module that stays in evaluation mode."""
+    return part
+
+
+def draws_numbers(part: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: dropout, also where a rate of it is a module's attribute."""
+    rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+    return (isinstance(part, _DropoutNd) and part.p > 0) or getattr(part, "stochastic", False) or any(rates)
+
+
+def is_frozen(part: nn.Module) -> bool:
+    """Whether a module has parameters of its own, and trains none of them."""
+    own = list(part.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
+def name_travelling_buffers(module: nn.Module) -> list[str]:
+    """Name the floating-point buffers that clients have copies of: not those of frozen modules, nor those that the
+    module itself leaves out of its state, as it can make them again."""
+    fixed = {
+        f"{name}.{own}".lstrip(".")
+        for name, part in module.named_modules()
+        for own in (part._buffers if is_frozen(part) else part._non_persistent_buffers_set)
+    }
+    return [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name not in fixed]
+
+
+def read_buffers(module: nn.Module, start: Mapping[str, Tensor]) -> Tree | None:
+    """The buffers that clients have copies of, as the start weights have them where they do; None without any."""
+    own = {name: module.get_buffer(name).detach() for name in name_travelling_buffers(module)}
+    known = own.keys() <= start.keys()  # a file may hold parameters alone
+    return Tree.of(replace_weights(start, own) if known else own) if own else None
+
+
+def read_frozen(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a network that are held once, for all clients."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
-    """The first values of a module's whole-number buffers; those of norms are left out, as they change nothing."""
+    """The first values of the buffers that belong to no client; those of norms are left out, as they do not change."""
     norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
         raise ExperimentError("a norm with momentum=None averages over the batches of all clients.", "momentum=0.1")
-    idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
+    idle = {f"{name}.{own}".lstrip(".") for name, norm in norms.items() for own in norm._buffers}
     buffers = {} if module is None else dict(module.named_buffers())
-    return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}
+    idle.update(() if module is None else name_travelling_buffers(module))
+    return {n: b.detach().clone() for n, b in buffers.items() if n not in idle}
 
 
 @torch.no_grad()
-def compares_samples(module: nn.Module | None, sample: Callable[[], Sample]) -> bool:
+def compares_samples(module: nn.Module | None, call: Callable[[nn.Module], object]) -> bool:
     """Whether one sample is too few: batch norms over maps of 1×1 would see one value of each channel."""
     if module is None or not any(isinstance(part, _BatchNorm) for part in module.modules()):
         return False
     try:
         with torch.random.fork_rng(devices=[]):
-            copy.deepcopy(module).train()(*sample())
+            call(copy.deepcopy(module).train())
     except ValueError as error:
         return "more than 1 value per channel" in str(error)
     return False

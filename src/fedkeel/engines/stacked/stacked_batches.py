@@ -16,9 +16,9 @@ from fedkeel.core.round import StepInput
 from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample
-from fedkeel.data.prepare import Preparation
+from fedkeel.data.prepare import Preparation, widen_labels
 from fedkeel.engines.engine import Training, plan_rows, step_keys
-from fedkeel.problems.task import Task, widen_labels
+from fedkeel.problems.task import Task
 
 
 class StackedBatch(NamedTuple):
