@@ -149,7 +149,8 @@ def memory(experiment: object) -> Iterator[tuple[str, str]]:
 
     assert isinstance(experiment, Experiment)
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))
-    yield "model", f"{count(need.parameters)} parameters"
+    base = f" and a frozen base of {byte_size(need.frozen)}, held once" if need.frozen else ""
+    yield "model", f"{count(need.parameters)} parameters{base}"
     yield "server", byte_size(need.server)
     files = f"; beyond {byte_size(need.budget)} in files" if need.client * need.clients > need.budget else ""
     yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state{files}"

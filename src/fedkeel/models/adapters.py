@@ -150,4 +150,4 @@ def adaptable_layers(module: nn.Module) -> Iterator[str]:
 
 def list_names(names: Iterable[str]) -> str:
     """List names, those that differ in a number once: `layer.*.query`."""
-    return ", ".join(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
+    return ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))

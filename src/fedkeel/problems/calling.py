@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedkeel.data.clients import Sample
@@ -33,6 +35,29 @@ def takes_name(network: nn.Module, name: str) -> bool:
     """Whether a network takes an input of that name; a single one is given by position where it does not."""
     parameters = inspect.signature(network.forward).parameters
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def call_mixed(
+    compute: torch.dtype, dtype: torch.dtype, network: nn.Module, tensors: Sample, names: Sequence[str] | None
+) -> Any:
+    """Call a network in the lower precision where its frozen base has that and what is trained does not."""
+    kinds = {p.dtype for p in network.parameters() if p.is_floating_point()}
+    if len(kinds) < 2:
+        return call_network(network, tensors, names)
+    with torch.autocast(tensors[0].device.type, compute):
+        output = call_network(network, tensors, names)
+    return output.to(dtype) if isinstance(output, Tensor) else output
+
+
+@contextmanager
+def without_turns() -> Iterator[None]:
+    """Ask networks to take no turn that depends on data, as if they were traced: `transformers` looks into masks."""
+    before = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: True
+    try:
+        yield
+    finally:
+        torch.compiler.is_compiling = before
 
 
 def read_logits(output: Any) -> Any:

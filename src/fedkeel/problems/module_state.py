@@ -5,27 +5,58 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from types import MethodType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError
 
 
-def copy_network(model: nn.Module, device: torch.device, dtype: torch.dtype, start: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a network to be trained; frozen parameters that lie there already, in that precision, are shared.
+class Place(NamedTuple):
+    """Where a network is trained: weights in `dtype`; frozen ones, which are only read, in that of the arithmetic."""
+
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype
+
+    def convert(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.to(self.device)
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        return tensor.to(self.device, self.compute if frozen else self.dtype)
+
+
+HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+"""What frozen parameters were converted to, by parameter and place, as long as someone uses it."""
+
+
+def hold_once(parameter: nn.Parameter, place: Place) -> nn.Parameter:
+    """A frozen parameter at a place: the same tensor for all who ask."""
+    known = HELD.setdefault(parameter, {})
+    found: nn.Parameter | None = known[place]() if place in known else None
+    if found is None:
+        converted = place.convert(parameter)
+        found = parameter if converted is parameter else nn.Parameter(converted, requires_grad=False)
+        known[place] = TensorWeakRef(found)  # type: ignore[no-untyped-call]
+    return found
+
+
+def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a network to be trained; frozen parameters are shared with other copies at the same place.
 
     Frozen norms stay in evaluation mode. Of the start weights, frozen parameters are taken where there are any.
     """
-    frozen = {id(p): p for n, p in model.named_parameters() if not p.requires_grad and n not in start}
-    there = {of: p for of, p in frozen.items() if p.to(device, dtype) is p}
-    made = copy.deepcopy(model, there).to(device, dtype)  # type: ignore[arg-type]
+    frozen = [p for name, p in model.named_parameters() if not p.requires_grad and name not in start]
+    made = copy.deepcopy(model, {id(p): hold_once(p, place) for p in frozen})  # type: ignore[arg-type]
     replaced = {name: leaf for name, leaf in read_frozen(made).items() if name in start}
     for name, value in replace_weights(start, replaced).items():
         made.get_parameter(name).data = value
+    made._apply(place.convert)
     for part in made.modules():
         if isinstance(part, _NormBase) and is_frozen(part):
             part.eval()
@@ -71,6 +102,16 @@ def read_buffers(module: nn.Module, start: Mapping[str, Tensor]) -> Tree | None:
 def read_frozen(module: nn.Module) -> dict[str, Tensor]:
     """The parameters of a network that are held once, for all clients."""
     return {name: parameter.detach() for name, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
+def lower_constants(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The frozen parameters and buffers of a network in a lower precision; none where they have that one already."""
+    buffers = {
+        name: module.get_buffer(name)
+        for name in dict(module.named_buffers()).keys() - {*name_travelling_buffers(module)}
+    }
+    fixed = read_frozen(module) | buffers
+    return {name: t.to(dtype) for name, t in fixed.items() if t.is_floating_point() and t.dtype != dtype}
 
 
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:

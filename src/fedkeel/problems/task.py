@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,10 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
-from fedkeel.problems.calling import as_given, call_network
+from fedkeel.problems.calling import as_given, call_mixed, call_network
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import (
+    Place,
     compares_samples,
     copy_network,
     draws_numbers,
@@ -89,12 +90,10 @@ class Task:
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
         self.known_means: set[str] = set()
-        self.module = (
-            None if problem.model is None else copy_network(problem.model, self.device, self.dtype, start or {})
-        )
+        self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
+        self.module = None if problem.model is None else copy_network(problem.model, place, self.start)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
-        self.start = start or {}
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else read_buffers(self.module, self.start)
         self.counters = read_counters(self.module)
@@ -183,7 +182,8 @@ class Task:
 
     # ---- losses --------------------------------------------------------------------------------------------------
     def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Any:
-        return call_network(model, tensors, self.problem.names) if isinstance(model, nn.Module) else None
+        call = call_network if self.compute == self.dtype else partial(call_mixed, self.compute, self.dtype)
+        return call(model, tensors, self.problem.names) if isinstance(model, nn.Module) else None
 
     def output(
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None

@@ -6,7 +6,7 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree
 
 from fedkeel.core.objectives import Given, Loss, Objective
@@ -26,8 +27,10 @@ from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.problems.calling import without_turns
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
+from fedkeel.problems.module_state import lower_constants
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -81,6 +84,7 @@ class StackedWorkspace:
             )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
+        self.constants = {} if task.module is None else lower_constants(task.module, task.compute)
         # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
         self.separable = task.separable and task.buffers is None
 
@@ -99,7 +103,11 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
+        with (
+            torch.set_grad_enabled(aim.objective.differentiable),
+            explain_unstackable(),
+            stackable_calls(self.task.device),
+        ):
             lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
             one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axes))
             losses, after = one(lowered, seen, self.lower_inputs(batch), given)
@@ -133,7 +141,7 @@ class StackedWorkspace:
 
         if self.inside is None:
             return loss(leaves), {}
-        named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
+        named = {f"model.{name}": leaf for name, leaf in (self.constants | leaves | buffers).items()}
         return functional_call(self.inside, named, (loss,)), buffers
 
     def reduce_losses(self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, given: Given) -> Tensor:
@@ -176,12 +184,13 @@ class StackedWorkspace:
         shared = state is not None and state.buffer.dim() == 1
 
         def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
-            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            lowered = {name: leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            named = {f"model.{name}": leaf for name, leaf in (self.constants | lowered).items()}
             return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
 
         self.inside.eval()
         try:
-            with explain_unstackable():
+            with explain_unstackable(), stackable_calls(self.task.device):
                 output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
                     dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
@@ -224,6 +233,14 @@ def explain_unstackable() -> Iterator[None]:
         raise ModelError(
             f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
         ) from error
+
+
+@contextmanager
+def stackable_calls(device: torch.device) -> Iterator[None]:
+    """Have networks take ways that vmap follows: no turn that depends on data, no attention kernel without a rule."""
+    plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+    with without_turns(), plain:
+        yield
 
 
 class KernelWorkspace(StackedWorkspace):
