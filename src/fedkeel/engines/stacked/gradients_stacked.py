@@ -5,6 +5,7 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +25,10 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.task import Task
@@ -81,6 +84,8 @@ class StackedWorkspace:
             )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
+        self.lowered = lower_frozen(task)
+        self.tally: Counter[tuple[str, str]] = Counter()
         # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
         self.separable = task.separable and task.buffers is None
 
@@ -99,18 +104,28 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
+        at = self.start_pass(params, batch)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
-            lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axes))
-            losses, after = one(lowered, seen, self.lower_inputs(batch), given)
+            one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
+            losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
         each = torch.ones_like(losses)
-        grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
-        return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
+        grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
+        return Gradient(join_gradients(at, dict(zip(leaves, grads, strict=True))), losses.detach(), kept)
+
+    def start_pass(self, params: Tree, batch: StackedBatch) -> StackedPass:
+        """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph."""
+        into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+        anchor = torch.zeros((), dtype=self.task.dtype, device=params.buffer.device, requires_grad=True)
+        return StackedPass(len(params.buffer), self.task.compute, anchor, into, batch.mask)
+
+    def lower_leaves(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert plain parameters to the precision of the arithmetic; those of modules are converted where used."""
+        return leaves if self.inside is not None else {n: leaf.to(self.task.compute) for n, leaf in leaves.items()}
 
     def lower_inputs(self, batch: StackedBatch) -> Sample:
         """Convert inputs to the precision of the arithmetic."""
@@ -119,6 +134,7 @@ class StackedWorkspace:
     def client_loss(
         self,
         aim: Target,
+        at: StackedPass,
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
@@ -127,7 +143,8 @@ class StackedWorkspace:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            output = self.task.output(model, tensors, aim.objective, given.key)
+            with StackedFunctions(at, leaves, self.lowered, self.tally) as functions:
+                output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.reduce_losses(aim, model, tensors, output, given)
 
@@ -211,6 +228,26 @@ class StackedWorkspace:
                 after[members] = some.buffers.buffer
         kept = None if after is None or buffers is None else Tree(after, buffers.layout)
         return Gradient(Tree(tree, params.layout), loss, kept)
+
+
+def lower_frozen(task: Task) -> dict[int, Tensor]:
+    """Return the parameters that are not trained, by identity, in the precision of the arithmetic: one copy for all."""
+    if task.module is None or task.compute == task.dtype:
+        return {}
+    frozen = (p for p in task.module.parameters() if not p.requires_grad and p.is_floating_point())
+    return {id(p): p.detach().to(task.compute) for p in frozen}
+
+
+def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
+    """Add what autograd has found to what operators have written; leaves that were not used have no gradient."""
+    assert at.into is not None
+    for name, grad in found.items():
+        place = at.into[name]
+        if grad is None and name not in at.written:
+            place.zero_()
+        elif grad is not None:
+            place.add_(grad) if name in at.written else place.copy_(grad)
+    return at.into
 
 
 @contextmanager
