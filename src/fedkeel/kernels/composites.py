@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel.kernels.recurrent import gru, lstm, rnn_relu, rnn_tanh
+
 
 def multi_head_attention(
     query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int, in_proj_weight: Tensor | None,
@@ -75,5 +77,11 @@ def as_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
 
 
-COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {F.multi_head_attention_forward: multi_head_attention}
+COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.multi_head_attention_forward: multi_head_attention,
+    torch.lstm: lstm,
+    torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
+}
 """Each is called with the arguments of the function that it stands for, and returns None where it leaves it alone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from torch.utils import _pytree
 
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
+from fedkeel.kernels import recurrent
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
+from fedkeel.models.text import scan_lstm
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: of.linear,
@@ -41,6 +44,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
+    scan_lstm: recurrent.scan_lstm,
 }
 RELU = {F.relu, torch.relu, Tensor.relu}
 RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
@@ -104,7 +108,7 @@ class StackedFunctions(TorchFunctionMode):
         return func(*self.ready(args), **self.ready(kwargs))
 
     # ---- values ----------------------------------------------------------------------------------------------------
-    def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply an operator to tensors with their client axes."""
         given, options = self.operands(args), self.operands(kwargs)
         leaves = _pytree.tree_leaves((given, options), is_leaf=is_operand)
@@ -114,7 +118,9 @@ class StackedFunctions(TorchFunctionMode):
             result = operator(self.at, *given, **options)
         if result is None:
             return None
-        return self.stand_in(result) if isinstance(result, PendingNorm) else put_back(result, self.level)
+        if isinstance(result, PendingNorm):
+            return self.stand_in(result)
+        return _pytree.tree_map(partial(put_back, level=self.level), result)
 
     def operands(self, given: Any) -> Any:
         return _pytree.tree_map_only(Tensor, self.operand, given)
@@ -156,8 +162,8 @@ class StackedFunctions(TorchFunctionMode):
         first = args[0] if args else None
         norm = self.pending.get(id(first))
         in_place = changes_in_place(func, kwargs)
-        if norm is None and in_place:
-            self.flush()
+        if norm is None and in_place and not (isinstance(first, Tensor) and not first.is_floating_point()):
+            self.flush()  # not for the counters of batch norms
         if func in RELU or func in RELU_IN_PLACE:
             if norm is None:
                 return None

@@ -125,7 +125,8 @@ class Normalise(torch.autograd.Function):
         ops = norm_for(x, groups)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
-        ctx.save_for_backward(x, y, mean, inverse, gain)
+        # y is asked for behind a ReLU only; without one a network may change it in place
+        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         result: Tensor = y
         return result
@@ -152,7 +153,7 @@ class BatchNormalise(torch.autograd.Function):
         stats = ops.batch_moments(x, mask, gain, bias, epsilon, running)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y: Tensor = ops.rescale(x, stats.scale, stats.shift, shortcut, relu)
-        ctx.save_for_backward(x, y, gain, mask, *stats)
+        ctx.save_for_backward(x, y if relu else x, gain, mask, *stats)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         return y
 
