@@ -291,9 +291,9 @@ def main() -> None:
     )
     module = together.engine.task.module
     assert module is not None
-    once = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
-    copies = sum(t.nbytes for t in together.engine.gradient.constants.values())
-    print(f"the base is held in {byte_size(once)}, and {byte_size(copies)} besides in a lower precision")
+    held_once = {p.data_ptr(): p.nbytes for p in module.parameters() if not p.requires_grad}
+    besides = sum(t.nbytes for t in together.engine.gradient.lowered.values() if t.data_ptr() not in held_once)
+    print(f"the base is held in {byte_size(sum(held_once.values()))}, copies of it in {byte_size(besides)}")
     if device.type == "cuda":
         print(f"held before the first step: {byte_size(weights)}, {weights / least:.2f} times one model and adapters")
         print(f"held between rounds, with texts and graphs: {byte_size(held(device) - before)}")

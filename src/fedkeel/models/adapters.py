@@ -50,8 +50,8 @@ class AdaptedLinear(Adapted, nn.Linear):
     """W x + b + (α / r) B A x, of which A and B are trained.  B = 0 is the layer itself.  (LoRA, Hu et al. 2022)"""
 
     def forward(self, x: Tensor) -> Tensor:
-        change = F.linear(F.linear(x, self.lora_a), self.lora_b)
-        return F.linear(x, self.weight, self.bias) + self.scale * change
+        # scaled where it is narrow
+        return F.linear(x, self.weight, self.bias) + F.linear(self.scale * F.linear(x, self.lora_a), self.lora_b)
 
 
 class AdaptedConv2d(Adapted, nn.Conv2d):
@@ -59,8 +59,8 @@ class AdaptedConv2d(Adapted, nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         how: tuple[Any, ...] = (self.stride, self.padding, self.dilation)
-        change = F.conv2d(F.conv2d(x, self.lora_a, None, *how), self.lora_b)
-        return F.conv2d(x, self.weight, self.bias, *how) + self.scale * change
+        change = F.conv2d(self.scale * F.conv2d(x, self.lora_a, None, *how), self.lora_b)
+        return F.conv2d(x, self.weight, self.bias, *how) + change
 
 
 def lora(

@@ -104,14 +104,12 @@ def read_frozen(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters() if not parameter.requires_grad}
 
 
-def lower_constants(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The frozen parameters and buffers of a network in a lower precision; none where they have that one already."""
-    buffers = {
-        name: module.get_buffer(name)
-        for name in dict(module.named_buffers()).keys() - {*name_travelling_buffers(module)}
-    }
-    fixed = read_frozen(module) | buffers
-    return {name: t.to(dtype) for name, t in fixed.items() if t.is_floating_point() and t.dtype != dtype}
+def list_constants(module: nn.Module) -> list[Tensor]:
+    """List the floating-point parameters and buffers that all clients share."""
+    travelling = {*name_travelling_buffers(module)}
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    fixed = [buffer for name, buffer in module.named_buffers() if name not in travelling]
+    return [tensor for tensor in (*frozen, *fixed) if tensor.is_floating_point()]
 
 
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:

@@ -5,8 +5,9 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree
 
 from fedkeel.core.objectives import Given, Loss, Objective
@@ -25,12 +25,14 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
-from fedkeel.problems.module_state import lower_constants
+from fedkeel.problems.module_state import list_constants
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -84,7 +86,8 @@ class StackedWorkspace:
             )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
-        self.constants = {} if task.module is None else lower_constants(task.module, task.compute)
+        self.lowered = lower_frozen(task)
+        self.tally: Counter[tuple[str, str]] = Counter()
         # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
         self.separable = task.separable and task.buffers is None
 
@@ -103,22 +106,28 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        with (
-            torch.set_grad_enabled(aim.objective.differentiable),
-            explain_unstackable(),
-            stackable_calls(self.task.device),
-        ):
-            lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axes))
-            losses, after = one(lowered, seen, self.lower_inputs(batch), given)
+        at = self.start_pass(params, batch)
+        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), without_turns():
+            one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
+            losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
         each = torch.ones_like(losses)
-        grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
-        return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
+        grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
+        return Gradient(join_gradients(at, dict(zip(leaves, grads, strict=True))), losses.detach(), kept)
+
+    def start_pass(self, params: Tree, batch: StackedBatch) -> StackedPass:
+        """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph."""
+        into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+        anchor = torch.zeros((), dtype=self.task.dtype, device=params.buffer.device, requires_grad=True)
+        return StackedPass(len(params.buffer), self.task.compute, anchor, into, batch.mask)
+
+    def lower_leaves(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert plain parameters to the precision of the arithmetic; those of modules are converted where used."""
+        return leaves if self.inside is not None else {n: leaf.to(self.task.compute) for n, leaf in leaves.items()}
 
     def lower_inputs(self, batch: StackedBatch) -> Sample:
         """Convert inputs to the precision of the arithmetic."""
@@ -127,6 +136,7 @@ class StackedWorkspace:
     def client_loss(
         self,
         aim: Target,
+        at: StackedPass,
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
@@ -135,13 +145,14 @@ class StackedWorkspace:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            output = self.task.output(model, tensors, aim.objective, given.key)
+            with StackedFunctions(at, leaves, self.lowered, self.tally) as functions:
+                output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.reduce_losses(aim, model, tensors, output, given)
 
         if self.inside is None:
             return loss(leaves), {}
-        named = {f"model.{name}": leaf for name, leaf in (self.constants | leaves | buffers).items()}
+        named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
         return functional_call(self.inside, named, (loss,)), buffers
 
     def reduce_losses(self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, given: Given) -> Tensor:
@@ -184,13 +195,12 @@ class StackedWorkspace:
         shared = state is not None and state.buffer.dim() == 1
 
         def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
-            lowered = {name: leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
-            named = {f"model.{name}": leaf for name, leaf in (self.constants | lowered).items()}
+            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
             return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
 
         self.inside.eval()
         try:
-            with explain_unstackable(), stackable_calls(self.task.device):
+            with explain_unstackable(), without_turns():
                 output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
                     dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
@@ -222,6 +232,26 @@ class StackedWorkspace:
         return Gradient(Tree(tree, params.layout), loss, kept)
 
 
+def lower_frozen(task: Task) -> dict[int, Tensor]:
+    """Return what all clients share, by identity, in the precision of the arithmetic; the task has it so but for
+    buffers."""
+    if task.module is None or task.compute == task.dtype:
+        return {}
+    return {id(part): part.detach().to(task.compute) for part in list_constants(task.module)}
+
+
+def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
+    """Add what autograd has found to what operators have written; leaves that were not used have no gradient."""
+    assert at.into is not None
+    for name, grad in found.items():
+        place = at.into[name]
+        if grad is None and name not in at.written:
+            place.zero_()
+        elif grad is not None:
+            place.add_(grad) if name in at.written else place.copy_(grad)
+    return at.into
+
+
 @contextmanager
 def explain_unstackable() -> Iterator[None]:
     """Turn vmap's refusal of a module into an error that says what to do."""
@@ -233,14 +263,6 @@ def explain_unstackable() -> Iterator[None]:
         raise ModelError(
             f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
         ) from error
-
-
-@contextmanager
-def stackable_calls(device: torch.device) -> Iterator[None]:
-    """Have networks take ways that vmap follows: no turn that depends on data, no attention kernel without a rule."""
-    plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
-    with without_turns(), plain:
-        yield
 
 
 class KernelWorkspace(StackedWorkspace):

@@ -1,0 +1,77 @@
+"""A zoo of networks as users write them: gradients of stacked clients are those of each client alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import fedkeel as fk
+from fedkeel.core.objectives import Loss
+from fedkeel.core.trees import Tree
+from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
+from fedkeel.engines.stacked.stacked_batches import StackedBatch
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Batch, Task
+from support.zoo import CLASSES, NETWORKS, draw_inputs
+
+CLIENTS, SAMPLES = 3, 4
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
+
+
+def judge(output: Tensor | tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+    if isinstance(output, tuple):
+        return cross_entropy(output[0], target) + output[1].square().mean()
+    return cross_entropy(output, target)
+
+
+def make_task(name: str, device: str, dtype: torch.dtype) -> tuple[Task, list[tuple[Tensor, ...]]]:
+    make, shapes = NETWORKS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make()
+    draw = torch.Generator().manual_seed(1)
+    clients = [
+        (*draw_inputs(shapes, SAMPLES, draw), torch.randint(0, CLASSES, (SAMPLES,), generator=draw))
+        for _ in range(CLIENTS)
+    ]
+    task = Task(fk.Problem(model=model, loss=judge, clients=clients), device=device, dtype=dtype)
+    return task, [task.prepare(client) for client in clients]
+
+
+def stack_weights(tree: Tree, spread: float) -> Tree:
+    """Give every client other weights."""
+    draw = torch.Generator().manual_seed(2)
+    noise = torch.randn(CLIENTS, tree.buffer.numel(), generator=draw, dtype=torch.float64).to(tree.buffer)
+    return Tree(tree.buffer + spread * noise, tree.layout)
+
+
+def compare(name: str, device: str) -> float:
+    task, samples = make_task(name, device, torch.float64)
+    params = stack_weights(task.initial, 0.05)
+    buffers = None if task.buffers is None else stack_weights(task.buffers, 0.0)
+    batch = StackedBatch(
+        tuple(map(torch.stack, zip(*samples, strict=True))), None, (SAMPLES,) * CLIENTS,
+        noise=torch.arange(CLIENTS, device=device) + 11 if task.stochastic else None,
+    )  # fmt: skip
+    found = StackedWorkspace(task)(params, batch, Loss(), {}, buffers)
+    alone, far = Workspace(task), 0.0
+    for c in range(CLIENTS):
+        noise = None if batch.noise is None else batch.noise[c]
+        one = alone(
+            Tree(params.buffer[c], params.layout), Batch(samples[c], None, None, noise), Loss(), {},
+            None if buffers is None else Tree(buffers.buffer[c], buffers.layout),
+        )  # fmt: skip
+        pairs = [(found.tree.buffer[c], one.tree.buffer), (found.loss[c], one.loss)]
+        if one.buffers is not None:
+            pairs.append((found.buffers.buffer[c], one.buffers.buffer))
+        far = max(far, *(float((a - b).norm() / b.norm()) for a, b in pairs))
+        assert one.tree.buffer.norm() > 1e-3
+    return far
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stacked_gradients_are_those_of_each_client_alone(device: str) -> None:
+    wrong = {name: far for name in NETWORKS if not (far := compare(name, device)) < 1e-10}
+    assert not wrong
