@@ -18,7 +18,10 @@ from fedkeel.errors import ExperimentError
 
 
 class Place(NamedTuple):
-    """Where a network is trained: weights in `dtype`; frozen ones, which are only read, in that of the arithmetic."""
+    """Where a network is trained: weights in `dtype`; frozen ones, which are only read, in that of the arithmetic.
+
+    Vectors, which are small, are not: norms take them in either.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -27,7 +30,7 @@ class Place(NamedTuple):
     def convert(self, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor.to(self.device)
-        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.dim() > 1
         return tensor.to(self.device, self.compute if frozen else self.dtype)
 
 

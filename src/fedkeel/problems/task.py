@@ -119,7 +119,8 @@ class Task:
         """Identity of the frozen part of the network, as it was given or started from; None where all of it trains."""
         # in the precision of the user, whatever that of the task is
         frozen = {} if self.problem.model is None else read_frozen(self.problem.model)
-        return digest_tensors({name: self.start.get(name, leaf) for name, leaf in frozen.items()}) if frozen else None
+        started = {name: self.start[name].to(leaf) for name, leaf in frozen.items() if name in self.start}
+        return digest_tensors(frozen | started) if frozen else None
 
     def reset_counters(self) -> None:
         """Set the buffers of a module that belong to no client to their first values."""
