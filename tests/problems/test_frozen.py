@@ -58,7 +58,7 @@ def test_only_what_trains_travels_and_every_engine_gives_the_same(engines, tmp_p
 
 def test_methods_with_memory_and_objectives_of_their_own_train_adapters_alike():
     problem = adapted_problem()
-    for method in ("scaffold", "fedfft-d", "feddecorr", "fednova", "specgradfilter"):
+    for method in ("scaffold", "fedfft-d", "feddecorr"):
         serial, stacked = (trained(problem, engine, method=method) for engine in ("serial", "stacked"))
         gap = max(float((serial.params[n] - stacked.params[n]).abs().max()) for n in serial.params)
         assert gap < 1e-8, method
@@ -77,15 +77,12 @@ def test_frozen_weights_are_held_once():
         assert first["0.lora_a"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
-def test_activations_are_those_of_one_client_without_the_base():
-    small, large = (Task(adapted_problem(sizes=(4, 4), width=width)) for width in (16, 256))
-    method, training = build("fedavg"), Training(0, 1, 4)
-    assert frozen_bytes(large) == 16 * frozen_bytes(small)
-    saved = [activation_bytes(task, method, training) for task in (small, large)]
-    assert saved[1] < 16 * saved[0]  # a base of 7 kB in 256 numbers of 4 samples would show
-    whole = Task(replace(adapted_problem(sizes=(4, 4), width=256), model=network(256)))
-    assert frozen_bytes(whole) == 0
-    assert activation_bytes(whole, method, training) > saved[1] - 2 * frozen_bytes(small)
+def test_what_a_client_keeps_for_the_backward_pass_is_without_the_base():
+    base = nn.Sequential(nn.Linear(6, 512), nn.Linear(512, 512))
+    task = Task(replace(small_problem(sizes=(4, 4)), model=fk.lora(base, 2, on="0", head=())))
+    assert frozen_bytes(task) == 4 * (6 * 512 + 512 + 512 * 512 + 512)
+    assert 0 < activation_bytes(task, build("fedavg"), Training(0, 1, 4)) < frozen_bytes(task) / 10
+    assert frozen_bytes(Task(small_problem())) == 0
 
 
 class Tables(nn.Module):

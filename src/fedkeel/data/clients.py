@@ -99,6 +99,18 @@ def check_names(named: Mapping[str, tuple[str, ...] | None]) -> None:
             )
 
 
+def join_rows(of_clients: Sequence[Tensor]) -> Tensor:
+    """Put the rows of clients one behind the other; refuse samples of unequal shape."""
+    shapes = {tuple(part.shape[1:]) for part in of_clients}
+    if len(shapes) > 1:
+        some = " and ".join(map(str, sorted(shapes)[:2]))
+        raise DataError(
+            f"the samples of clients differ in shape, so they cannot be stacked: {some}.",
+            "pad them to one length, or use --engine serial",
+        )
+    return torch.cat(list(of_clients))
+
+
 class SharedClients:
     """One data set on disk, divided among clients by a partition."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample
+from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import ExperimentError, FedkeelError, ModelError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def loss_is_a_mean(task: Task) -> bool:
     """
     there = np.flatnonzero(task.clients.sizes)[:SHOWN]
     some = [task.prepare(task.clients.rows(int(c), np.arange(min(SHOWN, task.clients.sizes[c])))) for c in there]
-    tensors = tuple(torch.cat(column) for column in zip(*some, strict=True))
+    tensors = tuple(join_rows(column) for column in zip(*some, strict=True))
     model = task.initial.named() if task.module is None else copy.deepcopy(task.module).eval()
     with torch.random.fork_rng(devices=[]):
         output = task.predict(model, tensors)

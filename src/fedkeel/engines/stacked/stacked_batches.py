@@ -15,7 +15,7 @@ from fedkeel.core.method import Phase
 from fedkeel.core.round import StepInput
 from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
-from fedkeel.data.clients import Rows, Sample
+from fedkeel.data.clients import Rows, Sample, join_rows
 from fedkeel.data.prepare import Preparation, widen_labels
 from fedkeel.engines.engine import Training, plan_rows, step_keys
 from fedkeel.problems.task import Task
@@ -60,7 +60,7 @@ class RowStore:
             self.offsets[client] = offset
             offset += size
             parts.append(self.task.clients.rows(client, np.arange(size)))
-        rows = [torch.cat(column) for column in zip(*parts, strict=True)]
+        rows = [join_rows(column) for column in zip(*parts, strict=True)]
         if self.rows and len(self.rows[0]) >= offset:
             for mine, given in zip(self.rows, rows, strict=True):  # in place: captured steps read from there
                 mine[:offset].copy_(given)
