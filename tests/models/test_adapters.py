@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,18 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.models import build
 from fedkeel.models.adapters import AdaptedConv2d, AdaptedLinear
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_guide_prints_what_it_says(number, capsys):
+    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[number]
+    if "transformers" in code:
+        pytest.importorskip("transformers")
+    with torch.random.fork_rng():
+        exec(compile(code, "guide", "exec"), {"__name__": "guide"})
+    assert capsys.readouterr().out.strip() in GUIDE
 
 
 def network():
@@ -98,9 +112,9 @@ def test_networks_of_fedkeel_are_adapted_by_the_names_of_their_layers():
 def test_the_fast_path_of_a_transformer_layer_does_not_pass_adapters_by():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     with torch.no_grad():
-        base = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        base = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
         adapted = disturb(fk.lora(base, 2, on="layers.*.linear1", head=())).eval()
-        x = torch.linspace(-1, 1, 64).view(2, 4, 8)
+        x = torch.linspace(-1, 1, 64).double().view(2, 4, 8)
         fast = adapted(x)
     assert torch.allclose(fast, adapted.train()(x))
     assert not torch.allclose(fast, base(x))
