@@ -86,7 +86,7 @@ def lora(
         raise ModelError(f"the rank of adapters is a whole number of at least 1, not {rank!r}.", "rank=8")
     if not isinstance(alpha, float | int | None) or (alpha is not None and not 0 < alpha < math.inf):
         raise ModelError(f"the alpha of adapters is a number above 0, not {alpha!r}.", "alpha=16")
-    adapted = copy.deepcopy(module, {id(p): nn.Parameter(p.detach()) for p in module.parameters()})  # type: ignore[arg-type]
+    adapted = copy.deepcopy(module, {id(p): nn.Parameter(p.detach()) for p in module.parameters()})
     whole = head_names(adapted, head)
     chosen = choose_layers(adapted, list_patterns(on), whole)
     for name, parameter in adapted.named_parameters():

@@ -34,7 +34,7 @@ class Place(NamedTuple):
         return tensor.to(self.device, self.compute if frozen else self.dtype)
 
 
-HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """What frozen parameters were converted to, by parameter and place, as long as someone uses it."""
 
 
@@ -45,7 +45,7 @@ def hold_once(parameter: nn.Parameter, place: Place) -> nn.Parameter:
     if found is None:
         converted = place.convert(parameter)
         found = parameter if converted is parameter else nn.Parameter(converted, requires_grad=False)
-        known[place] = TensorWeakRef(found)  # type: ignore[no-untyped-call]
+        known[place] = TensorWeakRef(found)
     return found
 
 
@@ -55,7 +55,7 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
     Frozen norms stay in evaluation mode. Of the start weights, frozen parameters are taken where there are any.
     """
     frozen = [p for name, p in model.named_parameters() if not p.requires_grad and name not in start]
-    made = copy.deepcopy(model, {id(p): hold_once(p, place) for p in frozen})  # type: ignore[arg-type]
+    made = copy.deepcopy(model, {id(p): hold_once(p, place) for p in frozen})
     replaced = {name: leaf for name, leaf in read_frozen(made).items() if name in start}
     for name, value in replace_weights(start, replaced).items():
         made.get_parameter(name).data = value
