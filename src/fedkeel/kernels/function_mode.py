@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from fedkeel.kernels import operators as of
@@ -22,6 +21,7 @@ from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels import recurrent
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.keyed_dropout import DRAWING, KeyedDropout
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
 from fedkeel.models.text import scan_lstm
@@ -60,12 +60,12 @@ QUERIES = {
 """What asks for a shape or a type, and never for values."""
 
 
-class StackedFunctions(TorchFunctionMode):
+class StackedFunctions(KeyedDropout):
     """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
 
     `weights` are the leaves as the network sees them, `lowered` the frozen ones by identity in the precision of the
     arithmetic. A norm returns a stand-in without values, and is computed with what follows it. `tally` counts functions
-    by ("stacked" or "vmapped", name).
+    by ("stacked" or "vmapped", name); `key` is that of the step, for networks that drop something.
     """
 
     def __init__(
@@ -74,8 +74,9 @@ class StackedFunctions(TorchFunctionMode):
         weights: Mapping[str, Tensor],
         lowered: Mapping[int, Tensor] | None = None,
         tally: Counter[tuple[str, str]] | None = None,
+        key: Tensor | None = None,
     ):
-        super().__init__()
+        super().__init__(key)
         self.at, self.level = at, current_level()
         self.names = {id(weight): name for name, weight in weights.items()}
         self.mixed = any(weight.dtype != at.compute for weight in weights.values())
@@ -99,6 +100,9 @@ class StackedFunctions(TorchFunctionMode):
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             self.tally["stacked", name_of(func)] += 1
             return taken
+        if func in DRAWING:
+            self.tally["stacked", name_of(func)] += 1
+            return DRAWING[func](self.draw, *self.ready(args), **self.ready(kwargs))
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)

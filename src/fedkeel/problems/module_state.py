@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.data.clients import Sample
 from fedkeel.errors import ExperimentError
@@ -21,6 +22,30 @@ def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
     buffers = {} if module is None else dict(module.named_buffers())
     return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}
+
+
+def only_norms_remember(module: nn.Module | None) -> bool:
+    """Whether all numbers that a module keeps besides its weights are running moments of batch norms."""
+    if module is None:
+        return True
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
+    return all(name in moments for name, buffer in module.named_buffers() if buffer.is_floating_point())
+
+
+def draws_numbers(module: nn.Module | None) -> bool:
+    """Whether a module draws random numbers while it trains: dropout of any kind, or one that says so."""
+
+    def draws(part: nn.Module) -> bool:
+        if isinstance(part, _DropoutNd):
+            return part.p > 0
+        if isinstance(part, nn.MultiheadAttention | nn.RNNBase):
+            return float(part.dropout) > 0
+        if type(part).__name__ in ("DropPath", "StochasticDepth"):  # of timm and torchvision
+            return float(getattr(part, "drop_prob", None) or getattr(part, "p", 0.0)) > 0
+        return bool(getattr(part, "stochastic", False))
+
+    return module is not None and any(map(draws, module.modules()))
 
 
 @torch.no_grad()

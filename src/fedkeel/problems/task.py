@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
-from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
+from fedkeel.problems.module_state import compares_samples, draws_numbers, read_counters, replace_weights
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.separability import check_mean, loss_is_a_mean
 
@@ -29,9 +28,10 @@ CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same
 
 
 class Batch(NamedTuple):
-    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
+    """The samples of one step; `key` seeds what a module draws in ways of its own.
 
-    `histogram` counts the client's samples of each class and `noise` is the step's key, for objectives that ask.
+    `histogram` counts the client's samples of each class. `noise` is the step's key, for dropout and for objectives that
+    ask.
     """
 
     tensors: Sample
@@ -90,9 +90,8 @@ class Task:
         self.buffers = self._read_buffers(start)
         self.counters = read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
-        self.stochastic = self.module is not None and any(
-            (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
-        )
+        self.stochastic = draws_numbers(self.module)
+        self.needs_keys = self.stochastic or "key" in asks  # of steps
 
     def _read_weights(self, start: Mapping[str, Tensor] | None) -> Tree:
         leaves: Mapping[str, Tensor]

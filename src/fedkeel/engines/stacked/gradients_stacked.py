@@ -31,6 +31,7 @@ from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
+from fedkeel.problems.module_state import only_norms_remember
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -78,16 +79,12 @@ class StackedWorkspace:
     by_kernels = False
 
     def __init__(self, task: Task):
-        if task.stochastic:
-            raise ModelError(
-                "the stacked engine does not draw a module's own random numbers (dropout).", "use --engine serial"
-            )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
         self.lowered = lower_frozen(task)
         self.tally: Counter[tuple[str, str]] = Counter()
-        # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
-        self.separable = task.separable and task.buffers is None
+        # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
+        self.separable = task.separable and only_norms_remember(task.module)
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -143,7 +140,7 @@ class StackedWorkspace:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            with StackedFunctions(at, leaves, self.lowered, self.tally) as functions:
+            with StackedFunctions(at, leaves, self.lowered, self.tally, given.key) as functions:
                 output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.reduce_losses(aim, model, tensors, output, given)
