@@ -325,12 +325,11 @@ def measure(row: Row, given: argparse.Namespace) -> str:
         f"| {row.name} | {whole:.2f} | {replay:.2f} | {eager[0]:.1f} | {eager[0] / whole:.1f}× | {eager[1]:.1f} | "
         f"{eager[1] / whole:.1f}× | {least:.2f} ({limit}) | {row.predicted} | {row.target} |"
     )
-    say = getattr(engine.gradient, "describe", None)
-    notes = [f"   {say()}" if say else "", f"   ready after {took:.0f} s"]
+    notes = [f"   {engine.gradient.report.describe()}", f"   ready after {took:.0f} s"]
     if device == "cuda":
         notes[-1] += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
         notes += [profile(engine)] if given.profile and engine.graphs.graphs else []
-    return "\n".join([line, *filter(None, notes)])
+    return "\n".join([line, *notes])
 
 
 def shrink(row: Row) -> Row:

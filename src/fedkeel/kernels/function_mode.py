@@ -60,6 +60,16 @@ QUERIES = {
 """What asks for a shape or a type, and never for values."""
 
 
+COSTLY = {
+    *("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear grid_sample".split()),
+    *("group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate ctc_loss".split()),
+    *("scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split()),
+    *("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split()),
+    *("adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linear linalg_solve svd sort".split()),
+}  # fmt: skip
+"""Functions that take longer under vmap than their arithmetic does. Products of matrices do not: they are one product."""
+
+
 class StackedFunctions(KeyedDropout):
     """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
 
