@@ -3,11 +3,12 @@
     python benchmarks/networks_gpu.py [--only ViT] [--seconds 1500] [--profile]
     python benchmarks/networks_gpu.py --device cpu --tiny        # a dry run: two clients, two samples, no meaning
 
-Inputs are random: the time of a step does not depend on what they show. "eager" is a hand-written loop, one client after
-another, in float32, and once more under bfloat16 autocast. "floor" is the longer of two times of a step of all clients:
-multiplications at 790 TFLOP/s, and bytes at 4.3 TB/s (weights read, gradients written and read, weights written, 20 bytes
-a weight; each layer's output written, read, and its slope written and read, 8 bytes a number). "predicted" was written
-down before the first measurement of this script. A network that fails gives one line, and the others go on.
+Inputs are random: the time of a step does not depend on what they show. "eager" is a hand-written loop, one client
+after another, in float32, and once more under bfloat16 autocast. "floor" is the longer of two times of a step of all
+clients: multiplications at 790 TFLOP/s, and bytes at 4.3 TB/s (weights read, gradients written and read, weights
+written, 20 bytes a weight; each layer's output written, read, and its slope written and read, 8 bytes a number).
+"predicted" was written down before the first measurement of this script. A network that fails gives one line, and the
+others go on.
 """
 
 from __future__ import annotations

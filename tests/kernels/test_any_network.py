@@ -17,7 +17,8 @@ from fedkeel.problems.task import Batch, Task
 from support.zoo import CLASSES, NETWORKS, draw_inputs
 
 CLIENTS, SAMPLES = 3, 4
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 def judge(output: Tensor | tuple[Tensor, Tensor], target: Tensor) -> Tensor:
@@ -61,10 +62,9 @@ def compare(name: str, device: str, sizes: tuple[int, ...] = (SAMPLES,) * CLIENT
     alone, far = Workspace(task), 0.0
     for c in range(CLIENTS):
         noise = None if batch.noise is None else batch.noise[c]
-        one = alone(
-            Tree(params.buffer[c], params.layout), Batch(tuple(part[: sizes[c]] for part in samples[c]), None, None, noise), Loss(), {},
-            None if buffers is None else Tree(buffers.buffer[c], buffers.layout),
-        )  # fmt: skip
+        own = Batch(tuple(part[: sizes[c]] for part in samples[c]), None, None, noise)
+        kept = None if buffers is None else Tree(buffers.buffer[c], buffers.layout)
+        one = alone(Tree(params.buffer[c], params.layout), own, Loss(), {}, kept)
         pairs = [(found.tree.buffer[c], one.tree.buffer), (found.loss[c], one.loss)]
         if one.buffers is not None:
             pairs.append((found.buffers.buffer[c], one.buffers.buffer))
@@ -96,7 +96,8 @@ def test_low_precision_reaches_every_function() -> None:
             params = stack_weights(task.initial, 0.05)
             buffers = None if task.buffers is None else stack_weights(task.buffers, 0.0)
             noise = torch.arange(CLIENTS) + 11 if task.stochastic else None
-            batch = StackedBatch(tuple(map(torch.stack, zip(*samples, strict=True))), None, (SAMPLES,) * CLIENTS, None, noise)
+            together = tuple(map(torch.stack, zip(*samples, strict=True)))
+            batch = StackedBatch(together, None, (SAMPLES,) * CLIENTS, None, noise)
             found.append(StackedWorkspace(task)(params, batch, Loss(), {}, buffers).tree.buffer)
         assert found[1].dtype == torch.float32
         assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.1, name

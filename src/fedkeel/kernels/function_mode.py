@@ -61,13 +61,13 @@ QUERIES = {
 
 
 COSTLY = {
-    *("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear grid_sample".split()),
-    *("group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate ctc_loss".split()),
-    *("scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split()),
-    *("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split()),
-    *("adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linear linalg_solve svd sort".split()),
+    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
+    *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
+    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split(),
+    *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
+    *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
 }  # fmt: skip
-"""Functions that take longer under vmap than their arithmetic does. Products of matrices do not: they are one product."""
+"""Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
 
 
 class StackedFunctions(KeyedDropout):
@@ -150,14 +150,14 @@ class StackedFunctions(KeyedDropout):
         return _pytree.tree_map_only(Tensor, self.actual, given)
 
     def actual(self, value: Tensor) -> Tensor:
-        of = id(value)
-        if of in self.pending:
-            self.values[of] = self.compute(self.pending.pop(of))
-        if of in self.values:
-            return self.values[of]
-        if self.mixed and of in self.names and of not in self.lowered:
-            self.lowered[of] = value.to(self.at.compute)
-        return self.lowered.get(of, value)
+        one = id(value)
+        if one in self.pending:
+            self.values[one] = self.compute(self.pending.pop(one))
+        if one in self.values:
+            return self.values[one]
+        if self.mixed and one in self.names and one not in self.lowered:
+            self.lowered[one] = value.to(self.at.compute)
+        return self.lowered.get(one, value)
 
     # ---- norms that wait -------------------------------------------------------------------------------------------
     def stand_in(self, norm: PendingNorm) -> Tensor:
@@ -205,14 +205,14 @@ class StackedFunctions(KeyedDropout):
 
     def flush(self) -> None:
         """Compute all norms that wait."""
-        for of in list(self.pending):
-            self.values[of] = self.compute(self.pending.pop(of))
+        for one in list(self.pending):
+            self.values[one] = self.compute(self.pending.pop(one))
 
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""
-        for of, norm in list(self.pending.items()):
+        for one, norm in list(self.pending.items()):
             if getattr(norm.norm, "running", None):
-                self.values[of] = self.compute(self.pending.pop(of))
+                self.values[one] = self.compute(self.pending.pop(one))
         return self.ready(output)
 
 
@@ -231,6 +231,4 @@ def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     return marked or kwargs.get("inplace") is True or name in IN_PLACE or "out" in kwargs
 
 
-IN_PLACE = {
-    f"__{kind}__" for kind in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "setitem", "ifloordiv")
-}
+IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}

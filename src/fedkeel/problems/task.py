@@ -30,8 +30,8 @@ CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same
 class Batch(NamedTuple):
     """The samples of one step; `key` seeds what a module draws in ways of its own.
 
-    `histogram` counts the client's samples of each class. `noise` is the step's key, for dropout and for objectives that
-    ask.
+    `histogram` counts the client's samples of each class. `noise` is the step's key, for dropout and for objectives
+    that ask.
     """
 
     tensors: Sample
