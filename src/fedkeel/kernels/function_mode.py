@@ -40,6 +40,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rms_norm: of.rms_norm,
     F.embedding: of.embedding,
     F.scaled_dot_product_attention: of.attention,
+    F.max_pool2d: of.max_pool2d,
     torch.max_pool2d: of.max_pool2d,
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),

@@ -251,8 +251,10 @@ def fold(f: Callable[..., Tensor], axes: int) -> Operator:
 
 def max_pool2d(
     at: StackedPass, x: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
+    ceil_mode: bool = False, return_indices: bool = False,
 ) -> Tensor | None:  # fmt: skip
+    if return_indices:
+        return None
     sizes = [_pair(kernel_size), _pair(kernel_size if stride is None or stride == [] else stride), _pair(padding)]
     square = all(one == other for one, other in sizes) and _pair(dilation) == (1, 1) and not ceil_mode
     if square and x.axes == 4 and x.stacked and x.value.is_cuda and x.value.dtype in GPU_TYPES:
