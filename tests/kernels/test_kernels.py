@@ -125,6 +125,8 @@ def check_triton_batch(device: str, dtype: torch.dtype, tolerance: float) -> Non
         (128, 3, True, False, True),
         (4, 40, True, True, False),
         (8, 33, True, False, True),
+        (24, 5, True, True, True),
+        (96, 4, True, False, False),
     ]
     for channels, pixels, relu, shortcut, masked in cases:
         x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))

@@ -110,7 +110,7 @@ def test_buffers_that_belong_to_no_client_start_anew_and_do_not_travel():
 
 
 def test_a_rate_of_dropout_that_is_no_module_is_seen():
-    assert draws_numbers(nn.MultiheadAttention(4, 2, dropout=0.1))
+    assert draws_numbers(nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1)))
     assert not draws_numbers(nn.MultiheadAttention(4, 2))
     assert draws_numbers(nn.Dropout(0.1))
     assert not draws_numbers(nn.Dropout(0.0))

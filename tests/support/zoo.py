@@ -335,7 +335,9 @@ def lenet() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    return nn.Sequential(PreActivation(3, 4), PreActivation(4, 6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, CLASSES))
+    return nn.Sequential(
+        PreActivation(3, 4), PreActivation(4, 6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, CLASSES)
+    )
 
 
 def batch_mlp() -> nn.Module:

@@ -27,13 +27,13 @@ Rows = Iterable[tuple[str, str]]
 def doctor(
     file: Annotated[
         Path | None,
-        argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs."),
+        argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs, and try its network stacked."),
     ] = None,
     trust: Trusting = False,
 ) -> None:
     """Show what this machine has: versions, devices, engines, data, free space.
 
-    With an experiment file: also how much memory it needs.
+    With an experiment file: also how much memory it needs, and which operations of its network run stacked.
     """
     console = stdout()
     section(console, "Versions", versions())
@@ -47,6 +47,7 @@ def doctor(
 
         for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
             section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
+            section(console, "Its network with stacked clients", network(asked.experiment))
 
 
 def section(console: Console, heading: str, rows: Rows) -> None:
@@ -138,6 +139,21 @@ def free() -> Iterator[tuple[str, str]]:
         there = next(folder for folder in (path, *path.parents) if folder.exists())
         yield name, byte_size(shutil.disk_usage(there).free)
     yield "memory", byte_size(free_bytes(torch.device("cpu")))
+
+
+def network(experiment: object) -> Iterator[tuple[str, str]]:
+    """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
+    from fedkeel.cli.estimate import blank_problem
+    from fedkeel.engines.stacked.describe_network import describe_network
+    from fedkeel.errors import ModelError
+    from fedkeel.problems.task import Task
+    from fedkeel.runs.experiment import Experiment
+
+    assert isinstance(experiment, Experiment)
+    try:
+        yield from describe_network(Task(blank_problem(experiment.plan.division, samples=2))).items()
+    except ModelError as error:
+        yield "serial", f"{error.message}; the engine auto trains one client after another"
 
 
 def memory(experiment: object) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,24 @@ def multi_head_attention(
     return F.linear(y, out_proj_weight, out_proj_bias), weights
 
 
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """`F.scaled_dot_product_attention` with dropout, written out; PyTorch's own kernel draws without a key."""
+    if dropout_p == 0:
+        return None
+    if enable_gqa:
+        key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    if attn_mask is not None:
+        scores = scores + (as_scores(~attn_mask, scores.dtype) if attn_mask.dtype == torch.bool else attn_mask)
+    return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
+
+
 def project(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +97,7 @@ def as_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: multi_head_attention,
+    F.scaled_dot_product_attention: attention,
     torch.lstm: lstm,
     torch.gru: gru,
     torch.rnn_tanh: rnn_tanh,

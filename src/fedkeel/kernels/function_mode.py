@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from fedkeel.kernels import operators as of
@@ -22,6 +21,7 @@ from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels import recurrent
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.keyed_dropout import DRAWING, KeyedDropout
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
 from fedkeel.models.text import scan_lstm
@@ -40,6 +40,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rms_norm: of.rms_norm,
     F.embedding: of.embedding,
     F.scaled_dot_product_attention: of.attention,
+    F.max_pool2d: of.max_pool2d,
     torch.max_pool2d: of.max_pool2d,
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
@@ -60,12 +61,22 @@ QUERIES = {
 """What asks for a shape or a type, and never for values."""
 
 
-class StackedFunctions(TorchFunctionMode):
+COSTLY = {
+    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
+    *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
+    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split(),
+    *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
+    *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
+}  # fmt: skip
+"""Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
+
+
+class StackedFunctions(KeyedDropout):
     """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
 
     `weights` are the leaves as the network sees them, `lowered` the frozen ones by identity in the precision of the
     arithmetic. A norm returns a stand-in without values, and is computed with what follows it. `tally` counts functions
-    by ("stacked" or "vmapped", name).
+    by ("stacked" or "vmapped", name); `key` is that of the step, for networks that drop something.
     """
 
     def __init__(
@@ -74,8 +85,9 @@ class StackedFunctions(TorchFunctionMode):
         weights: Mapping[str, Tensor],
         lowered: Mapping[int, Tensor] | None = None,
         tally: Counter[tuple[str, str]] | None = None,
+        key: Tensor | None = None,
     ):
-        super().__init__()
+        super().__init__(key)
         self.at, self.level = at, current_level()
         self.names = {id(weight): name for name, weight in weights.items()}
         self.mixed = any(weight.dtype != at.compute for weight in weights.values())
@@ -99,6 +111,9 @@ class StackedFunctions(TorchFunctionMode):
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
             self.tally["stacked", name_of(func)] += 1
             return taken
+        if func in DRAWING:
+            self.tally["stacked", name_of(func)] += 1
+            return DRAWING[func](self.draw, *self.ready(args), **self.ready(kwargs))
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
@@ -136,14 +151,14 @@ class StackedFunctions(TorchFunctionMode):
         return _pytree.tree_map_only(Tensor, self.actual, given)
 
     def actual(self, value: Tensor) -> Tensor:
-        of = id(value)
-        if of in self.pending:
-            self.values[of] = self.compute(self.pending.pop(of))
-        if of in self.values:
-            return self.values[of]
-        if self.mixed and of in self.names and of not in self.lowered:
-            self.lowered[of] = value.to(self.at.compute)
-        return self.lowered.get(of, value)
+        one = id(value)
+        if one in self.pending:
+            self.values[one] = self.compute(self.pending.pop(one))
+        if one in self.values:
+            return self.values[one]
+        if self.mixed and one in self.names and one not in self.lowered:
+            self.lowered[one] = value.to(self.at.compute)
+        return self.lowered.get(one, value)
 
     # ---- norms that wait -------------------------------------------------------------------------------------------
     def stand_in(self, norm: PendingNorm) -> Tensor:
@@ -191,14 +206,14 @@ class StackedFunctions(TorchFunctionMode):
 
     def flush(self) -> None:
         """Compute all norms that wait."""
-        for of in list(self.pending):
-            self.values[of] = self.compute(self.pending.pop(of))
+        for one in list(self.pending):
+            self.values[one] = self.compute(self.pending.pop(one))
 
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""
-        for of, norm in list(self.pending.items()):
+        for one, norm in list(self.pending.items()):
             if getattr(norm.norm, "running", None):
-                self.values[of] = self.compute(self.pending.pop(of))
+                self.values[one] = self.compute(self.pending.pop(one))
         return self.ready(output)
 
 
@@ -217,6 +232,4 @@ def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     return marked or kwargs.get("inplace") is True or name in IN_PLACE or "out" in kwargs
 
 
-IN_PLACE = {
-    f"__{kind}__" for kind in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "setitem", "ifloordiv")
-}
+IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}

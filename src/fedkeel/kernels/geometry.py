@@ -25,9 +25,7 @@ class Geometry:
     left: int
 
     @staticmethod
-    def of(
-        height: int, width: int, kernel: tuple[int, int], stride: int, padding: int | tuple[int, int]
-    ) -> Geometry:
+    def of(height: int, width: int, kernel: tuple[int, int], stride: int, padding: int | tuple[int, int]) -> Geometry:
         above, beside = (padding, padding) if isinstance(padding, int) else padding
         out_height = (height + 2 * above - kernel[0]) // stride + 1
         out_width = (width + 2 * beside - kernel[1]) // stride + 1

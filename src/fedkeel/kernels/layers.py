@@ -210,8 +210,8 @@ class Rescale(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(unit, gain)
         ctx.into, ctx.biased = into, bias is not None
-        scaled = unit * gain.to(unit.dtype).unsqueeze(1)
-        return scaled if bias is None else scaled + bias.to(unit.dtype).unsqueeze(1)
+        scale = gain.to(unit.dtype).unsqueeze(1)
+        return unit * scale if bias is None else torch.addcmul(bias.to(unit.dtype).unsqueeze(1), unit, scale)
 
     @staticmethod
     @once_differentiable
@@ -292,8 +292,8 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
 def batch_norm_for(x: Tensor) -> ModuleType:
     if x.is_cuda and x.dtype in GPU_TYPES:
-        from fedkeel.kernels import triton_batch, triton_norm
+        from fedkeel.kernels import triton_batch
 
-        if triton_norm.supports(x.shape[-1], groups=x.shape[-1]):
+        if triton_batch.supports(x.shape[-1]):
             return triton_batch
     return plain

@@ -69,6 +69,10 @@ class StackedPass:
         value = self.low(given)
         return value if given.stacked else value.expand(self.clients, *value.shape)
 
+    def dense(self, weight: Operand) -> Tensor:
+        """Return a stacked weight, each client's in one piece, as a leaf's lies anyway."""
+        return weight.value if weight.name is not None else weight.value.contiguous()
+
     def add_bias(self, y: Tensor, bias: Operand | None) -> Tensor:
         """Add a bias along the last axis."""
         if bias is None:
@@ -126,7 +130,7 @@ def conv2d(
         y = at.multiply(images.reshape(at.clients, shape[1] * shape[2] * shape[3], -1), weight)
         return at.add_bias(y, bias).view(*shape, -1).movedim(-1, 2)
     where = Geometry.of(height, width, (down, right), over, margins)
-    y = Convolve.apply(images.contiguous(), at.anchor, weight.value, at.claim(weight), where)
+    y = Convolve.apply(images.contiguous(), at.anchor, at.dense(weight), at.claim(weight), where)
     return at.add_bias(y, bias).movedim(-1, 2)
 
 
@@ -142,7 +146,7 @@ def conv1d(
     where = Geometry.of(1, images.shape[3], (1, reach), step, (0, margin))
     slot = at.claim(weight)
     wide = None if slot is None else Slot(slot.name, slot.tensor.unsqueeze(-2), slot.written)
-    y = Convolve.apply(images.contiguous(), at.anchor, weight.value.unsqueeze(-2), wide, where)
+    y = Convolve.apply(images.contiguous(), at.anchor, at.dense(weight).unsqueeze(-2), wide, where)
     return at.add_bias(y, bias).squeeze(2).movedim(-1, 2)
 
 
@@ -247,8 +251,10 @@ def fold(f: Callable[..., Tensor], axes: int) -> Operator:
 
 def max_pool2d(
     at: StackedPass, x: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
+    ceil_mode: bool = False, return_indices: bool = False,
 ) -> Tensor | None:  # fmt: skip
+    if return_indices:
+        return None
     sizes = [_pair(kernel_size), _pair(kernel_size if stride is None or stride == [] else stride), _pair(padding)]
     square = all(one == other for one, other in sizes) and _pair(dilation) == (1, 1) and not ceil_mode
     if square and x.axes == 4 and x.stacked and x.value.is_cuda and x.value.dtype in GPU_TYPES:

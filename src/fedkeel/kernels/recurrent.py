@@ -1,4 +1,4 @@
-"""Recurrent layers of stacked clients: one product and one small kernel for each step, and the weight's gradient at once.
+"""Recurrent layers of stacked clients: a product and a small kernel for each step; the weight's gradient at once.
 
 `lstm`, `gru` and the others stand for PyTorch's functions of these names, for one client; what they call is taken over.
 """
@@ -38,7 +38,10 @@ def scan_lstm(
 
 
 class LstmScan(torch.autograd.Function):
-    """i, f, g, o = gates_t + h U;  c = σ(f) c + σ(i) tanh(g);  h = σ(o) tanh(c), for `[steps, clients, batch, 4 · units]`."""
+    """i, f, g, o = gates_t + h U;  c = σ(f) c + σ(i) tanh(g);  h = σ(o) tanh(c).
+
+    gates: `[steps, clients, batch, 4 · units]`.
+    """
 
     @staticmethod
     def forward(

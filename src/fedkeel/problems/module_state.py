@@ -72,12 +72,6 @@ def stay(part: nn.Module, mode: bool = True) -> nn.Module:
     return part
 
 
-def draws_numbers(part: nn.Module) -> bool:
-    """Whether a module draws random numbers in training: dropout, also where a rate of it is a module's attribute."""
-    rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
-    return (isinstance(part, _DropoutNd) and part.p > 0) or getattr(part, "stochastic", False) or any(rates)
-
-
 def is_frozen(part: nn.Module) -> bool:
     """Whether a module has parameters of its own, and trains none of them."""
     own = list(part.parameters(recurse=False))
@@ -124,6 +118,30 @@ def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     buffers = {} if module is None else dict(module.named_buffers())
     idle.update(() if module is None else name_travelling_buffers(module))
     return {n: b.detach().clone() for n, b in buffers.items() if n not in idle}
+
+
+def only_norms_remember(module: nn.Module | None) -> bool:
+    """Whether all numbers that a module keeps besides its weights are running moments of batch norms."""
+    if module is None:
+        return True
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
+    return all(name in moments for name in name_travelling_buffers(module))
+
+
+def draws_numbers(module: nn.Module | None) -> bool:
+    """Whether a module draws random numbers while it trains: dropout of any kind, or one that says so."""
+
+    def draws(part: nn.Module) -> bool:
+        if isinstance(part, _DropoutNd):
+            return part.p > 0
+        if type(part).__name__ == "StochasticDepth":  # of torchvision
+            return float(getattr(part, "p", 0.0)) > 0
+        # a rate that a module applies itself: attention, recurrent layers, timm's DropPath, layers of transformers
+        rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+        return any(rates) or bool(getattr(part, "stochastic", False))
+
+    return module is not None and any(map(draws, module.modules()))
 
 
 @torch.no_grad()

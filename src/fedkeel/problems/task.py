@@ -16,18 +16,10 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
+from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
-from fedkeel.problems.module_state import (
-    Place,
-    compares_samples,
-    copy_network,
-    draws_numbers,
-    read_buffers,
-    read_counters,
-    read_frozen,
-    replace_weights,
-)
+from fedkeel.problems.module_state import Place
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.separability import check_mean, loss_is_a_mean
 
@@ -38,9 +30,10 @@ CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same
 
 
 class Batch(NamedTuple):
-    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
+    """The samples of one step; `key` seeds what a module draws in ways of its own.
 
-    `histogram` counts the client's samples of each class and `noise` is the step's key, for objectives that ask.
+    `histogram` counts the client's samples of each class. `noise` is the step's key, for dropout and for objectives
+    that ask.
     """
 
     tensors: Sample
@@ -91,14 +84,15 @@ class Task:
         self._histograms: dict[int, Tensor] = {}
         self.known_means: set[str] = set()
         self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
-        self.module = None if problem.model is None else copy_network(problem.model, place, self.start)
+        self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._read_weights()
-        self.buffers = None if self.module is None else read_buffers(self.module, self.start)
-        self.counters = read_counters(self.module)
+        self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
+        self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
-        self.stochastic = self.module is not None and any(map(draws_numbers, self.module.modules()))
+        self.stochastic = module_state.draws_numbers(self.module)
+        self.needs_keys = self.stochastic or "key" in asks  # of steps
 
     def _read_weights(self) -> Tree:
         leaves: Mapping[str, Tensor]
@@ -112,13 +106,13 @@ class Task:
             leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
         if not leaves:
             raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
-        return Tree.of(replace_weights(self.start, leaves) if self.start else leaves)
+        return Tree.of(module_state.replace_weights(self.start, leaves) if self.start else leaves)
 
     @cached_property
     def base(self) -> str | None:
         """Identity of the frozen part of the network, as it was given or started from; None where all of it trains."""
         # in the precision of the user, whatever that of the task is
-        frozen = {} if self.problem.model is None else read_frozen(self.problem.model)
+        frozen = {} if self.problem.model is None else module_state.read_frozen(self.problem.model)
         started = {name: self.start[name].to(leaf) for name, leaf in frozen.items() if name in self.start}
         return digest_tensors(frozen | started) if frozen else None
 
@@ -149,7 +143,7 @@ class Task:
         def call(module: nn.Module) -> Any:
             return self.predict(module, self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors)
 
-        return compares_samples(self.module, call)
+        return module_state.compares_samples(self.module, call)
 
     def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """Turn raw rows into what the model sees: on the device, floats in the task's precision."""

@@ -5,7 +5,6 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
+from fedkeel.engines.stacked.network_pass import NetworkReport, join_gradients, lower_frozen, start_pass
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.function_mode import StackedFunctions
@@ -32,7 +32,7 @@ from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
-from fedkeel.problems.module_state import list_constants
+from fedkeel.problems.module_state import only_norms_remember
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -80,16 +80,12 @@ class StackedWorkspace:
     by_kernels = False
 
     def __init__(self, task: Task):
-        if task.stochastic:
-            raise ModelError(
-                "the stacked engine does not draw a module's own random numbers (dropout).", "use --engine serial"
-            )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
         self.lowered = lower_frozen(task)
-        self.tally: Counter[tuple[str, str]] = Counter()
-        # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
-        self.separable = task.separable and task.buffers is None
+        self.report = NetworkReport()
+        # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
+        self.separable = task.separable and only_norms_remember(task.module)
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -106,8 +102,8 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        at = self.start_pass(params, batch)
-        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), without_turns():
+        at = start_pass(self.task, params, batch.mask)
+        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), self.report.watch():
             one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
             losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
@@ -118,12 +114,6 @@ class StackedWorkspace:
         each = torch.ones_like(losses)
         grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
         return Gradient(join_gradients(at, dict(zip(leaves, grads, strict=True))), losses.detach(), kept)
-
-    def start_pass(self, params: Tree, batch: StackedBatch) -> StackedPass:
-        """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph."""
-        into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
-        anchor = torch.zeros((), dtype=self.task.dtype, device=params.buffer.device, requires_grad=True)
-        return StackedPass(len(params.buffer), self.task.compute, anchor, into, batch.mask)
 
     def lower_leaves(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
         """Convert plain parameters to the precision of the arithmetic; those of modules are converted where used."""
@@ -145,7 +135,7 @@ class StackedWorkspace:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            with StackedFunctions(at, leaves, self.lowered, self.tally) as functions:
+            with StackedFunctions(at, leaves, self.lowered, self.report.tally, given.key) as functions:
                 output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.reduce_losses(aim, model, tensors, output, given)
@@ -200,7 +190,7 @@ class StackedWorkspace:
 
         self.inside.eval()
         try:
-            with explain_unstackable(), without_turns():
+            with explain_unstackable():
                 output: Tensor = vmap(one, in_dims=(aim.message_axis, None if shared or state is None else 0, 0))(
                     dict(aim.message[aim.objective.teacher].items()),
                     {} if state is None else dict(state.items()),
@@ -232,36 +222,18 @@ class StackedWorkspace:
         return Gradient(Tree(tree, params.layout), loss, kept)
 
 
-def lower_frozen(task: Task) -> dict[int, Tensor]:
-    """Return what all clients share, by identity, in the precision of the arithmetic; the task has it so but for
-    buffers."""
-    if task.module is None or task.compute == task.dtype:
-        return {}
-    return {id(part): part.detach().to(task.compute) for part in list_constants(task.module)}
-
-
-def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
-    """Add what autograd has found to what operators have written; leaves that were not used have no gradient."""
-    assert at.into is not None
-    for name, grad in found.items():
-        place = at.into[name]
-        if grad is None and name not in at.written:
-            place.zero_()
-        elif grad is not None:
-            place.add_(grad) if name in at.written else place.copy_(grad)
-    return at.into
-
-
 @contextmanager
 def explain_unstackable() -> Iterator[None]:
-    """Turn vmap's refusal of a module into an error that says what to do."""
+    """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
     try:
-        yield
+        with without_turns():
+            yield
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
         raise ModelError(
-            f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
+            f"this model cannot be stacked: {str(error).splitlines()[0]}",
+            "use --engine serial, which computes in float32",
         ) from error
 
 
@@ -272,6 +244,7 @@ class KernelWorkspace(StackedWorkspace):
 
     def __init__(self, task: Task):
         super().__init__(task)
+        self.report = NetworkReport(whole=True)
         self.separable = task.separable  # batch norms leave out what only fills a batch up
 
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:

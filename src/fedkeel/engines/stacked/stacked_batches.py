@@ -104,8 +104,8 @@ class StackedSteps:
 
     @property
     def noisy(self) -> bool:
-        """Whether an objective reads the random key of the step."""
-        return "key" in self.store.task.asks
+        """Whether an objective, or a network that drops something, reads the random key of the step."""
+        return self.store.task.needs_keys
 
     @property
     def padded(self) -> bool:
@@ -184,7 +184,7 @@ def plan_stack(
 ) -> StackedSteps:
     """Plan a phase: the same rows and the same draws as if each client were alone."""
     task = store.task
-    random = "key" in task.asks or any(rule.random for rule in phase.rules)
+    random = task.needs_keys or any(rule.random for rule in phase.rules)
     plans = [plan_rows(task, training, round, client, number, phase) for client in clients]
     steps, wide = max(map(len, plans)), max(len(rows) for plan in plans for rows in plan)
     index = np.zeros((steps, len(clients), wide), dtype=np.int64)
