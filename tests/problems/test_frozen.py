@@ -8,11 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedkeel as fk
+from fedkeel.core.round import broadcast, init_server
 from fedkeel.core.states import read
 from fedkeel.engines.engine import Training
 from fedkeel.engines.memory import activation_bytes, frozen_bytes
+from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.methods import build
 from fedkeel.problems.module_state import draws_numbers
 from fedkeel.problems.task import Task
@@ -83,6 +86,30 @@ def test_what_a_client_keeps_for_the_backward_pass_is_without_the_base():
     assert frozen_bytes(task) == 4 * (6 * 512 + 512 + 512 * 512 + 512)
     assert 0 < activation_bytes(task, build("fedavg"), Training(0, 1, 4)) < frozen_bytes(task) / 10
     assert frozen_bytes(Task(small_problem())) == 0
+
+
+class Products(TorchDispatchMode):
+    """Notes the shapes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm):
+            self.shapes.append(tuple(tuple(part.shape) for part in args[-2:]))
+        return func(*args, **kwargs or {})
+
+
+def test_stacked_clients_share_one_product_by_a_frozen_weight():
+    task = Task(replace(small_problem(sizes=(4, 4, 4)), model=fk.lora(network(width=16), 2, on="0")))
+    method = build("fedavg")
+    engine = StackedEngine(task, method, Training(0, 1, 4))
+    with Products() as seen:
+        engine.train(broadcast(method, init_server(method, task.initial)), 0, 0.1, [0, 1, 2], [None] * 3)
+    assert seen.shapes.count(((12, 6), (6, 16))) == 1
+    assert not [shapes for shapes in seen.shapes if {6, 16} <= {*shapes[1]} and len(shapes[1]) == 3]
+    assert ((3, 4, 6), (3, 6, 2)) in seen.shapes  # what is each client's own
 
 
 class Tables(nn.Module):

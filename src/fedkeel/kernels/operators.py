@@ -170,6 +170,10 @@ def layer_norm(
     at: StackedPass, x: Operand, shape: Sequence[int], weight: Operand | None = None, bias: Operand | None = None,
     eps: float = 1e-5, *rest: Any,
 ) -> Tensor | None:  # fmt: skip
+    if not any(part is not None and part.stacked for part in (weight, bias)):
+        return F.layer_norm(
+            at.stack(x), list(shape), *(None if part is None else at.low(part) for part in (weight, bias)), eps
+        )
     return rescale(at, F.layer_norm(at.stack(x), list(shape), None, None, eps), len(shape), weight, bias)
 
 
@@ -202,8 +206,10 @@ def embedding(
     at: StackedPass, numbers: Operand, weight: Operand, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    if not weight.stacked or max_norm is not None or scale_grad_by_freq:
+    if max_norm is not None or scale_grad_by_freq:
         return None
+    if not weight.stacked:
+        return F.embedding(numbers.value, at.low(weight), padding_idx)
     asked = at.stack(numbers)
     padding = None if padding_idx is None or padding_idx == -1 else padding_idx % weight.value.shape[1]
     rows = Embed.apply(
