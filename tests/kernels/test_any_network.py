@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
-from fedkeel.core.objectives import Loss
+from fedkeel.core.objectives import Distilled, Loss
 from fedkeel.core.trees import Tree
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
@@ -27,8 +27,32 @@ def judge(output: Tensor | tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     return cross_entropy(output, target)
 
 
+def torchvision(name: str, **options: object) -> nn.Module:
+    models = pytest.importorskip("torchvision.models")
+    return getattr(models, name)(num_classes=CLASSES, **options)
+
+
+def timm(name: str, **options: object) -> nn.Module:
+    return pytest.importorskip("timm").create_model(name, num_classes=CLASSES, **options)
+
+
+PUBLIC = {
+    "torchvision resnet18": (lambda: torchvision("resnet18"), ((3, 40, 40),)),
+    "torchvision densenet121": (lambda: torchvision("densenet121"), ((3, 33, 33),)),
+    "torchvision mobilenet_v2": (lambda: torchvision("mobilenet_v2"), ((3, 40, 40),)),
+    "torchvision efficientnet_b0": (lambda: torchvision("efficientnet_b0"), ((3, 40, 40),)),
+    "torchvision convnext_tiny": (lambda: torchvision("convnext_tiny"), ((3, 32, 32),)),
+    "torchvision vit_b_32": (lambda: torchvision("vit_b_32", image_size=32, dropout=0.1), ((3, 32, 32),)),
+    "timm vit_tiny_patch16_224": (lambda: timm("vit_tiny_patch16_224", img_size=32, drop_path_rate=0.1),
+                                  ((3, 32, 32),)),
+    "timm mixer_s32_224": (lambda: timm("mixer_s32_224", img_size=64), ((3, 64, 64),)),
+    "timm resnet10t": (lambda: timm("resnet10t"), ((3, 40, 40),)),
+}  # fmt: skip
+"""Networks of other people, where they are installed."""
+
+
 def make_task(name: str, device: str, dtype: torch.dtype) -> tuple[Task, list[tuple[Tensor, ...]]]:
-    make, shapes = NETWORKS[name]
+    make, shapes = (NETWORKS | PUBLIC)[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = make()
@@ -79,12 +103,36 @@ def test_stacked_gradients_are_those_of_each_client_alone(device: str) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", PUBLIC)
+def test_networks_of_other_people(name: str, device: str) -> None:
+    assert compare(name, device) < 1e-10
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_short_batches_are_filled_up(device: str) -> None:
     """Norms, dropout and losses leave out what only fills a batch up."""
     names = ["ResNet as torchvision writes it", "batch norms of vectors", "dropout", "a transformer encoder", "GRU"]
     wrong = {name: far for name in names if not (far := compare(name, device, (4, 2, 3))) < 1e-10}
     assert not wrong
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_model_of_the_server_judges_alike(shared: bool) -> None:
+    """A teacher that all clients share is not stacked; one for each run of a joint stack is."""
+    for name in ("LSTM", "a frozen base with an adapter", "ResNet as torchvision writes it"):
+        task, samples = make_task(name, "cpu", torch.float64)
+        params, sent = stack_weights(task.initial, 0.05), stack_weights(task.initial, 0.1)
+        sent = Tree(sent.buffer[0], sent.layout) if shared else sent
+        buffers = None if task.buffers is None else stack_weights(task.buffers, 0.0)
+        batch = StackedBatch(tuple(map(torch.stack, zip(*samples, strict=True))), None, (SAMPLES,) * CLIENTS)
+        found = StackedWorkspace(task)(params, batch, Distilled(), {"params": sent}, buffers)
+        for c in range(CLIENTS):
+            message = {"params": sent if shared else Tree(sent.buffer[c], sent.layout)}
+            kept = None if buffers is None else Tree(buffers.buffer[c], buffers.layout)
+            one = Workspace(task)(Tree(params.buffer[c], params.layout), Batch(samples[c]), Distilled(), message, kept)
+            assert float((found.tree.buffer[c] - one.tree.buffer).norm() / one.tree.buffer.norm()) < 1e-10, name
 
 
 def test_low_precision_reaches_every_function() -> None:

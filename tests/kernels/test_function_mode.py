@@ -52,7 +52,7 @@ def test_a_network_that_looks_at_values_is_refused_with_the_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) if x.sum() > 0 else self.layer(-x)
 
-    with pytest.raises(ModelError, match="cannot be stacked: .*control flow") as caught:
+    with pytest.raises(ModelError, match=r"cannot be stacked: .*control flow") as caught:
         describe_network(task_of(Curious(), ((4,),)))
     assert "serial" in (caught.value.hint or "")
 

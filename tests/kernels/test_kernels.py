@@ -187,18 +187,25 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         convolution.convolve_weight_gradient(x, dy, where, into)
         plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
         assert far(into, twin) < tolerance, ("weight", shape)
-    for channels, pixels, relu, shortcut in [(8, 5, True, True), (16, 4, False, False), (32, 3, True, False)]:
+    any_channels = importlib.import_module("fedkeel.kernels.triton_group")
+    cases = [(norm, 8, 5, True, True), (norm, 16, 4, False, False), (norm, 32, 3, True, False)]
+    cases += [
+        (any_channels, 24, 5, True, True),
+        (any_channels, 96, 4, False, False),
+        (any_channels, 16, 33, True, False),
+    ]
+    for kernels, channels, pixels, relu, shortcut in cases:
         x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
         gain, bias = (drawn(2, channels, seed=s).to(device, torch.float32) for s in (4, 5))
         own = beside if shortcut else None
-        y, mean, inverse = norm.normalise(x, gain, bias, 2, 1e-5, own, relu)
+        y, mean, inverse = kernels.normalise(x, gain, bias, 2, 1e-5, own, relu)
         reference = plain.normalise(
             x.double(), gain.double(), bias.double(), 2, 1e-5, None if own is None else own.double(), relu
         )
         assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
         into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
         twin = (torch.empty_like(gain), torch.empty_like(bias))
-        dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
+        dx, dz = kernels.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
         wanted = plain.normalise_gradient(
             dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin, True
         )

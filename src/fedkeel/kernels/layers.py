@@ -7,7 +7,6 @@ no leaf has no such part: `into` is None, and its gradient goes the way of autog
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from fedkeel.core.trees import Tree
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.gradient_slots import Into, describe, place, place_both
 from fedkeel.kernels.plain import Moments, RunningMoments
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -50,45 +50,6 @@ class Frame(NamedTuple):
     compute: torch.dtype
     running: RunningBuffers | None = None
     watched: Watched | None = None
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where the gradient of a leaf is written, and the names of all leaves whose gradient has been."""
-
-    name: str
-    tensor: Tensor
-    written: set[str]
-
-    def flatten(self, first: int) -> Slot:
-        return replace(self, tensor=self.tensor.flatten(first))
-
-
-Into = Tensor | Slot | None
-Described = tuple[torch.Size, torch.dtype, torch.device]
-
-
-def describe(weight: Tensor) -> Described:
-    return weight.shape, weight.dtype, weight.device
-
-
-def place(into: Into, weight: Described) -> tuple[Tensor, Tensor | None]:
-    """Return where a weight's gradient is written, and what autograd is told of it: nothing where it has a place."""
-    if isinstance(into, Slot):
-        into.written.add(into.name)
-        return into.tensor, None
-    if into is not None:
-        return into, None
-    made = torch.empty(weight[0], dtype=weight[1], device=weight[2])
-    return made, made
-
-
-def place_both(
-    into: tuple[Into, Into], gain: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]:
-    """Do the same for gain and bias of a norm."""
-    (first, slope), (second, other) = (place(part, describe(gain)) for part in into)
-    return (first, second), (slope, other)
 
 
 class Convolve(torch.autograd.Function):
@@ -125,7 +86,7 @@ class Normalise(torch.autograd.Function):
         ops = norm_for(x, groups)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
-        # y is asked for behind a ReLU only; without one a network may change it in place
+        # y is read behind a ReLU only; without one a network may change it in place
         ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         result: Tensor = y
@@ -287,6 +248,10 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
         if triton_norm.supports(x.shape[-1], groups):
             return triton_norm
+        from fedkeel.kernels import triton_group
+
+        if triton_group.supports(x.shape[-1], groups):
+            return triton_group
     return plain
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply, Rescale, Slot
+from fedkeel.kernels.gradient_slots import Slot
+from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply, Rescale
 
 Operator = Callable[..., Tensor | None]
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.layers import BatchNormalise, Into, Normalise
+from fedkeel.kernels.gradient_slots import Into
+from fedkeel.kernels.layers import BatchNormalise, Normalise
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.plain import RunningMoments
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fedkeel.kernels.layers import Into, describe, place
+from fedkeel.kernels.gradient_slots import Into, describe, place
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.models import text
 

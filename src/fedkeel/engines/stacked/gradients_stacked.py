@@ -5,7 +5,7 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,13 @@ from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
-from fedkeel.engines.stacked.network_pass import NetworkReport, join_gradients, lower_frozen, start_pass
+from fedkeel.engines.stacked.network_pass import (
+    ModuleCaller,
+    NetworkReport,
+    join_gradients,
+    lower_frozen,
+    start_pass,
+)
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ExperimentError, ModelError
 from fedkeel.kernels.function_mode import StackedFunctions
@@ -36,17 +42,6 @@ from fedkeel.problems.module_state import only_norms_remember
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
-
-
-class ModuleCaller(nn.Module):
-    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, f: Callable[..., Any], *args: Any) -> Any:
-        return f(self.model, *args)
 
 
 @dataclass(frozen=True)
@@ -183,10 +178,19 @@ class StackedWorkspace:
         assert self.inside is not None
         state = aim.message.get("buffers", buffers)
         shared = state is not None and state.buffer.dim() == 1
+        at = StackedPass(len(batch.tensors[0]), self.task.compute, torch.zeros((), device=self.task.device))
 
         def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
-            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
-            return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
+            lowered = {name: leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            named = {f"model.{name}": leaf for name, leaf in lowered.items()}
+
+            def predict(model: nn.Module) -> Any:
+                if self.by_kernels:
+                    return self.task.predict(model, tensors)
+                with StackedFunctions(at, lowered, self.lowered) as functions:
+                    return functions.finish(self.task.predict(model, tensors))
+
+            return functional_call(self.inside, named, (predict,))  # type: ignore[arg-type]
 
         self.inside.eval()
         try:

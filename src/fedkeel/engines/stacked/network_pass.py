@@ -5,18 +5,30 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.function_mode import COSTLY
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.module_state import list_constants
 from fedkeel.problems.task import Task
+
+
+class ModuleCaller(nn.Module):
+    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, f: Callable[..., Any], *args: Any) -> Any:
+        return f(self.model, *args)
 
 
 @dataclass
