@@ -18,7 +18,7 @@ from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, 
 
 log = logging.getLogger("fedkeel")
 
-LENGTHS = (20, 4, 1)  # steps of the graphs: each puts what it carries back once
+LENGTHS = (25, 5, 1)  # steps of the graphs: each puts what it carries back once
 WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
 
 
