@@ -85,17 +85,17 @@ class Muon(Optimiser):
 
     def orthogonalise(self, tree: Tree) -> Tree:
         """O of all matrices, times the scale."""
-        axes, wide = tree.buffer.shape[:-1], []
+        axes, given = tree.buffer.shape[:-1], []
         for offset, leaves, shape in tree.layout.blocks:
             rows = tree.buffer.narrow(-1, offset, leaves * prod(shape)).reshape((-1, shape[0], prod(shape[1:])))
             x = rows.to(torch.bfloat16) if self.precision == "bfloat16" else rows
-            wide.append(x.mT if is_tall(shape) else x)
+            given.append(x.mT if is_tall(shape) else x)
         pieces = []
-        for (_, leaves, shape), x in zip(tree.layout.blocks, orthogonalise_wide(wide, self.steps), strict=True):
-            rows, columns = shape[0], prod(shape[1:])
-            scale = 0.2 * sqrt(max(rows, columns)) if self.scale == "match_rms_adamw" else sqrt(max(1, rows / columns))
+        for (_, leaves, shape), x in zip(tree.layout.blocks, orthogonalise_wide(given, self.steps), strict=True):
+            high, wide = shape[0], prod(shape[1:])
+            scale = 0.2 * sqrt(max(high, wide)) if self.scale == "match_rms_adamw" else sqrt(max(1, high / wide))
             turned = scale * (x.mT if is_tall(shape) else x)
-            pieces.append(turned.reshape((*axes, leaves * rows * columns)))
+            pieces.append(turned.reshape((*axes, leaves * high * wide)))
         # joined before they are widened: half as many bytes
         return Tree(torch.cat(pieces, -1).to(tree.buffer.dtype), tree.layout)
 
