@@ -16,6 +16,7 @@ from fedkeel.core.states import read
 from fedkeel.engines.engine import Training
 from fedkeel.engines.memory import activation_bytes, frozen_bytes
 from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.engines.stacked.joint import joinable
 from fedkeel.methods import build
 from fedkeel.problems.module_state import draws_numbers
 from fedkeel.problems.task import Task
@@ -110,6 +111,25 @@ def test_stacked_clients_share_one_product_by_a_frozen_weight():
     assert seen.shapes.count(((12, 6), (6, 16))) == 1
     assert not [shapes for shapes in seen.shapes if {6, 16} <= {*shapes[1]} and len(shapes[1]) == 3]
     assert ((3, 4, 6), (3, 6, 2)) in seen.shapes  # what is each client's own
+
+
+def test_runs_share_a_stack_where_they_share_their_base():
+    problem, settings = adapted_problem(), dict(rounds=2, participation=0.5, epochs=1, batch_size=4, lr=0.05)
+    experiments = [fk.Experiment(problem=problem, seed=seed, **settings) for seed in (0, 1)]
+    together = fk.run_together(experiments, dtype=torch.float64)
+    for experiment, run in zip(experiments, together, strict=True):
+        alone = fk.run(experiment, engine="stacked", dtype=torch.float64)
+        assert all((alone.params[n] - run.params[n]).abs().max() < 1e-12 for n in alone.params)
+    engines = [
+        StackedEngine(Task(one), build("fedavg"), Training(0, 1, 4))
+        for one in (problem, problem, replace(problem, model=fk.lora(network().requires_grad_(False), 2, on="0")))
+    ]
+    assert joinable(engines)
+    other = fk.lora(network(), 2, on="0")
+    other[0].weight.data = other[0].weight.data * 2
+    assert not joinable(
+        [engines[0], StackedEngine(Task(replace(problem, model=other)), build("fedavg"), Training(0, 1, 4))]
+    )
 
 
 class Tables(nn.Module):

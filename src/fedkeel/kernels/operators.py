@@ -172,9 +172,8 @@ def layer_norm(
     eps: float = 1e-5, *rest: Any,
 ) -> Tensor | None:  # fmt: skip
     if not any(part is not None and part.stacked for part in (weight, bias)):
-        return F.layer_norm(
-            at.stack(x), list(shape), *(None if part is None else at.low(part) for part in (weight, bias)), eps
-        )
+        gain, lift = (None if part is None else at.low(part) for part in (weight, bias))
+        return F.layer_norm(at.stack(x), list(shape), gain, lift, eps)
     return rescale(at, F.layer_norm(at.stack(x), list(shape), None, None, eps), len(shape), weight, bias)
 
 

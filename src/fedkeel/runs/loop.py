@@ -254,7 +254,7 @@ class Loop:
         if self.server_engine is None:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
-            task = Task(problem, device=self.task.device, dtype=self.task.dtype)
+            task = Task(problem, device=self.task.device, dtype=self.task.dtype, start=self.task.start)
             self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
         start = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, start).state
