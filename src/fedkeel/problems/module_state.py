@@ -42,7 +42,7 @@ def draws_numbers(module: nn.Module | None) -> bool:
         if isinstance(part, nn.MultiheadAttention | nn.RNNBase):
             return float(part.dropout) > 0
         if type(part).__name__ in ("DropPath", "StochasticDepth"):  # of timm and torchvision
-            return float(getattr(part, "drop_prob", None) or getattr(part, "p", 0.0)) > 0
+            return float(getattr(part, "drop_prob", None) or getattr(part, "p", None) or 0.0) > 0
         return bool(getattr(part, "stochastic", False))
 
     return module is not None and any(map(draws, module.modules()))

@@ -78,6 +78,7 @@ class StackedWorkspace:
         self.inside = None if task.module is None else ModuleCaller(task.module)
         self.lowered = lower_frozen(task)
         self.report = NetworkReport()
+        self.multiplied = set[str]()  # leaves that the last pass used in products
         # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
         self.separable = task.separable and only_norms_remember(task.module)
 
@@ -96,10 +97,11 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        at = start_pass(self.task, params, batch.mask)
+        at = start_pass(self.task, params, batch.mask, self.multiplied)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), self.report.watch():
             one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
             losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
+        self.multiplied = at.multiplied
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
