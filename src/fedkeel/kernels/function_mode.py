@@ -4,6 +4,8 @@ What a network calls, through modules or directly, decides: an operator of `oper
 that function alone.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections import Counter

@@ -71,8 +71,8 @@ class Drop(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         from fedkeel.kernels import triton_dropout
 
-        dx = triton_dropout.drop(dy, *ctx.saved_tensors, least_bits(ctx.share), scale_up(ctx.share))
-        return dx, None, None, None
+        low, high = ctx.saved_tensors
+        return triton_dropout.drop(dy, low, high, least_bits(ctx.share), scale_up(ctx.share)), None, None, None
 
 
 def least_bits(share: float) -> int:
