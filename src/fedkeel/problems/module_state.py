@@ -24,13 +24,21 @@ def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}
 
 
-def only_norms_remember(module: nn.Module | None) -> bool:
-    """Whether all numbers that a module keeps besides its weights are running moments of batch norms."""
+@torch.no_grad()
+def only_norms_remember(module: nn.Module | None, samples: Callable[[], Sample]) -> bool:
+    """Whether a module keeps nothing of its samples but running moments of batch norms; tables do not change."""
     if module is None:
         return True
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
     moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
-    return all(name in moments for name, buffer in module.named_buffers() if buffer.is_floating_point())
+    others = [n for n, buffer in module.named_buffers() if buffer.is_floating_point() and n not in moments]
+    if not others:
+        return True
+    twin = copy.deepcopy(module).train()
+    before = {name: (buffer := twin.get_buffer(name), buffer._version) for name in others}
+    with torch.random.fork_rng(devices=[]):
+        twin(*samples())
+    return all(twin.get_buffer(n) is buffer and buffer._version == version for n, (buffer, version) in before.items())
 
 
 def draws_numbers(module: nn.Module | None) -> bool:

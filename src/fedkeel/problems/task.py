@@ -137,12 +137,12 @@ class Task:
     @cached_property
     def needs_pairs(self) -> bool:
         """Whether the model cannot be trained on one sample."""
+        return compares_samples(self.module, lambda: self.first_inputs(1))
 
-        def one() -> Sample:
-            tensors = self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors
-            return tensors[:-1] or tensors
-
-        return compares_samples(self.module, one)
+    def first_inputs(self, count: int = 2) -> Sample:
+        """The inputs of a small batch: so many times the first sample of the client that has most."""
+        tensors = self.batch(int(self.clients.sizes.argmax()), np.zeros(count, np.int64)).tensors
+        return tensors[:-1] or tensors
 
     def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """Turn raw rows into what the model sees: on the device, floats in the task's precision."""

@@ -80,7 +80,7 @@ class StackedWorkspace:
         self.report = NetworkReport()
         self.multiplied = set[str]()  # leaves that the last pass used in products
         # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
-        self.separable = task.separable and only_norms_remember(task.module)
+        self.separable = task.separable and only_norms_remember(task.module, task.first_inputs)
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -162,12 +162,14 @@ class StackedWorkspace:
         own, prediction = replace(aim, objective=Loss()), output[0] if aim.objective.features else output
         return reduced + self.reduce_losses(own, model, tensors, prediction, given)
 
-    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
+    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Any) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
-        def one(tensors: Sample, output: Tensor | None) -> Tensor:
+        def one(tensors: Sample, output: Any) -> Tensor:
             single = tuple(t.unsqueeze(0) for t in tensors)
-            return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
+            return self.task.losses(
+                model, single, _pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(0), output)
+            )
 
         return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
 
