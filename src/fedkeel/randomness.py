@@ -109,12 +109,17 @@ def keyed_bits(of: Tensor, call: int, count: int) -> Tensor:
 
     Cheaper than `keyed_uniforms`, for masks as large as activations: two rounds of a 32-bit hash of a counter.
     """
+    low, high = key_words(of, call)
+    counter = torch.arange(count, dtype=torch.int32, device=of.device)
+    return _mix_words(_mix_words(counter + low) ^ high)
+
+
+def key_words(of: Tensor, call: int) -> tuple[Tensor, Tensor]:
+    """The two words, as int32, from which `keyed_bits` starts."""
     z = (of ^ MASKS) + _signed(GOLDEN * (call + 1) & MASK)
     z = (z ^ _shifted(z, 30)) * FIRST_SIGNED
     z = z ^ _shifted(z, 27)
-    low, high = (_signed_word(z >> by) for by in (0, 32))
-    counter = torch.arange(count, dtype=torch.int32, device=of.device)
-    return _mix_words(_mix_words(counter + low) ^ high)
+    return _signed_word(z), _signed_word(z >> 32)
 
 
 def _signed_word(z: Tensor) -> Tensor:

@@ -57,6 +57,44 @@ def test_a_network_that_looks_at_values_is_refused_with_the_reason() -> None:
     assert "serial" in (caught.value.hint or "")
 
 
+def test_short_batches_that_a_network_joins_are_refused() -> None:
+    """Which of the joined samples only fill a batch up cannot be told."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.norm(torch.cat([x, -x])).chunk(2)
+            return self.layer(one * other)
+
+    task = task_of(Joined(), ((4,),))
+    batch = StackedBatch((torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)), None, (4, 4))
+    workspace, moments = StackedWorkspace(task), task.buffers
+    assert moments is not None
+    workspace(task.initial.expand(2), batch, Loss(), {}, moments.expand(2))
+    short = batch._replace(mask=torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]]), sizes=(4, 2))
+    with pytest.raises(ModelError, match="another number of samples"):
+        workspace(task.initial.expand(2), short, Loss(), {}, moments.expand(2))
+
+
+def test_a_network_that_remembers_its_samples_sees_no_filled_up_batch() -> None:
+    class Memory(nn.Module):
+        def __init__(self, learns: bool) -> None:
+            super().__init__()
+            self.learns, self.layer = learns, nn.Linear(4, 3)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.learns:
+                self.mean.lerp_(x.detach().mean(0), 0.1)
+            return self.layer(x - self.mean)
+
+    assert StackedWorkspace(task_of(Memory(learns=False), ((4,),))).separable
+    assert not StackedWorkspace(task_of(Memory(learns=True), ((4,),))).separable
+
+
 def test_frozen_weights_are_one_copy_and_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
     model[0].weight.requires_grad_(False)

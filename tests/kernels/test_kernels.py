@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.keyed_dropout import least_bits, scale_up
+from fedkeel.randomness import key_words, keyed_bits
 
 # height, width, in, out, kernel, stride, padding: ResNet stems, 1×1 shortcuts, images smaller than the kernel
 SHAPES = [
@@ -255,6 +257,18 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
 def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
     check_triton("cuda", dtype, tolerance)
     check_triton_batch("cuda", dtype, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_dropout_on_the_gpu_drops_what_its_twin_drops(share: float) -> None:
+    triton_dropout = importlib.import_module("fedkeel.kernels.triton_dropout")
+    keys = torch.tensor([3, -5, 2**62 + 7])
+    x = drawn(3, 7, 1001, seed=1).float() + 5
+    bits = torch.stack([keyed_bits(key, 4, 7007) for key in keys]).view(3, 7, 1001)
+    words = (word.cuda() for word in key_words(keys, 4))
+    found = triton_dropout.drop(x.cuda(), *words, least_bits(share), scale_up(share)).cpu()
+    torch.testing.assert_close(found, torch.where(bits >= least_bits(share), x * scale_up(share), 0.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

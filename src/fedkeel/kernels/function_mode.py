@@ -4,6 +4,8 @@ What a network calls, through modules or directly, decides: an operator of `oper
 that function alone.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 from collections import Counter
@@ -21,10 +23,12 @@ from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels import recurrent
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.keyed_dropout import DRAWING, KeyedDropout
+from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, dropout
+from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
 from fedkeel.models.text import scan_lstm
+from fedkeel.randomness import key_words
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: of.linear,
@@ -113,7 +117,10 @@ class StackedFunctions(KeyedDropout):
             return taken
         if func in DRAWING:
             self.tally["stacked", name_of(func)] += 1
-            return DRAWING[func](self.draw, *self.ready(args), **self.ready(kwargs))
+            given, options = self.ready(args), self.ready(kwargs)
+            if DRAWING[func] is dropout and given and given[0].is_cuda and given[0].dtype in GPU_TYPES:
+                return self.drop(*given, **options)
+            return DRAWING[func](self.draw, *given, **options)
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
@@ -161,6 +168,18 @@ class StackedFunctions(KeyedDropout):
         if self.mixed and one in self.names and one not in self.lowered:
             self.lowered[one] = value.to(self.at.compute)
         return self.lowered.get(one, value)
+
+    def drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Drop single numbers on a GPU, with the mask that `dropout` would draw."""
+        if not training or p == 0:
+            return x
+        key, keyed = take_off(self.next_key(), self.level)
+        value, stacked = take_off(x, self.level)
+        with outside():
+            clients = self.at.clients
+            value = value if stacked else value.expand(clients, *value.shape)
+            words = key_words(key if keyed else key.expand(clients), self.calls)
+            return put_back(Drop.apply(value, *(word.contiguous() for word in words), p), self.level)
 
     # ---- norms that wait -------------------------------------------------------------------------------------------
     def stand_in(self, norm: PendingNorm) -> Tensor:

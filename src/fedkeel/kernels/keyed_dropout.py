@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from fedkeel.errors import ModelError
@@ -39,15 +40,49 @@ class KeyedDropout(TorchFunctionMode):
                 return made
         return func(*args, **kwargs)
 
-    def draw(self, shape: tuple[int, ...], share: float) -> Tensor:
-        """Draw a mask that is False with probability `share`."""
+    def next_key(self) -> Tensor:
+        """Return the step's key for one more draw."""
         if self.key is None:
             raise ModelError(
                 "this network draws random numbers and does not say so.", "set stochastic = True on the module"
             )
         self.calls += 1
-        bits = keyed_bits(self.key, self.calls, prod(shape)).view(shape)
-        return bits >= round(share * 2**32) - 2**31
+        return self.key
+
+    def draw(self, shape: tuple[int, ...], share: float) -> Tensor:
+        """Draw a mask that is False with probability `share`."""
+        bits = keyed_bits(self.next_key(), self.calls, prod(shape)).view(shape)
+        return bits >= least_bits(share)
+
+
+class Drop(torch.autograd.Function):
+    """Dropout of stacked clients on a GPU, whose mask is made anew for the slopes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, share: float) -> Tensor:
+        from fedkeel.kernels import triton_dropout
+
+        ctx.save_for_backward(low, high)
+        ctx.share = share
+        return triton_dropout.drop(x, low, high, least_bits(share), scale_up(share))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedkeel.kernels import triton_dropout
+
+        low, high = ctx.saved_tensors
+        return triton_dropout.drop(dy, low, high, least_bits(ctx.share), scale_up(ctx.share)), None, None, None
+
+
+def least_bits(share: float) -> int:
+    """Return the least 32-bit number, as int32, that is kept where a share is dropped."""
+    return min(round(share * 2**32) - 2**31, 2**31 - 1)
+
+
+def scale_up(share: float) -> float:
+    """Return by what the rest is multiplied, so that means stay as they were."""
+    return 1 / (1 - share) if share < 1 else 0.0
 
 
 Draw = Callable[[tuple[int, ...], float], Tensor]
@@ -64,8 +99,7 @@ def feature_dropout(draw: Draw, x: Tensor, p: float = 0.5, training: bool = True
 
 
 def _drop(draw: Draw, x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
-    kept = draw(shape, p).to(x.dtype)
-    return x * (kept / (1 - p) if p < 1 else torch.zeros_like(kept))
+    return x * (draw(shape, p).to(x.dtype) * scale_up(p))
 
 
 def bernoulli(draw: Draw, x: Tensor, p: float = 0.5, **options: Any) -> Tensor:

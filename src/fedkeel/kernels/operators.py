@@ -41,7 +41,8 @@ class Operand(NamedTuple):
 class StackedPass:
     """One pass of a network: how many clients, the precision, and where gradients of its leaves are written.
 
-    `mask` is 0 for samples that only fill a batch up `[clients, batch]`, and None where there are none.
+    `mask` is 0 for samples that only fill a batch up `[clients, batch]`, and None where there are none. `shortened` are
+    all weights in that precision, where most of them are used so; `multiplied` the leaves that are.
     """
 
     clients: int
@@ -49,7 +50,9 @@ class StackedPass:
     anchor: Tensor
     into: Tree | None = None
     mask: Tensor | None = None
+    shortened: Tree | None = None
     claimed: set[str] = field(default_factory=set)
+    multiplied: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
 
     def claim(self, weight: Operand | None) -> Slot | None:
@@ -80,14 +83,24 @@ class StackedPass:
             return y
         if not bias.stacked:
             return y + self.low(bias)
-        biased: Tensor = AddBias.apply(y, self.anchor, bias.value, self.claim(bias))
+        slot = self.claim(bias)
+        biased: Tensor = AddBias.apply(y, self.anchor, self.short(bias, slot), slot)
         return biased
 
     def multiply(self, x: Tensor, weight: Operand) -> Tensor:
         """x weightᵀ for x `[clients, rows, inner]`, with a stacked weight `[clients, outer, …]` whose rest is flat."""
         slot = self.claim(weight)
-        y: Tensor = Multiply.apply(x, self.anchor, weight.value.flatten(2), None if slot is None else slot.flatten(2))
+        if slot is not None:
+            self.multiplied.add(slot.name)
+        value = self.short(weight, slot).flatten(2)
+        y: Tensor = Multiply.apply(x, self.anchor, value, None if slot is None else slot.flatten(2))
         return y
+
+    def short(self, weight: Operand, slot: Slot | None) -> Tensor:
+        """Return a weight from those that were shortened all at once; autograd need not see one that has its place."""
+        if slot is None or self.shortened is None:
+            return weight.value
+        return self.shortened[slot.name]
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
@@ -189,9 +202,10 @@ def rescale(at: StackedPass, unit: Tensor, axes: int, weight: Operand | None, bi
         scaled = unit if weight is None else unit * _beside(at, weight, unit)
         return scaled if bias is None else scaled + _beside(at, bias, unit)
     rows = unit.flatten(-axes).flatten(1, -2) if unit.dim() - axes > 1 else unit.flatten(-axes).unsqueeze(1)
-    slots = [None if slot is None else slot.flatten(1) for slot in (at.claim(weight), at.claim(bias))]
-    gain, lift = weight.value.flatten(1), None if bias is None else bias.value.flatten(1)
-    scaled = Rescale.apply(rows, at.anchor, gain, lift, tuple(slots))
+    slots = at.claim(weight), at.claim(bias)
+    gain, lift = at.short(weight, slots[0]).flatten(1), None if bias is None else at.short(bias, slots[1]).flatten(1)
+    into = tuple(None if slot is None else slot.flatten(1) for slot in slots)
+    scaled = Rescale.apply(rows, at.anchor, gain, lift, into)
     return scaled.view(unit.shape)
 
 
@@ -225,10 +239,10 @@ def attention(
     """The clients' samples are samples of one larger batch."""
     if dropout_p > 0 or min(query.axes, key.axes, value.axes) < 3 or len({query.axes, key.axes, value.axes}) > 1:
         return None
-    together = [at.stack(part).flatten(0, 1) for part in (query, key, value)]
-    mask = None if attn_mask is None else _mask(at, attn_mask, query.axes, len(together[0]) // at.clients)
+    q, k, v = (at.stack(part).flatten(0, 1) for part in (query, key, value))
+    mask = None if attn_mask is None else _mask(at, attn_mask, query.axes, len(q) // at.clients)
     options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    y = F.scaled_dot_product_attention(*together, mask, 0.0, is_causal, scale=scale, **options)
+    y = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, **options)
     return y.unflatten(0, (at.clients, -1))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedkeel.errors import ModelError
 from fedkeel.kernels.gradient_slots import Into
 from fedkeel.kernels.layers import BatchNormalise, Normalise
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -77,13 +78,19 @@ class BatchNorm:
     running: list[RunningMoments] = field(default_factory=list)
 
     def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+        mask = self.at.mask
+        if mask is not None and mask.shape[1] != images.shape[1]:
+            raise ModelError(
+                "this model cannot be stacked: a batch norm sees another number of samples than the batch has.",
+                "use --engine serial, or a batch_size that divides every client's samples",
+            )
         one = torch.ones((), dtype=self.at.anchor.dtype, device=images.device)
         gain = self.by_client(self.weight, one, images.shape[-1])
         bias = self.by_client(self.bias, torch.zeros_like(one), images.shape[-1])
         into = (self.at.claim(self.weight), self.at.claim(self.bias))
         running = self.running.pop() if self.running else None
         y: Tensor = BatchNormalise.apply(
-            images, self.at.anchor, shortcut, gain, bias, into, self.at.mask, self.epsilon, relu, running
+            images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running
         )
         return y
 

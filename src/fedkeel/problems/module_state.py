@@ -67,6 +67,11 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
     return made.train()
 
 
+def copy_trained(module: nn.Module) -> nn.Module:
+    """Copy a network to try something on; what is frozen is shared."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+
+
 def stay(part: nn.Module, mode: bool = True) -> nn.Module:
     """Train a module that stays in evaluation mode."""
     return part
@@ -120,13 +125,21 @@ def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     return {n: b.detach().clone() for n, b in buffers.items() if n not in idle}
 
 
-def only_norms_remember(module: nn.Module | None) -> bool:
-    """Whether all numbers that a module keeps besides its weights are running moments of batch norms."""
+@torch.no_grad()
+def only_norms_remember(module: nn.Module | None, call: Callable[[nn.Module], object]) -> bool:
+    """Whether a module keeps nothing of its samples but running moments of batch norms; tables do not change."""
     if module is None:
         return True
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
     moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
-    return all(name in moments for name in name_travelling_buffers(module))
+    others = [name for name in name_travelling_buffers(module) if name not in moments]
+    if not others:
+        return True
+    twin = copy_trained(module).train()
+    before = {name: (buffer := twin.get_buffer(name), buffer._version) for name in others}
+    with torch.random.fork_rng(devices=[]):
+        call(twin)
+    return all(twin.get_buffer(n) is buffer and buffer._version == version for n, (buffer, version) in before.items())
 
 
 def draws_numbers(module: nn.Module | None) -> bool:
@@ -151,7 +164,7 @@ def compares_samples(module: nn.Module | None, call: Callable[[nn.Module], objec
         return False
     try:
         with torch.random.fork_rng(devices=[]):
-            call(copy.deepcopy(module).train())
+            call(copy_trained(module).train())
     except ValueError as error:
         return "more than 1 value per channel" in str(error)
     return False

@@ -139,11 +139,11 @@ class Task:
     @cached_property
     def needs_pairs(self) -> bool:
         """Whether the model cannot be trained on one sample."""
+        return module_state.compares_samples(self.module, partial(self.try_first, 1))
 
-        def call(module: nn.Module) -> Any:
-            return self.predict(module, self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors)
-
-        return module_state.compares_samples(self.module, call)
+    def try_first(self, count: int, module: nn.Module) -> Any:
+        """Call a module with so many times the first sample of the client that has most."""
+        return self.predict(module, self.batch(int(self.clients.sizes.argmax()), np.zeros(count, np.int64)).tensors)
 
     def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """Turn raw rows into what the model sees: on the device, floats in the task's precision."""

@@ -109,7 +109,7 @@ class StackedEngine:
                 self.shrink(len(chosen))
                 continue
             outcomes |= {outcome.client: outcome for outcome in trained}
-            if not self.described:
+            if not self.described and log.isEnabledFor(logging.INFO):  # not while engines are timed
                 log.info("%s", self.gradient.report.describe())
                 self.described = True
         return [outcomes[client] for client in clients]

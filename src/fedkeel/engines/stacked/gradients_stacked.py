@@ -5,8 +5,7 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,17 +24,17 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.network_pass import (
     ModuleCaller,
     NetworkReport,
+    explain_unstackable,
     join_gradients,
     lower_frozen,
     start_pass,
 )
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
-from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.errors import ExperimentError
 from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.kernels.operators import StackedPass
-from fedkeel.problems.calling import without_turns
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
@@ -79,8 +78,9 @@ class StackedWorkspace:
         self.inside = None if task.module is None else ModuleCaller(task.module)
         self.lowered = lower_frozen(task)
         self.report = NetworkReport()
+        self.multiplied = set[str]()  # leaves that the last pass used in products
         # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
-        self.separable = task.separable and only_norms_remember(task.module)
+        self.separable = task.separable and only_norms_remember(task.module, partial(task.try_first, 2))
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -97,10 +97,11 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        at = start_pass(self.task, params, batch.mask)
+        at = start_pass(self.task, params, batch.mask, self.multiplied)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), self.report.watch():
             one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
             losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
+        self.multiplied = at.multiplied
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
@@ -161,12 +162,14 @@ class StackedWorkspace:
         own, prediction = replace(aim, objective=Loss()), output[0] if aim.objective.features else output
         return reduced + self.reduce_losses(own, model, tensors, prediction, given)
 
-    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
+    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Any) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
-        def one(tensors: Sample, output: Tensor | None) -> Tensor:
+        def one(tensors: Sample, output: Any) -> Tensor:
             single = tuple(t.unsqueeze(0) for t in tensors)
-            return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
+            return self.task.losses(
+                model, single, _pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(0), output)
+            )
 
         return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
 
@@ -224,21 +227,6 @@ class StackedWorkspace:
                 after[members] = some.buffers.buffer
         kept = None if after is None or buffers is None else Tree(after, buffers.layout)
         return Gradient(Tree(tree, params.layout), loss, kept)
-
-
-@contextmanager
-def explain_unstackable() -> Iterator[None]:
-    """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
-    try:
-        with without_turns():
-            yield
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        raise ModelError(
-            f"this model cannot be stacked: {str(error).splitlines()[0]}",
-            "use --engine serial, which computes in float32",
-        ) from error
 
 
 class KernelWorkspace(StackedWorkspace):

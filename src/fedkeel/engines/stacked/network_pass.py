@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
+from fedkeel.errors import ModelError
 from fedkeel.kernels.function_mode import COSTLY
 from fedkeel.kernels.operators import StackedPass
+from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
 from fedkeel.problems.task import Task
 
@@ -61,6 +64,7 @@ class NetworkReport:
         for warning in seen:
             if found := re.search(r"batching rule for aten::(\w+)", str(warning.message)):
                 self.looped.append(found[1])
+                warnings.filterwarnings("ignore", "There is a performance drop because")  # it has been said
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
@@ -86,11 +90,18 @@ def _list(counts: dict[str, int]) -> str:
     return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in counts.items())
 
 
-def start_pass(task: Task, params: Tree, mask: Tensor | None) -> StackedPass:
-    """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph."""
+def start_pass(task: Task, params: Tree, mask: Tensor | None, multiplied: set[str]) -> StackedPass:
+    """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph.
+
+    Where most weights are `multiplied`, all are brought to the precision of the arithmetic at once: one kernel, not one
+    for each.
+    """
     into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
     anchor = torch.zeros((), dtype=task.dtype, device=params.buffer.device, requires_grad=True)
-    return StackedPass(len(params.buffer), task.compute, anchor, into, mask)
+    count = sum(prod(params.layout.shapes[name]) for name in multiplied)
+    lower = task.compute != task.dtype and 2 * count > params.layout.size
+    shortened = Tree(params.buffer.to(task.compute), params.layout) if lower else None
+    return StackedPass(len(params.buffer), task.compute, anchor, into, mask, shortened)
 
 
 def lower_frozen(task: Task) -> dict[int, Tensor]:
@@ -110,3 +121,18 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
         elif grad is not None:
             place.add_(grad) if name in at.written else place.copy_(grad)
     return at.into
+
+
+@contextmanager
+def explain_unstackable() -> Iterator[None]:
+    """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
+    try:
+        with without_turns():
+            yield
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ModelError(
+            f"this model cannot be stacked: {str(error).splitlines()[0]}",
+            "use --engine serial, which computes in float32",
+        ) from error
