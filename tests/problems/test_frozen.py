@@ -253,3 +253,14 @@ def test_doctor_says_what_is_frozen(named, fedkeel, tmp_path):
     done = fedkeel("doctor", "experiment.toml", "--trust")
     assert done.code == 0, done.err
     assert "234 parameters and a frozen base of 2.08 kB, held once" in " ".join(done.out.split())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing torch's own compiler gives some
+def test_adapters_train_on_a_gpu_as_one_by_one():
+    problem = adapted_problem(sizes=(16, 12, 16))
+    settings = dict(problem=problem, method="scaffold", rounds=2, participation=1.0, epochs=2, batch_size=4, lr=0.05)
+    expected = fk.run(fk.Experiment(**settings), engine="serial", dtype=torch.float64, device="cpu").params
+    for dtype, bound in ((torch.float64, 1e-8), (torch.bfloat16, 0.02)):
+        run = fk.run(fk.Experiment(**settings), engine="stacked", dtype=dtype, device="cuda")
+        assert max(float((run.params[n].cpu() - expected[n]).abs().max()) for n in expected) < bound

@@ -24,6 +24,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.stacked.network_pass import (
     ModuleCaller,
     NetworkReport,
+    explain_unstackable,
     join_gradients,
     lower_frozen,
     start_pass,
