@@ -76,8 +76,16 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
     lines = sorted({line for run in runs for line in meaning(run)})
     deploying = ", ".join(dict.fromkeys(run.plan.method.name for run in runs if run.plan.method.deploys_another))
+    lines += [stopped_line(outcome) for outcome in outcomes if outcome.run and "stopped" in outcome.run.result]
     also = f"{deploying}: of the average, which is deployed; plain_… is the model that is trained"
     return [*lines, also] if deploying else lines
+
+
+def stopped_line(outcome: Outcome) -> str:
+    """Why a run has fewer rounds than were asked for."""
+    assert outcome.run is not None
+    why, label = outcome.run.result["stopped"], outcome.target.label
+    return f"{label}, seed {outcome.run.plan.seed}: stopped in round {why['round']}, for {why['reason']}"
 
 
 def meaning(run: Run) -> list[str]:
