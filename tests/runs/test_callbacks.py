@@ -1,14 +1,19 @@
 """Callbacks: the best model is kept, a run may be stopped, and a pause changes nothing of either."""
 
+import io
 import json
 
 import pytest
 
 import fedkeel as fk
 from fedkeel.errors import RequestError, RunError
+from fedkeel.report.content import content
+from fedkeel.report.source import Source
+from fedkeel.report.tables import summary
 from fedkeel.runs import checkpoint
 from fedkeel.runs.following import describe, find_callbacks
 from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.compare import group_runs, unfinished
 from problems import small_problem
 
 ROUNDS = 12
@@ -197,6 +202,38 @@ def test_each_run_of_a_stack_has_its_own_memory():
     for run in runs:
         alone = train(engine="stacked", callbacks=[Counting(4), fk.KeepBest()], seed=run.plan.seed)
         assert alone.kept["best"].round == run.kept["best"].round
+
+
+def test_the_report_and_the_comparison_say_why_a_run_is_shorter(tmp_path):
+    for seed in (0, 1):
+        train(tmp_path / str(seed), [Counting(2 + seed)], seed=seed)
+    (setting,) = content([Source.read(tmp_path / str(seed)) for seed in (0, 1)]).settings
+    assert "scaffold, seed 0: stopped in round 2: enough" in summary(setting)
+    assert "unfinished" not in summary(setting)
+    told = unfinished(group_runs([fk.load_run(tmp_path / str(seed)) for seed in (0, 1)]))
+    assert told[1] == "scaffold seed 1 was stopped in round 3: enough"
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+def test_a_line_is_shown_where_someone_looks_at_it(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    train(rounds=2)
+    assert capsys.readouterr().err == ""
+    seen = Terminal()
+    monkeypatch.setattr("sys.stderr", seen)
+    train(rounds=4, callbacks=[Counting(2)])
+    *_, last = seen.getvalue().split("\r")
+    assert "scaffold [############............] 2/4  accuracy" in last
+    assert last.endswith("stopped in round 2: enough\n")
+    seen.close()
+    assert len(train(rounds=2).records) == 2  # a closed stream ends no run
+    hidden = Terminal()
+    monkeypatch.setattr("sys.stderr", hidden)
+    fk.run(experiment(rounds=1), engine="serial", progress=False)
+    assert hidden.getvalue() == ""
 
 
 # ---- names and mistakes --------------------------------------------------------------------------------------------

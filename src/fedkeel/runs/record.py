@@ -12,6 +12,7 @@ from typing import Any
 
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Amount, Count, Whole
+from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import read_line
 
 LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
@@ -78,6 +79,14 @@ def digest(params: Tree) -> str:
 def lower_is_better(measure: str) -> bool:
     """Whether the better of two values of a measure is the lower one: losses, errors and distances."""
     return not LOWER.isdisjoint(re.split(r"[\W_]", measure))
+
+
+def describe_stop(result: Mapping[str, Any]) -> str | None:
+    """Say where and why a callback stopped a run; None where none did."""
+    found = result.get("stopped")
+    if not isinstance(found, Mapping):
+        return None
+    return shorten(make_printable(f"stopped in round {found.get('round')}: {found.get('reason')}"), 200)
 
 
 def judged_on(records: Sequence[RoundRecord]) -> str | None:

@@ -38,6 +38,7 @@ from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
+from fedkeel.runs.progress_line import follow
 from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
@@ -54,7 +55,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     keep_params: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
@@ -64,12 +65,13 @@ def run(
 
     `track` names what else is measured in every round: "drift", "spectrum", "state", or functions of one's own.
     `callbacks` are told of every round, keep models and may stop the run: fk.KeepBest(), fk.EarlyStop(), your own.
+    `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     """
     followers = find_callbacks(callbacks)
     keep = keep_params, checkpoint_seconds, command, as_list(track), followers
     on = Place(engine, device_of(device), dtype, workers, *keep)
     with session(on.device) as closing:
-        return start(experiment, out, on, progress, closing).drive()
+        return start(experiment, out, on, follow(progress), closing).drive()
 
 
 @contextlib.contextmanager
