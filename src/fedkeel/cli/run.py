@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli.callbacks import CallbackNames, Keep, Patience, go_on_with, read_callbacks
+from fedkeel.cli.callbacks import CallbackNames, Keep, Metrics, Patience, go_on_with, read_callbacks, read_metrics
 from fedkeel.cli.console import say, stderr, stdout
 from fedkeel.cli.pages import argument, examples, option
 from fedkeel.cli.stopping import Stopped
@@ -67,6 +67,7 @@ def run(
     keep: Keep = None,
     patience: Patience = None,
     callback: CallbackNames = None,
+    metrics: Metrics = "",
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -107,7 +108,7 @@ def run(
     tracking, callbacks = Tracking.of(track, tensorboard, mlflow, wandb), read_callbacks(keep, patience, callback)
     carry_out(
         targets,
-        Machine(engine, workers, device, precision, tracking, callbacks),
+        Machine(engine, workers, device, precision, tracking, callbacks, read_metrics(metrics)),
         json=json,
         progress=not no_progress,
     )
@@ -128,6 +129,7 @@ def resume(
     keep: Keep = None,
     patience: Patience = None,
     callback: CallbackNames = None,
+    metrics: Metrics = "",
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -157,7 +159,7 @@ def resume(
     callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)
     carry_out(
         targets,
-        Machine(engine, workers, device, arithmetic, tracking, callbacks),
+        Machine(engine, workers, device, arithmetic, tracking, callbacks, read_metrics(metrics, folders, trust)),
         json=json,
         progress=not no_progress,
     )

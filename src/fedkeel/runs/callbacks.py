@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedkeel.core.rule import State
 from fedkeel.errors import RequestError, nearest
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import NAME, KeptModel
-from fedkeel.runs.record import RoundRecord, judged_on, lower_is_better
+from fedkeel.runs.record import RoundRecord, judged_on
 from fedkeel.typed_values import check_fields
 
 if TYPE_CHECKING:
