@@ -59,7 +59,9 @@ def run(
         list[str] | None,
         option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, optimizer=adamw, partition.alpha=0.3 …"),
     ] = None,
-    seeds: Annotated[str | None, option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
+    seeds: Annotated[
+        str | None, option(metavar="0-4", help="Repeat each method with these seeds: 0,1,2 or 0-4.")
+    ] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from fedkeel.typed_values import read_toml
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
 
+
+MOST_SEEDS = 1000
 
 TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
 """Keys whose fields are set one by one; a text is the name in such a table."""
@@ -188,14 +191,26 @@ def value_of(text: str) -> Any:
 
 
 def some_numbers(text: str) -> tuple[int, ...]:
-    """`0,1,2` as whole numbers, at least one."""
+    """`0,1,2` or `0-2` as whole numbers, at least one."""
     try:
-        found = tuple(int(word) for word in words(text))
+        found = tuple(number for word in words(text) for number in number_range(word))
     except ValueError:
-        raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
+        raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2 or --seeds 0-4") from None
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
     return found
+
+
+def number_range(word: str) -> Sequence[int]:
+    """`3` as one number, `0-4` as five."""
+    ends = re.fullmatch(r"(\d+)-(\d+)", word)
+    if ends is None:
+        return [int(word)]
+    first, last = int(ends[1]), int(ends[2])
+    if not first <= last < first + MOST_SEEDS:
+        fault = "goes down" if last < first else f"is longer than {MOST_SEEDS}"
+        raise RequestError(f"a range of seeds {fault}: {word}", "for example --seeds 0-4")
+    return range(first, last + 1)
 
 
 def words(text: str) -> tuple[str, ...]:

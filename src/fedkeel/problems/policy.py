@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.typed_values import check_fields, check_table
 
 
+@explain_typos("an evaluation", ExperimentError)
 @dataclass(frozen=True)
 class Evaluation:
     """Judge a model of each client on the client's own test set.

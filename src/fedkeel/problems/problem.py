@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel.data.clients import ClientData, Sample, TensorClients, to_tensors
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.randomness import choice, key
 
@@ -22,6 +22,7 @@ SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 
 
+@explain_typos("a problem", ExperimentError)
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is to be learned, and from whom.

@@ -40,7 +40,7 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
         note = f"round {found[0].data.round}; worst client: {worst}"
         title = f"{word[:1].upper()}{word[1:]} of every client"
         yield Chart(f"clients-{file}", "clients", title, note, spread(found, name))
-        if sized := [one for one in found if one.data.sizes is not None]:
+        if sized := [one for one in found if one.data.sizes is not None and len({*one.data.sizes}) > 1]:
             title = f"{word[:1].upper()}{word[1:]} by size of client"
             yield Chart(f"clients-{file}-by-size", "clients", title, "each point is a client", by_size(sized, name))
     sizes = setting.groups[0].runs[0].clients.sizes

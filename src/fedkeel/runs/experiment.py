@@ -19,7 +19,7 @@ from fedkeel.core.schedules import Schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import explain_new_default, save_partition
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
@@ -45,6 +45,7 @@ PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
 
 
+@explain_typos("an experiment", ExperimentError)
 @dataclass(frozen=True)
 class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.

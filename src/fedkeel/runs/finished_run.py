@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedkeel.core.round import deploy
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged
-from fedkeel.errors import FolderError, RequestError, require_known
+from fedkeel.errors import FolderError, RequestError, explain_typos, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
@@ -167,6 +167,7 @@ class Run:
         return module
 
 
+@explain_typos("fk.load_run")
 def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust: bool | Trust = False) -> Run:
     """A run from its folder, as far as it has come. Code that the folder names is imported with `trust` only.
 

@@ -20,7 +20,7 @@ from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_out_of_memory
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import FolderError, RequestError, explain_typos
 from fedkeel.methods import composition
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
@@ -48,6 +48,7 @@ log = logging.getLogger("fedkeel")
 CHECKPOINT_SECONDS = 30.0
 
 
+@explain_typos("fk.run")
 def run(
     experiment: Experiment,
     *,

@@ -13,7 +13,7 @@ import torch
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError, RunError, explain_typos
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.runs.experiment import Experiment
@@ -35,6 +35,7 @@ def alike(one: Experiment, other: Experiment) -> bool:
     return first == second and one.problem is other.problem
 
 
+@explain_typos("fk.run_together")
 def run_together(
     experiments: Sequence[Experiment],
     *,

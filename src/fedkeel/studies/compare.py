@@ -9,7 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.analysis.intervals import paired_interval
-from fedkeel.errors import RequestError, require_known
+from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
@@ -90,6 +90,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {f"{key}_{name}": value for key, part in parts.items() for name, value in part.items()}
 
 
+@explain_typos("fk.compare")
 def compare(
     runs: Sequence[Run | str | PathLike[str]], *, baseline: str | None = None, target: float | None = None
 ) -> Comparison:

@@ -17,7 +17,7 @@ from fedkeel.data.partition.long_tail import LongTail
 from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.errors import ExperimentError, require_known
+from fedkeel.errors import ExperimentError, explain_typos, require_known
 from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
@@ -30,6 +30,8 @@ PARTITIONS: dict[str, type[Any]] = {
     "feature-shift": FeatureShift,
 }
 
+for _name, _kind in PARTITIONS.items():
+    explain_typos(f"partition {_name}", ExperimentError)(_kind)
 
 OLD_FORMS = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
 """The default forms up to version 0.1.0; both repeat some samples and leave others out."""
