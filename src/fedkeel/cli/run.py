@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
 
 Engine = Annotated[
-    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower.")
+    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower, module:name.")
 ]
 Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
@@ -31,6 +31,9 @@ Precision = Annotated[
 ]
 Trusting = Annotated[
     bool, option("--trust", help="Import the code that the file names: only for files that you trust.")
+]
+OwnProblem = Annotated[
+    str | None, option(metavar="MODULE:NAME", help="Your own problem instead of a data set: an fk.Problem.")
 ]
 Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
@@ -50,6 +53,7 @@ def run(
     dataset: Annotated[
         str | None, option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
     ] = None,
+    problem: OwnProblem = None,
     model: Annotated[str | None, option(metavar="NAME", help="See `fedkeel models`.")] = None,
     partition: Annotated[
         str | None, option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …")
@@ -96,6 +100,7 @@ def run(
         file=file,
         methods=words(method or ""),
         dataset=dataset,
+        problem=problem,
         model=model,
         partition=partition,
         rounds=rounds,
@@ -121,6 +126,7 @@ def run(
 @examples("fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-59601bb60e28 --rounds 200")
 def resume(
     folder: Annotated[Path, argument(metavar="DIR", help="A run's folder, or one that holds several.")],
+    problem: OwnProblem = None,
     rounds: Annotated[int | None, option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
     engine: Engine = "auto",
     workers: Workers = None,
@@ -146,6 +152,7 @@ def resume(
     was tracked is tracked on, and callbacks go on; --patience N takes the place of the one before.
     """
     from fedkeel.cli.training import Machine, Target, runs_in
+    from fedkeel.problems.given import find_problem
     from fedkeel.runs.environment import tracked_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
@@ -154,8 +161,9 @@ def resume(
     arithmetic = precision or precision_of(folders)
     tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
     for path in folders:
-        data = read_experiment(path)
-        experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
+        data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
+        own = {} if problem is None else {"problem": find_problem(problem)}
+        experiment = Experiment.load(data | own, trust=trust)
         targets.append(Target(experiment.plan.method.name, experiment, path))
     tracking = Tracking.of(track or tracked, tensorboard, mlflow, wandb)
     callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)

@@ -42,6 +42,7 @@ class Request:
     file_hint: str | None = None
     methods: tuple[str, ...] = ()
     dataset: str | None = None
+    problem: str | None = None
     model: str | None = None
     partition: str | None = None
     rounds: int | None = None
@@ -61,7 +62,7 @@ class Asked:
 def experiments(request: Request) -> list[Asked]:
     """Every run that is asked for, checked before the first one starts: methods, each with all seeds."""
     data = base(request)
-    for name in ("dataset", "model", "partition", "rounds"):
+    for name in ("dataset", "problem", "model", "partition", "rounds"):
         if (value := getattr(request, name)) is not None:
             data[name] = value
     changes = [assignment(text) for text in request.assignments]
@@ -117,7 +118,8 @@ def name_run(label: str, experiment: Experiment) -> Asked:
 
 def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
-    options = {"method": bool(request.methods), "model": request.model is not None, "optimizer": False}
+    given = {word: getattr(request, word) is not None for word in ("model", "partition", "problem")}
+    options = {"method": bool(request.methods), "optimizer": False} | given
     return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 
@@ -133,10 +135,10 @@ def base(request: Request) -> dict[str, Any]:
     """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
     if request.file is not None:
         data = read(request.file, request.file_hint)
-        if "dataset" not in data and "problem" not in data and request.dataset is None:
+        if not {"dataset", "problem"} & data.keys() and request.dataset is None and request.problem is None:
             raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
         return data
-    return {} if request.dataset is not None else quick_start()
+    return quick_start() if request.dataset is None and request.problem is None else {}
 
 
 def quick_start() -> dict[str, Any]:
