@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fedkeel.cli.console import facts, say, stderr, stdout
-from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Json, OwnProblem, Trusting
+from fedkeel.cli.pages import Json, argument, examples, option
+from fedkeel.cli.run import OwnProblem, Trusting
 
 
 @examples(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fedkeel.cli.completion import complete_metrics
 from fedkeel.cli.pages import option
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ CallbackNames = Annotated[
 ]
 
 Metrics = Annotated[
-    str, option(metavar="A,B,…", help="Measure too: f1, auc, balanced_accuracy, ece … (scikit-learn's), module:name.")
+    str,
+    option(
+        metavar="A,B,…",
+        help="Measure too: f1, auc, balanced_accuracy, ece … (scikit-learn's), module:name.",
+        autocompletion=complete_metrics,
+    ),
 ]
 
 

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import CallbackNames, Keep, Metrics, Patience, go_on_with, read_callbacks, read_metrics
+from fedkeel.cli.completion import (
+    complete_datasets,
+    complete_engines,
+    complete_methods,
+    complete_models,
+    complete_partitions,
+)
 from fedkeel.cli.console import say, stderr, stdout
-from fedkeel.cli.pages import argument, examples, option
+from fedkeel.cli.pages import Json, argument, examples, option
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
 
@@ -18,7 +25,12 @@ if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
 
 Engine = Annotated[
-    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower, module:name.")
+    str,
+    option(
+        metavar="NAME",
+        help="How clients are trained: auto, serial, processes, stacked, flower, module:name.",
+        autocompletion=complete_engines,
+    ),
 ]
 Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
@@ -35,7 +47,6 @@ Trusting = Annotated[
 OwnProblem = Annotated[
     str | None, option(metavar="MODULE:NAME", help="Your own problem instead of a data set: an fk.Problem.")
 ]
-Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
@@ -48,15 +59,28 @@ NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines 
 def run(
     file: Annotated[Path | None, argument(metavar="[EXPERIMENT.toml]", help="Settings of an experiment.")] = None,
     method: Annotated[
-        str | None, option(metavar="A,B,…", help="One or several methods; see `fedkeel methods`.")
+        str | None,
+        option(metavar="A,B,…", help="One or several; see `fedkeel methods`.", autocompletion=complete_methods),
     ] = None,
     dataset: Annotated[
-        str | None, option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
+        str | None,
+        option(
+            metavar="NAME",
+            help="Alone: with that data set's own model, partition and rates.",
+            autocompletion=complete_datasets,
+        ),
     ] = None,
     problem: OwnProblem = None,
-    model: Annotated[str | None, option(metavar="NAME", help="See `fedkeel models`.")] = None,
+    model: Annotated[
+        str | None, option(metavar="NAME", help="See `fedkeel models`.", autocompletion=complete_models)
+    ] = None,
     partition: Annotated[
-        str | None, option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …")
+        str | None,
+        option(
+            metavar="KIND:…",
+            help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …",
+            autocompletion=complete_partitions,
+        ),
     ] = None,
     rounds: Annotated[int | None, option(metavar="N", help="Rounds of training.")] = None,
     settings: Annotated[

@@ -62,11 +62,11 @@ def read_own(settings: Mapping[str, Any], trust: Trust) -> OwnPartition:
         found: Any = look_up(name, KIND, trust)
     except UntrustedError:
         return OwnPartition(dict(settings))
+    if not hasattr(found, "divide"):
+        raise ExperimentError(f"{name} is no partition: it has no function divide.", KIND.hint)
     if isinstance(found, type):
         try:
             found = found(**fields)
         except TypeError as error:
             raise ExperimentError(f"partition {name} cannot be made: {error}", "write its fields behind it") from None
-    if not hasattr(found, "divide"):
-        raise ExperimentError(f"{name} is no partition: it has no function divide.", KIND.hint)
     return OwnPartition(dict(settings), found)
