@@ -41,8 +41,8 @@ OWN = Kind("callback", Callback, objects=True, classes=True, functions=True, hin
 
 def find_callbacks(given: Iterable[Given] | Given, trust: Trust = Trust.TYPED) -> list[Callback]:
     """Find callbacks by name; objects of the caller's own stay as they are."""
-    alone = isinstance(given, str | Callback) or callable(given)
-    found = [find_callback(one, trust) for one in ([given] if alone else given)]
+    several = [given] if isinstance(given, str | Callback) or callable(given) else list(given)
+    found = [find_callback(one, trust) for one in several]
     names = [describe(one) for one in found]
     for name in names:
         if names.count(name) > 1:
@@ -85,7 +85,7 @@ def describe(callback: Callback) -> str:
     if isinstance(callback, EveryRound):
         return f"{callback.function.__module__}:{getattr(callback.function, '__qualname__', 'function')}"
     kind: Any = type(callback)
-    if CALLBACKS.get(kind.__name__) is not kind:
+    if kind not in CALLBACKS.values():
         return f"{kind.__module__}:{kind.__qualname__}"
     changed = {field.name: value for field in fields(kind) if (value := getattr(callback, field.name)) != field.default}
     return kind.__name__ + ":" * bool(changed) + ",".join(f"{name}={value}" for name, value in changed.items())
