@@ -11,7 +11,7 @@ from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
 from fedkeel.runs import checkpoint
-from fedkeel.runs.following import describe, find_callbacks
+from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import group_runs, unfinished
 from problems import small_problem
@@ -188,6 +188,10 @@ def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tm
     run = train(tmp_path / "a", [stop])
     assert (len(run.records), run.result["stopped"]["reason"], stop.ended) == (3, "enough", [run])
     assert stop.saved == 3
+    seldom = Counting(3)
+    fk.run(experiment(), out=tmp_path / "c", engine="serial", callbacks=[seldom, Counting(5)])
+    assert seldom.saved == 1, "the last round is always saved"
+    assert list_callbacks([seldom, EveryRound(lambda at: None)]) == ["test_callbacks:Counting"]
     assert fk.load_run(tmp_path / "a").result == run.result
     assert len(train(tmp_path / "a", [stop]).records) == 3
     assert "stopped" not in train(tmp_path / "a").result

@@ -43,7 +43,7 @@ def find_callbacks(given: Iterable[Given] | Given, trust: Trust = Trust.TYPED) -
     """Find callbacks by name; objects of the caller's own stay as they are."""
     several = [given] if isinstance(given, str | Callback) or callable(given) else list(given)
     found = [find_callback(one, trust) for one in several]
-    names = [describe(one) for one in found]
+    names = [describe(one) for one in found if type(one) in CALLBACKS.values()]
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"a callback is given twice: {name}", "give each once")
@@ -91,6 +91,23 @@ def describe(callback: Callback) -> str:
     return kind.__name__ + ":" * bool(changed) + ",".join(f"{name}={value}" for name, value in changed.items())
 
 
+def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Name each callback; those that share a name are numbered."""
+    found: dict[str, Callback] = {}
+    for one in callbacks:
+        name, number = describe(one), 1
+        while name in found:
+            number += 1
+            name = f"{describe(one)} ({number})"
+        found[name] = one
+    return found
+
+
+def list_callbacks(callbacks: Iterable[Callback]) -> list[str]:
+    """List the callbacks that a name brings back: not those of a script or inside a function."""
+    return [name for name in map(describe, callbacks) if "<" not in name and not name.startswith("__main__:")]
+
+
 @contextlib.contextmanager
 def explain(name: str, when: str) -> Iterator[None]:
     """Turn what a callback of someone's own raises into one line."""
@@ -110,7 +127,7 @@ class Callbacks:
     """The callbacks of one run, and what they have come to: changed as a whole after each round, or not at all."""
 
     def __init__(self, callbacks: Sequence[Callback], folder: Path | None):
-        self.named: Mapping[str, Callback] = {describe(one): one for one in callbacks}
+        self.named: Mapping[str, Callback] = name_callbacks(callbacks)
         self.folder, self.state = folder, Followed()
         self.models: dict[str, State] = {}  # kept, and not yet written
 
