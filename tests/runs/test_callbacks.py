@@ -251,6 +251,10 @@ class Three(fk.Callback):
     def round(self, at):
         return "three are enough" if at.record.round == 3 else None
 
+class Four(fk.Callback):
+    def __init__(self, needed):
+        self.needed = needed
+
 number = 3
 """
 
@@ -263,6 +267,8 @@ def test_callbacks_come_by_name_too(tmp_path, monkeypatch):
     assert len(train(callbacks=lambda at: "one" if at.record.round == 1 else None).records) == 1
     for text in ("EarlyStop:patience=3,on=validation", "KeepBest", "KeepBest:metric=f1,name=f1"):
         assert [describe(one) for one in find_callbacks([text])] == [text]
+    with pytest.raises(RequestError, match="cannot be made without arguments"):
+        find_callbacks("own_callbacks:Four")
     with pytest.raises(RequestError, match="of type int, not a callback"):
         find_callbacks("own_callbacks:number")
 

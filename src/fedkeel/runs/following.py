@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.rule import State
 from fedkeel.data.partition.registry import parse_value
+from fedkeel.engines.machine import delay_signals
 from fedkeel.errors import FedkeelError, RequestError, RunError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.runs.callbacks import Callback, EarlyStop, KeepBest, Moment
@@ -59,12 +60,23 @@ def find_callback(given: Any, trust: Trust) -> Callback:
         if ":" not in given:
             raise RequestError(f"no callback is called: {given}", nearest(given, CALLBACKS, "callbacks"))
         target = look_up(given, OWN, trust)
-        given = target() if isinstance(target, type) else target
+        given = make_callback(given, target) if isinstance(target, type) else target
     if isinstance(given, Callback):
         return given
     if callable(given) and not isinstance(given, type):
         return EveryRound(given)
     raise RequestError(f"a callback is an object of fk.Callback or a function, not {given!r}.", "fk.KeepBest()")
+
+
+def make_callback(name: str, kind: type) -> Any:
+    """Make a callback of a class that a name leads to."""
+    try:
+        return kind()
+    except TypeError as error:
+        raise RequestError(
+            f"the callback {name} cannot be made without arguments: {error}",
+            f"make it in its module, ready = {kind.__name__}(…), and name that",
+        ) from error
 
 
 def read_fields(name: str, text: str) -> dict[str, Any]:
@@ -166,8 +178,9 @@ class Callbacks:
                 stopped = {"round": at.record.round, "reason": reason, "by": name}
         now = records[-1].round
         remembered = {name: values for name, values in memory.items() if values}
-        self.models |= {name: model for name, one in kept.items() if one.round == now}
-        self.state = Followed(now, remembered, kept, stopped)
+        with delay_signals():  # a file must not get the model of another round
+            self.models |= {name: model for name, one in kept.items() if one.round == now}
+            self.state = Followed(now, remembered, kept, stopped)
 
     def see_checkpoint(self, experiment: Experiment, records: Sequence[RoundRecord], model: State) -> None:
         """Tell all callbacks that a checkpoint was written; what they change of the copies they get is lost."""
