@@ -3,6 +3,7 @@
 Libraries are imported by those who use them: the process that hands tests out to others would wait for them in vain.
 """
 
+import gc
 import json
 import os
 from types import SimpleNamespace
@@ -10,6 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.set_threshold(50_000, 20, 20)  # modules, of which most is made, are no garbage: to look through them takes long
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_but_not_waited_for():
+    """No test cuts the power: what was written is read back without a wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
