@@ -44,7 +44,7 @@ def shared_workers():
 
 @pytest.fixture(scope="session", autouse=True)
 def done_once():
-    """The same method is checked, and rehearsed on the same layout, once; so is the command line built."""
+    """The same method is checked, and rehearsed on the same layout, once; so is the command line built, and so on."""
     from done_once import DONE_ONCE
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_method import few_by_default
+from every_method import few_of_engines
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -128,7 +128,7 @@ def test_losses_of_all_clients_at_once_are_those_of_each(loss: Any) -> None:
     assert difference(stacked, serial) < 1e-12
 
 
-@pytest.mark.parametrize("name", few_by_default())
+@pytest.mark.parametrize("name", few_of_engines())
 def test_every_method_learns_what_it_learns_serially(name: str) -> None:
     given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=1, batch_size=3)
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
