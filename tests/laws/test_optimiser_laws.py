@@ -71,9 +71,9 @@ def compare_with_serial(base, rule):
         assert difference(train(stacked, method, task), serial) < 1e-12, (base, rule, lift.__name__)
 
 
-@each
-def test_stacked_clients_learn_what_they_learn_serially(kind):
-    for base, moments in zip(BASES, cycle(POLICIES), strict=False):
+def test_stacked_clients_learn_what_they_learn_serially():
+    """Each optimiser with each policy, and on one base after another."""
+    for (kind, moments), base in zip(product(KINDS, POLICIES), cycle(BASES), strict=False):
         compare_with_serial(base, kind(moments=moments))
 
 

@@ -12,6 +12,7 @@ import typer
 from fedkeel import importing
 from fedkeel.core import method as methods
 from fedkeel.core.rule import Rule
+from fedkeel.data.datasets import digits
 from fedkeel.methods import registry
 from fedkeel.runs import environment, prepare
 
@@ -78,6 +79,7 @@ DONE_ONCE = {
     (typer.main, "get_command"): cache(typer.main.get_command),
     (methods, "check_method"): once(methods.check_method, lambda method: method),
     (prepare, "rehearse"): once(prepare.rehearse, on_a_task),
+    (digits, "read_digits"): cache(digits.read_digits),
     (environment, "version_of"): cache(environment.version_of),
     (environment, "git_revision"): revision,
     (importing, "installed"): points,

@@ -151,7 +151,13 @@ def test_float32_stays_close_to_serial() -> None:
 
 @pytest.mark.parametrize(
     ("name", "general"),
-    [("resnet20-gn", True), ("resnet20-gn", False), ("resnet18-gn", False), ("small-cnn", False), ("lenet-fsa", False)],
+    [
+        ("resnet20-gn", True),
+        ("resnet20-gn", False),
+        pytest.param("resnet18-gn", False, marks=pytest.mark.slow),
+        ("small-cnn", False),
+        ("lenet-fsa", False),
+    ],
 )
 def test_networks_learn_the_same_with_kernels(name: str, general: bool) -> None:
     images = {"resnet18-gn": 16, "resnet20-gn": 8, "small-cnn": 8, "lenet-fsa": 16}[name]
