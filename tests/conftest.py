@@ -14,6 +14,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(50_000, 20, 20)  # modules, of which most is made, are no garbage: to look through them takes long
 
 
+def pytest_configure(config):
+    """Laws are tried on fewer drawn examples in the quick run; the slow one tries all."""
+    hands_out_only = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if config.option.markexpr == "not slow" and not hands_out_only:
+        from hypothesis import settings
+
+        settings.register_profile("few", max_examples=30)
+        settings.load_profile("few")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def written_but_not_waited_for():
     """No test cuts the power: what was written is read back without a wait for the disk."""

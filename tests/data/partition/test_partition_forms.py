@@ -87,7 +87,8 @@ def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_large_alpha_is_iid_and_a_small_one_is_not(form: str) -> None:
-    scores = [score(Dirichlet(a, 20, form).divide(CIFAR, 3).histogram(CIFAR, 10)) for a in (1e6, 10.0, 0.5, 0.05)]
+    labels = CIFAR[:20_000]
+    scores = [score(Dirichlet(a, 20, form).divide(labels, 3).histogram(labels, 10)) for a in (1e6, 10.0, 0.5, 0.05)]
     assert scores == sorted(scores)
     assert scores[0] < 0.06
     assert scores[-1] > 0.6
