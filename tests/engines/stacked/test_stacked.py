@@ -317,8 +317,18 @@ class Again(Graph):
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
-REPLAYED = ("scaffold", "fedwmsam", "fedscam", "plgu", "fedcr", "feddecorr", "muon+fedavg")
-MORE = ("fedavg", "fedfft-d", "fedsmoo", "fedfsa", "fedlesam-d", "adamw+fedfft-d", "lion+fedsam")
+REPLAYED = ("scaffold", "fedscam", "plgu", "fedcr", "muon+fedavg")
+MORE = (
+    "fedwmsam",
+    "feddecorr",
+    "fedavg",
+    "fedfft-d",
+    "fedsmoo",
+    "fedfsa",
+    "fedlesam-d",
+    "adamw+fedfft-d",
+    "lion+fedsam",
+)
 
 
 @pytest.mark.parametrize("name", [*REPLAYED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
