@@ -22,14 +22,14 @@ def experiment(**changes):
 
 
 # ---- as data -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", sorted(fk.METHODS))
-def test_an_experiment_survives_a_file(method):
-    exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
-    text = tomli_w.dumps(exp.save())
-    again = fk.Experiment.load(tomllib.loads(text))
-    assert again.plan.method == exp.plan.method
-    assert again.save() == exp.save()
-    assert again.fingerprint() == exp.fingerprint()
+def test_an_experiment_survives_a_file():
+    for method in fk.METHODS:
+        exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
+        text = tomli_w.dumps(exp.save())
+        again = fk.Experiment.load(tomllib.loads(text))
+        assert again.plan.method == exp.plan.method, method
+        assert again.save() == exp.save(), method
+        assert again.fingerprint() == exp.fingerprint(), method
 
 
 def test_a_fingerprint_is_of_the_result():
