@@ -71,6 +71,8 @@ def plain(text: str) -> str:
 def finish(axes: Any, **settings: Any) -> None:
     """Light axes."""
     axes.set(**settings)
+    if hasattr(axes.yaxis.get_major_formatter(), "set_powerlimits"):  # long numbers do not fit into the margin
+        axes.ticklabel_format(axis="y", scilimits=(-2, 5))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE)
     axes.set_axisbelow(True)
@@ -79,6 +81,8 @@ def finish(axes: Any, **settings: Any) -> None:
 def add_legend(figure: Figure) -> None:
     """The names of the methods, which a page has above its charts: beside points and long lists, else in the chart."""
     axes = figure.axes[0]
+    if figure.legends:
+        return
     _, names = axes.get_legend_handles_labels()
     if len(names) < 2 or axes.get_legend():
         return

@@ -1,4 +1,4 @@
-"""A figure made again as files: its charts as images, and a page with what the paper says, what is alike and what not."""
+"""A figure made again as files: its charts as images, and a page that holds them against the paper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from fedkeel.text import plural
 
 STYLE = "figure { margin-bottom: .8rem; max-width: 900px; } li { margin: .15rem 0; }"
 UNITS = {"accuracy": "points", "seconds": "seconds", "test_loss": "", "drift": "", "radius/mean": ""}
-HOLLOW = "Hollow marks are the paper's numbers; bars and bands are one standard deviation over seeds."
+HOLLOW = (
+    "Hollow marks: the paper's numbers; diamonds: shortened runs; bars and bands: one standard deviation over seeds."
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,10 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     """Say in words and numbers how the runs compare with what the paper shows."""
     figure = runs.figure
     unit = UNITS.get(figure.panels[0].measure, "") if figure.panels else ""
-    readings: list[Reading] = read_expectations(figure.expects, runs.numbers(), unit) if figure.needs_runs else []
+    readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
     judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
-    told = [] if changed else [one for one in judged if one.difference is not None and not one.cell.uncertain]
+    full = [one for one in judged if one.difference is not None and not one.shortened]
+    told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = Comparison(
         same=[reading.words for reading in readings if reading.holds],
@@ -50,14 +53,12 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
         + list(choices(figure.paper)),
     )
     if near:
-        made.same.append(f"{near} of {plural(len(told), 'number')} that the paper prints are within seed noise")
+        made.same.append(f"within seed noise: {near} of {len(told)} printed numbers")
     made.differs.extend(f"changed here: {one}" for one in changed)
-    if told and near < len(told):
+    if near < len(told):
         farthest = max(told, key=lambda one: abs(one.difference or 0.0))
         by = f"{farthest.cell.label}, by {farthest.difference:+.2f}"
-        made.differs.append(
-            f"{len(told) - near} of {plural(len(told), 'printed number')} are not confirmed; farthest: {by}"
-        )
+        made.differs.append(f"not confirmed: {len(told) - near} of {len(told)} printed numbers; farthest: {by}")
     if judged:
         made.differs.extend(describe_extent(runs))
     return made
@@ -112,7 +113,8 @@ def write_figure(
 
 def explain_missing(figure: Figure) -> str:
     """Say what to run, in one line."""
-    return f"`fedkeel reproduce {figure.name}` runs its {plural(len(figure.cells), 'cell')}; --dry-run says what that costs"
+    cells = plural(len(figure.cells), "cell")
+    return f"`fedkeel reproduce {figure.name}` runs its {cells}; --dry-run says what that costs"
 
 
 def file_name(figure: Figure) -> str:
