@@ -11,6 +11,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.figures import Figure, Panel
 from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
 from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.series import curve
@@ -35,6 +36,7 @@ class FigureRuns:
     out: Path | None = None
     seeds: Sequence[int] = (0,)
     rounds: int | None = None
+    noise: NoiseOfLedger | None = None
 
     @cached_property
     def judged(self) -> Mapping[Place, Judgement]:
@@ -44,7 +46,7 @@ class FigureRuns:
             replace(cell, kind="seconds per round", reported=None, spread=None) if place_of(cell) in timed else cell
             for cell in self.figure.cells
         ]
-        return {place_of(one.cell): one for one in judge(cells, self.entries)}
+        return {place_of(one.cell): one for one in judge(cells, self.entries, noise=self.noise)}
 
     @cached_property
     def sources(self) -> Mapping[Place, Sequence[Source]]:
