@@ -10,7 +10,7 @@ import typer
 
 from fedkeel.cli.console import complain, stdout
 from fedkeel.cli.pages import examples
-from fedkeel.cli.reproduction_tables import show_costs, show_tables, show_verdicts, write_pages
+from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 
@@ -44,7 +44,9 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The tables, one a line.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and what it would cost.")] = False,
-    seeds: Annotated[str, typer.Option(metavar="0,1,…", help="Seeds of each cell.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="0,1,…", help='Seeds of each cell; "paper": those that the paper names.')
+    ] = "0",
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Stop after N rounds; the run is marked so.")] = None,
     skip_done: Annotated[
         bool, typer.Option("--skip-done", help="Leave out what the ledger has at this length, or longer.")
@@ -99,7 +101,7 @@ def reproduce(
     from fedkeel.papers.figures import find_figure
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
-    from fedkeel.papers.reproduce import chosen, obstacle, varied
+    from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
 
     if page is not None or claims is not None:
@@ -109,6 +111,8 @@ def reproduce(
         show_tables(spec)
         return
     machine, figure = Machine(engine, workers, device, precision), find_figure(spec)
+    if figure is None and show_known(spec):
+        return
     if figure is not None and figure.schematic:
         stdout().print(f"{figure.name} is a schematic, nothing to measure: {figure.says}", soft_wrap=True)
         return
@@ -123,7 +127,10 @@ def reproduce(
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     # a figure that shows more than the ledger keeps needs the runs themselves
-    wanted, skipped = list(some_numbers(seeds)), known if skip_done and not (figure and needs_folders(figure)) else []
+    wanted, skipped = (
+        seeds_named(seeds, spec) or list(some_numbers(seeds)),
+        known if skip_done and not (figure and needs_folders(figure)) else [],
+    )
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
