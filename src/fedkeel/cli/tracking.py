@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from fedkeel.runs.trackers import Several
 
 Track = Annotated[
-    str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, alpha, radius, critical, state.")
+    str,
+    option(
+        metavar="A,B,…",
+        help="Measure while training: drift, spectrum, gradient-spectrum, perturbation-spectrum, alpha, radius, "
+        "critical, state; drift@30+60 in the rounds 30 and 60 alone.",
+    ),
 ]
 ToTensorBoard = Annotated[bool, option("--tensorboard", help="Log to event files in each run's folder.")]
 ToMlflow = Annotated[bool, option("--mlflow", help="Log to MLflow, where MLFLOW_TRACKING_URI says.")]

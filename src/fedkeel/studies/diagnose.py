@@ -16,7 +16,7 @@ from fedkeel.analysis.drift import accuracy_spread, cosines, drift
 from fedkeel.analysis.embedding import pca, tsne
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
 from fedkeel.analysis.similarity import layer_features, pairwise_cka
-from fedkeel.analysis.spectrum import BANDS, band_drift, band_variance, heterogeneity, layer_divergence
+from fedkeel.analysis.spectrum import BANDS, heterogeneity, layer_divergence, summarise_bands
 from fedkeel.core.rule import Local, Rule
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
@@ -66,24 +66,13 @@ def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
     return {
         "clients": subject.clients,
         "bands": extent.bands,
-        "kinds": {name: measure_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
+        "kinds": {name: summarise_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
         "ratio": high_pass.ratio,
         "divergence": {
             "before": layer_divergence(subject.gradients),
             "after": layer_divergence(subject.gradients, by(high_pass)),
         },
         "heterogeneity": {"low": low_high.low, "high": low_high.high},
-    }
-
-
-def measure_bands(tree: Tree, bands: int) -> dict[str, Any]:
-    found, variance = band_drift(tree, bands), band_variance(tree, bands)
-    return {
-        "distance": found.distance.tolist(),
-        "deviation": found.deviation.tolist(),
-        "variance": torch.stack([*variance.values()]).nanmean(0).tolist(),
-        "layers": {name: distance.tolist() for name, (distance, _) in found.layers.items()},
-        "layer_deviation": {name: deviation.tolist() for name, (_, deviation) in found.layers.items()},
     }
 
 
