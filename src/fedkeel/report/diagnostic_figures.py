@@ -12,6 +12,7 @@ from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_figure, num
 from fedkeel.report.panels import (
     NAMED,
     bands_by_round,
+    by_client,
     by_layer,
     cka,
     cosines,
@@ -20,7 +21,7 @@ from fedkeel.report.panels import (
     from_above,
     panels,
 )
-from fedkeel.report.series import critical, spectra
+from fedkeel.report.series import PROBED, critical, probed, spectra
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
     if found := shown(setting, spectra):
         note = "Dist(m) of client updates; logarithmic, lighter: farther apart"
         yield Chart("bands-by-round", "spectrum", "Bands over rounds", note, panels(found, bands_by_round, 0.45))
+    for kind in PROBED:
+        yield from probe_charts(setting, kind)
     if found := shown(setting, diagnostic("spectrum")):
         for kind, here in by_kind(found):
             yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))
@@ -76,6 +79,33 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
     if found := shown(setting, critical):
         note = "share of the clients that marked the layer; darker: more of them"
         yield Chart("critical-layers", "kept", "Critical layers", note, panels(found, critical_layers, NAMED))
+
+
+def probe_charts(setting: Setting, kind: str) -> Iterator[Chart]:
+    """The spectrum of gradients or perturbations while training.  (SpecGradFilter fig. 1, FedFFT fig. 1)"""
+    found = shown(setting, lambda group: probed(group, kind))
+    if not found:
+        return
+    file, title = f"{kind}-spectrum", f"Spectrum of {kind}s while training"
+    when = f"between clients, mean over {name_rounds([one.data['rounds'] for one in found])}"
+    yield Chart(file, "spectrum", title, when, spectrum(found))
+    over = shown(setting, lambda group: spectra(group, of=file))
+    note = "Dist(m) at the model that the round began with; logarithmic, lighter: farther apart"
+    yield Chart(f"{file}-by-round", "spectrum", f"{title}, by round", note, panels(over, bands_by_round, 0.45))
+    for part, draw, note in (
+        ("layers", by_layer, f"{when}; Dist(m), darker: farther apart"),
+        ("clients", by_client, f"{when}; distance from the mean of all clients, darker: farther away"),
+    ):
+        if here := [one for one in found if one.data[part]]:
+            name = part.removesuffix("s")
+            yield Chart(f"{file}-by-{name}", "spectrum", f"{title}, by {name}", note, panels(here, draw, NAMED))
+
+
+def name_rounds(lists: Sequence[Sequence[int]]) -> str:
+    """The tracked rounds in words."""
+    rounds = sorted({number for some in lists for number in some})
+    named = [*rounds[:3], "…", rounds[-1]] if len(rounds) > 5 else rounds
+    return f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, named))}"
 
 
 def diagnostic(name: str) -> Callable[[Group], Any]:
