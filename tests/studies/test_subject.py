@@ -8,15 +8,9 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.studies.diagnose import (
-    DIAGNOSTICS,
-    Extent,
-    analyse,
-    by,
-    features_by_class,
-    measure_landscape,
-    read_diagnostics,
-)
+from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, by, measure_landscape, read_diagnostics
+from fedkeel.studies.embed import features_by_class
+from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)

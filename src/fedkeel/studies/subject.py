@@ -54,6 +54,17 @@ class Subject(Probe):
         chosen = [(int(c), drawn[owner == c] - offsets[c]) for c in np.unique(owner)]
         return self.loss_on([self.task.prepare(self.task.clients.rows(client, rows)) for client, rows in chosen])
 
+    def loss_of_split(self, split: str) -> LossParts:
+        """The mean loss on `samples` training samples of all clients, or on as many test samples."""
+        if split == "train":
+            return self.loss
+        test = self.task.test
+        if test is None:
+            raise RequestError("this problem has no test samples.", "leave out --split test")
+        size = int(test.sizes[0])
+        rows = choice(key(self.seed, "analysed test samples"), size, min(self.samples, size))
+        return self.loss_on([self.task.prepare(test.rows(0, np.asarray(rows)))])
+
     def test_samples(self, count: int) -> Sample:
         """Take the first samples of the test set; of the clients, when there is none."""
         test = self.task.test
