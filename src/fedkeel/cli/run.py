@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkeel.cli.callbacks import CallbackNames, Keep, Patience, go_on_with, read_callbacks
 from fedkeel.cli.console import say, stderr, stdout
 from fedkeel.cli.pages import argument, examples, option
 from fedkeel.cli.stopping import Stopped
@@ -63,6 +64,9 @@ def run(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    keep: Keep = None,
+    patience: Patience = None,
+    callback: CallbackNames = None,
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -100,9 +104,10 @@ def run(
     targets = [
         Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
+    tracking, callbacks = Tracking.of(track, tensorboard, mlflow, wandb), read_callbacks(keep, patience, callback)
     carry_out(
         targets,
-        Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, precision, tracking, callbacks),
         json=json,
         progress=not no_progress,
     )
@@ -120,6 +125,9 @@ def resume(
     precision: Annotated[
         str | None, option(metavar="NAME", help="float32, float64 or bfloat16; default: as the run began.")
     ] = None,
+    keep: Keep = None,
+    patience: Patience = None,
+    callback: CallbackNames = None,
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -131,7 +139,7 @@ def resume(
     """Go on with a run from its last checkpoint, or extend it.
 
     DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause; what
-    was tracked is tracked on.
+    was tracked is tracked on, and callbacks go on; --patience N takes the place of the one before.
     """
     from fedkeel.cli.training import Machine, Target, runs_in
     from fedkeel.runs.environment import tracked_before
@@ -145,9 +153,11 @@ def resume(
         data = read_experiment(path)
         experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
         targets.append(Target(experiment.plan.method.name, experiment, path))
+    tracking = Tracking.of(track or tracked, tensorboard, mlflow, wandb)
+    callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)
     carry_out(
         targets,
-        Machine(engine, workers, device, arithmetic, Tracking.of(track or tracked, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, arithmetic, tracking, callbacks),
         json=json,
         progress=not no_progress,
     )

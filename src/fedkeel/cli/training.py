@@ -15,11 +15,13 @@ from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.errors import FolderError, RunError, require_known
+from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import edited, leaks
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
+from fedkeel.runs.following import describe
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
@@ -46,6 +48,7 @@ class Machine:
     device: str = "auto"
     precision: str = "float32"
     tracking: Tracking = field(default_factory=Tracking)
+    callbacks: Sequence[Callback] = ()
     chosen: bool = False  # `auto` was asked for, and `engine` is what it came to
 
     def __post_init__(self) -> None:
@@ -129,8 +132,8 @@ def titles(targets: Sequence[Target]) -> list[str]:
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(target: Target) -> Run | None:
-    """The run of exactly this experiment, if its folder holds it complete."""
+def finished(target: Target, callbacks: Sequence[Callback] = ()) -> Run | None:
+    """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
     read_sums(target.folder)
@@ -142,8 +145,12 @@ def finished(target: Target) -> Run | None:
     if leaks(target.folder, target.experiment.plan):
         return None
     made = load_run(target.folder)
-    if len(made.records) != target.experiment.plan.rounds:
+    stopped = made.result.get("stopped", {}).get("by") in map(describe, callbacks)
+    if len(made.records) != target.experiment.plan.rounds and not stopped:
         return None
+    for one in callbacks:
+        if isinstance(one, KeepBest) and one.name not in made.kept:
+            log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
     for name in edited(target.folder, target.experiment.plan.method.rules):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
@@ -155,7 +162,7 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     One that fails is reported, and the others go on.
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
-    found = {id(target): made for target in targets if (made := finished(target)) is not None}
+    found = {id(target): made for target in targets if (made := finished(target, machine.callbacks)) is not None}
     named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
     outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
     for group in stacks([target for target in targets if id(target) not in found], machine):
@@ -191,7 +198,7 @@ def stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
 
 def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
     """One run on the engine asked for, or several as one stack."""
-    dtype, track = PRECISIONS[machine.precision], machine.tracking.track
+    dtype, track, callbacks = PRECISIONS[machine.precision], machine.tracking.track, machine.callbacks
     if len(targets) > 1:
         return run_together(
             [target.experiment for target in targets],
@@ -201,6 +208,7 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress,
             command=sys.argv,
             track=track,
+            callbacks=callbacks,
         )
     try:
         made = run(
@@ -213,6 +221,7 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress[0],
             command=sys.argv,
             track=track,
+            callbacks=callbacks,
         )
     except RunError as error:
         return [error]

@@ -18,7 +18,7 @@ from fedkeel.runs.environment import describe_leak, leaks
 from fedkeel.runs.experiment import Experiment, from_python
 from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
 from fedkeel.runs.places import describe_place, keep_one_place
-from fedkeel.runs.record import RoundRecord, judged_on
+from fedkeel.runs.record import RoundRecord, describe_stop, judged_on
 from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.typed_values import read_values
 
@@ -73,7 +73,12 @@ class Source:
 
     @property
     def unfinished(self) -> bool:
-        return len(self.records) < int(self.experiment.get("rounds", 0))
+        return len(self.records) < int(self.experiment.get("rounds", 0)) and self.stopped is None
+
+    @property
+    def stopped(self) -> str | None:
+        """Where and why a callback stopped it."""
+        return describe_stop(self.result) if self.result.get("rounds") == len(self.records) else None
 
     @property
     def policy(self) -> Evaluation | None:

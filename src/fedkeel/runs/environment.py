@@ -98,7 +98,16 @@ def precision_before(folder: Path) -> str | None:
 
 def tracked_before(folder: Path) -> list[str]:
     """List what else was measured in the rounds that are done."""
-    found = read_environment(folder).get("track")
+    return _names(folder, "track")
+
+
+def called_before(folder: Path) -> list[str]:
+    """List the callbacks of the rounds that are done."""
+    return _names(folder, "callbacks")
+
+
+def _names(folder: Path, key: str) -> list[str]:
+    found = read_environment(folder).get(key)
     return [str(name) for name in found] if isinstance(found, list) else []
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from fedkeel.core.round import deploy
 from fedkeel.core.rule import State
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.core.states import Damaged
+from fedkeel.errors import FolderError, RequestError, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
@@ -23,6 +25,7 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.environment import describe_leak, leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
 
@@ -44,6 +47,9 @@ class Run:
     path: Path | None
     problem: Problem | None
     history: list[dict[str, Tensor]] | None
+    kept: Mapping[str, KeptModel] = field(default_factory=dict)
+    unwritten: Mapping[str, State] = field(default_factory=dict)  # kept models that are in memory alone
+    chosen: State | None = None  # what is deployed, where it is not the last model
 
     @property
     def plan(self) -> Plan:
@@ -62,7 +68,26 @@ class Run:
     @property
     def deployed(self) -> State:
         """The model that is evaluated and exported, as "params" and "buffers": the server's, or what a rule deploys."""
-        return deploy(self.plan.method, self.server)
+        return deploy(self.plan.method, self.server) if self.chosen is None else self.chosen
+
+    def at(self, which: str) -> Run:
+        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"."""
+        if which == "last":
+            return self
+        if not self.kept:
+            raise RequestError(f"this run keeps no {which} model.", "train with --keep best, or fk.KeepBest()")
+        kept = self.kept[require_known(which, [*self.kept, "last"], "this run keeps no model", "models")]
+        model = self.unwritten.get(which)
+        if model is None:
+            assert self.path is not None
+            try:
+                model = read_kept(self.path / "checkpoint", kept)
+            except Damaged as error:
+                raise FolderError(f"the {which} model of {self.path} is damaged: {error}", "restore it") from None
+        result = self.result | {"rounds": kept.round}
+        return replace(
+            self, records=self.records[: kept.round], result=result, server=self.server | model, chosen=model
+        )
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -81,9 +106,11 @@ class Run:
         """Find the first round that reaches an accuracy."""
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
-    def model(self, *, trust: bool = False) -> nn.Module:
-        """The deployed module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
-        imported with `trust` only."""
+    def model(self, which: str = "last", *, trust: bool = False) -> nn.Module:
+        """The deployed module: a copy, in evaluation mode; `which` is "last", or "best" where a run keeps it.
+
+        A network of someone's own, which the run's folder names, is imported with `trust` only.
+        """
         problem = self.problem
         if problem is None:
             from fedkeel.runs.prepare import problem_of
@@ -96,7 +123,7 @@ class Run:
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
-        state = {name: tensor for tree in self.deployed.values() for name, tensor in tree.items()}
+        state = {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
         for name, tensor in module.state_dict().items():
             if name in state:
                 tensor.copy_(state[name].to(tensor.device))
@@ -130,7 +157,8 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
-    return Run(experiment, records, final, found.server, folder, None, None)
+    followed = found.followed or Followed()
+    return Run(experiment, records, final | followed.result(), found.server, folder, None, None, followed.kept)
 
 
 # ---- what settings are chosen by -----------------------------------------------------------------------------------

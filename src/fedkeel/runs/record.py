@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Amount, Count, Whole
+from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import read_line
+
+LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
+"""Words in the names of measures that are better the lower they are."""
 
 LAST = 50  # how many evaluated rounds "mean of the last" covers
 
@@ -71,6 +76,19 @@ def digest(params: Tree) -> str:
     return seen.hexdigest()
 
 
+def lower_is_better(measure: str) -> bool:
+    """Whether the better of two values of a measure is the lower one: losses, errors and distances."""
+    return not LOWER.isdisjoint(re.split(r"[\W_]", measure))
+
+
+def describe_stop(result: Mapping[str, Any]) -> str | None:
+    """Say where and why a callback stopped a run; None where none did."""
+    found = result.get("stopped")
+    if not isinstance(found, Mapping):
+        return None
+    return shorten(make_printable(f"stopped in round {found.get('round')}: {found.get('reason')}"), 200)
+
+
 def judged_on(records: Sequence[RoundRecord]) -> str | None:
     """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
     judged), or the training loss."""
@@ -98,7 +116,7 @@ def result(
     values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
     data: dict[str, Any] = {"rounds": records[-1].round if records else 0, "judged_on": name}
     if values:
-        better = min if name != "accuracy" else max
+        better = min if lower_is_better(str(name)) else max
         best_round, best = better(values, key=lambda pair: pair[1])
         tail = [value for _, value in values[-LAST:]]
         data |= {

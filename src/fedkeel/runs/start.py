@@ -28,14 +28,17 @@ from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
+from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.environment import describe_leak, edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.following import Given, describe, find_callbacks
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
+from fedkeel.runs.progress_line import follow
 from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
@@ -52,18 +55,23 @@ def run(
     dtype: torch.dtype = torch.float32,
     keep_params: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
+    callbacks: Sequence[Given] | Given = (),
 ) -> Run:
     """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
 
     `track` names what else is measured in every round: "drift", "spectrum", "state", or functions of one's own.
+    `callbacks` are told of every round, keep models and may stop the run: fk.KeepBest(), fk.EarlyStop(), your own.
+    `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     """
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, as_list(track))
+    followers = find_callbacks(callbacks)
+    keep = keep_params, checkpoint_seconds, command, as_list(track), followers
+    on = Place(engine, device_of(device), dtype, workers, *keep)
     with session(on.device) as closing:
-        return start(experiment, out, on, progress, closing).drive()
+        return start(experiment, out, on, follow(progress), closing).drive()
 
 
 @contextlib.contextmanager
@@ -85,6 +93,7 @@ class Place:
     checkpoint_seconds: NonNegative = CHECKPOINT_SECONDS
     command: Sequence[str] | None = None
     track: Sequence[str | Observer] = ()
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -131,7 +140,7 @@ class Prepared:
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
-            loop.folder.write_json(ENVIRONMENT, made_with)
+            loop.folder.write_json(ENVIRONMENT, made_with | {"callbacks": [*map(describe, on.callbacks)]})
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
         return Started(loop, engine, loop.run_rounds(engine, progress, tuner))
@@ -159,7 +168,8 @@ def prepare(
     check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
-    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, find_observers(on.track))
+    followers = find_observers(on.track), on.callbacks
+    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)
     loop.restore()
     if folder is not None and loop.done:

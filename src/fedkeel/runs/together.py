@@ -16,6 +16,7 @@ from fedkeel.engines.stacked.joint import JointEngine, joinable
 from fedkeel.errors import RequestError, RunError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.following import Given, find_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, as_list
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
@@ -43,6 +44,7 @@ def run_together(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
+    callbacks: Sequence[Given] | Given = (),
 ) -> list[Run | RunError]:
     """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
@@ -56,7 +58,8 @@ def run_together(
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
-    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, as_list(track))
+    keep = keep_params, checkpoint_seconds, command, as_list(track), find_callbacks(callbacks)
+    place = Place("stacked", device_of(device), dtype, None, *keep)
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]

@@ -12,7 +12,7 @@ from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.places import describe_place, keep_one_place
-from fedkeel.runs.record import judged_on
+from fedkeel.runs.record import describe_stop, judged_on
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.typed_values import flatten
 
@@ -104,7 +104,8 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each run with fewer rounds than its experiment has: interrupted, failed, or its file damaged."""
+    """List in words each run with fewer rounds than its experiment has: stopped, interrupted, failed, or its file
+    damaged."""
     found = []
     for group in groups:
         for seed, run in group.runs.items():
@@ -115,6 +116,8 @@ def unfinished(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _reached(run: Run) -> str:
+    if (stopped := describe_stop(run.result)) is not None:
+        return f"was {stopped}"
     at = f"round {len(run.records)} of {run.plan.rounds}"
     saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):
