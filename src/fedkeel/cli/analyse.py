@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "fedkeel analyse runs/fedavg-59601bb60e28",
     "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
     "fedkeel analyse runs/fedavg-59601bb60e28 --landscape --directions eigen --radius 0.5",
-    "fedkeel analyse runs/comparison --hessian --landscape --split test --samples 500",
+    "fedkeel analyse runs/comparison --hessian --landscape --directions eigen --which best --split test --samples 500",
     "fedkeel analyse runs/comparison --embedding --tensor fc1.weight --shared",
     "fedkeel analyse runs/comparison --embedding --each sample",
 )
@@ -41,6 +41,9 @@ def analyse(
     radius: Annotated[float | None, option(metavar="R", help="How far a landscape goes.")] = None,
     points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
     rho: Annotated[float, option(metavar="RHO", help="Radius of the sharpness.")] = 0.05,
+    which: Annotated[
+        str, option(metavar="NAME", help="The model: last (default), or best where the run kept it (--keep best).")
+    ] = "last",
     split: Annotated[
         str, option(metavar="NAME", help="Samples of eigenvalues and landscapes: train (default) or test.")
     ] = "train",
@@ -73,7 +76,7 @@ def analyse(
         "hessian": hessian, "landscape": landscape,
     }  # fmt: skip
     extent = Extent(
-        clients=clients, samples=samples, bands=bands, radius=radius, points=points, rho=rho, layer=layer,
+        which=which, clients=clients, samples=samples, bands=bands, radius=radius, points=points, rho=rho, layer=layer,
         tensor=tensor, clusters=into, directions=directions, split=split, each=each,  # type: ignore[arg-type]
     )  # fmt: skip
     names = [name for name, wanted in chosen.items() if wanted]

@@ -228,7 +228,11 @@ class Loop:
                 )
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-            tracked = self.observe(message, reports, server, kept)
+            # the store still has the clients as they were before the round
+            clients, states = [outcome.client for outcome in kept], [outcome.state for outcome in kept]
+            probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
+            seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
+            tracked = observe_round(self.observers, seen)
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -263,20 +267,6 @@ class Loop:
                     self.store.put(outcome.client, outcome.state, self.done)
         self.store.trim()
         return record
-
-    def observe(
-        self, message: State, reports: State, server: State, kept: list[ClientOutcome]
-    ) -> dict[str, float | None]:
-        """Measure what is tracked of the round that is being made; the store still has the clients as before it."""
-        clients, plan = [outcome.client for outcome in kept], self.plan
-
-        def recall() -> list[State | None]:
-            return [self.store.get(client) for client in clients]
-
-        probe = Probe(self.task, self.method, plan, self.server, self.done, clients, recall)
-        states = [outcome.state for outcome in kept]
-        seen = Seen(self.done + 1, message, reports, server, self.method, states, probe, plan.rounds)
-        return observe_round(self.observers, seen)
 
     def run_server_phase(self, message: State, reports: State, t: int, lr: float) -> State:
         """Run the server's own phase on proxy data: the same round, with the server as its only client."""

@@ -29,7 +29,7 @@ class Probe:
     """A few clients at the server's model, before the round of that number (from 0); nothing that it does is kept.
 
     At most `samples` of each client's data are looked at. Which ones depends on the experiment's partition seed alone,
-    so that methods are compared on the same samples. `recall` reads what the clients remember.
+    so that methods are compared on the same samples. `recall` says what a client remembers.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Probe:
         server: State,
         round: int,
         clients: Sequence[int],
-        recall: Callable[[], list[State | None]],
+        recall: Callable[[int], State | None],
         samples: int = SAMPLES,
     ):
         self.task, self.method, self.plan, self.server = task, method, plan, server
@@ -115,4 +115,4 @@ class Probe:
     @cached_property
     def states(self) -> list[State | None]:
         """What the clients remember; None of one that has never taken part."""
-        return self.recall()
+        return [self.recall(client) for client in self.clients]

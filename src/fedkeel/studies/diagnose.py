@@ -177,10 +177,10 @@ def analyse(
     extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
     for name in wanted:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
-    subject = Subject(run, clients=extent.clients, samples=extent.samples, device=device)
+    subject = take_subject(run, extent, device)
     found = {}
     for name in wanted:
-        found[name] = DIAGNOSTICS[name](subject, extent) | {"round": subject.round}
+        found[name] = DIAGNOSTICS[name](subject, extent) | {"round": subject.round, "which": extent.which}
         if run.path is not None:
             write_diagnostic(run.path, name, found[name])
     return found
@@ -189,16 +189,21 @@ def analyse(
 def embed_together(runs: Sequence[Run], extent: Extent | None = None, device: str = "cpu") -> list[dict[str, Any]]:
     """Embed the models of several runs in one plane; write it beside each run that has a folder.  (FedFFT fig. 4)"""
     extent = extent or Extent()
-    subjects = (Subject(run, clients=extent.clients, samples=extent.samples, device=device) for run in runs)
+    subjects = (take_subject(run, extent, device) for run in runs)
     taken = [(s.clients, s.round, s.seed, gather_points(s, extent)) for s in subjects]
     plane = " ".join(run.experiment.fingerprint() for run in runs)
     projected = project([points for *_, points in taken], taken[0][2], plane)
     found = []
     for run, (clients, round, _, _), kinds in zip(runs, taken, projected, strict=True):
-        found.append({"clients": clients, "kinds": kinds, "round": round})
+        found.append({"clients": clients, "kinds": kinds, "round": round, "which": extent.which})
         if run.path is not None:
             write_diagnostic(run.path, "embedding", found[-1])
     return found
+
+
+def take_subject(run: Run, extent: Extent, device: str) -> Subject:
+    """Put the model that is asked for back on its data."""
+    return Subject(run, clients=extent.clients, samples=extent.samples, device=device, which=extent.which)
 
 
 def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ Several = Annotated[int, Range(2, MOST)]
 class Extent:
     """What an analysis looks at.
 
+    `which`: the model, "last" or one that the run kept, such as "best".
     `directions`: "random" (filter-normalised) or "eigen" (top Hessian eigenvectors). `split`: whose samples give the
     loss of eigenvalues and landscapes, "train" or "test". `layer`: whose features are embedded; without it the one
     before the last. `tensor`: which of a model's tensors is embedded as its parameters and perturbations; without it
@@ -24,6 +25,7 @@ class Extent:
     clients are put by the direction of their updates; 0 is the method's own number, or as many as FedSCAM takes.
     """
 
+    which: str = "last"
     clients: Several = 10
     samples: Several = 1000
     bands: Count = BANDS

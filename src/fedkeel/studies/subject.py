@@ -27,14 +27,16 @@ from fedkeel.runs.store import ClientStore
 
 
 class Subject(Probe):
-    """The last server model of a run, a few of its clients, and samples of their data.
+    """The last server model of a run, or one that it kept ("best"), a few of its clients, and samples of their data.
 
     `clients` and `samples` bound the work: that many clients are compared, on at most that many samples each. The
     choice depends on the experiment's partition seed alone, so that methods are compared on the same clients.
     """
 
-    def __init__(self, run: Run, *, clients: int = 10, samples: int = SAMPLES, device: str = "cpu"):
-        self.run = run
+    def __init__(
+        self, run: Run, *, clients: int = 10, samples: int = SAMPLES, device: str = "cpu", which: str = "last"
+    ):
+        run = self.run = run.at(which)
         task = task_maker(run.plan, device_of(device), run.server["params"].buffer.dtype)(
             run.problem or problem_of(run.plan)
         )
@@ -42,7 +44,7 @@ class Subject(Probe):
         able = np.flatnonzero(task.clients.sizes)
         chosen = choice(key(run.plan.partition_seed, "analysed clients"), len(able), min(clients, len(able)))
         method, here = method_of(run.plan, task), [int(able[i]) for i in chosen]
-        super().__init__(task, method, run.plan, server, len(run.records), here, self.read_states, samples)
+        super().__init__(task, method, run.plan, server, len(run.records), here, self.read_state, samples)
 
     # ---- samples -------------------------------------------------------------------------------------------------
     @cached_property
@@ -73,16 +75,21 @@ class Subject(Probe):
         return self.task.prepare(self.task.clients.rows(self.clients[0], self.rows(self.clients[0])[:count]))
 
     # ---- what clients do here ------------------------------------------------------------------------------------
-    def read_states(self) -> list[State | None]:
-        """What the clients remember, where the run has a folder; else they have never taken part."""
+    @cached_property
+    def store(self) -> ClientStore | None:
+        """What clients remembered when the run came to this model; None where that is not in a folder."""
         if self.run.path is None:
-            return [None] * len(self.clients)
+            return None
         found, _ = checkpoint.find_newest(self.run.path / "checkpoint", self.task.device)
         if found is None or found.round != self.round:
-            return [None] * len(self.clients)
+            return None
         store = ClientStore(self.run.path / "checkpoint", self.task.device)
         store.restore(found.places)
-        return [store.get(client) for client in self.clients]
+        return store
+
+    def read_state(self, client: int) -> State | None:
+        """What a client remembers; None as if it had never taken part, where that is not known."""
+        return None if self.store is None else self.store.get(client)
 
     @cached_property
     def updates(self) -> Tree:
