@@ -19,6 +19,7 @@ from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
 from fedkeel.report.source import Source
 from fedkeel.report.tables import cards, commands, summary
+from fedkeel.text import plural
 
 MOST_BYTES = 6_000_000
 WIDE = 5.5  # inches: a chart that is wider has a row of its own
@@ -128,10 +129,6 @@ def setting_choice(made: Content) -> str:
 def embedded(data: Any) -> str:
     """JSON inside a script element: nothing in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def installed_version() -> str:

@@ -18,7 +18,6 @@ from fedkeel.papers.results_page import (
     cells_of,
     distinct_leads,
     meaning,
-    plural,
     shown,
     superseded,
     unmeasured,
@@ -28,6 +27,7 @@ from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
 from fedkeel.report.drawing import embed
+from fedkeel.text import plural
 
 STYLE = """
 main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }

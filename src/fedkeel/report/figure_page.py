@@ -1,0 +1,158 @@
+"""A figure made again as files: its charts as images, and a page with what the paper says, what is alike and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from fedkeel.core.states import write_atomically
+from fedkeel.errors import RequestError, require_known, writing
+from fedkeel.papers import PAPERS, choices
+from fedkeel.papers.figure_readings import Reading, read_expectations
+from fedkeel.papers.figures import Figure
+from fedkeel.papers.verdicts import WITHIN
+from fedkeel.report.drawing import Chart, add_legend, embed, lay_out
+from fedkeel.report.figure_runs import FigureRuns, is_of_ledger, place_of
+from fedkeel.report.figures import KINDS
+from fedkeel.report.paper_figures import draw
+from fedkeel.text import plural
+
+STYLE = "figure { margin-bottom: .8rem; max-width: 900px; } li { margin: .15rem 0; }"
+UNITS = {"accuracy": "points", "seconds": "seconds", "test_loss": "", "drift": "", "radius/mean": ""}
+HOLLOW = "Hollow marks are the paper's numbers; bars and bands are one standard deviation over seeds."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A figure in words: what is as in the paper, what is not, and what the paper leaves open."""
+
+    same: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+
+
+def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Comparison:
+    """Say in words and numbers how the runs compare with what the paper shows."""
+    figure = runs.figure
+    unit = UNITS.get(figure.panels[0].measure, "") if figure.panels else ""
+    readings: list[Reading] = read_expectations(figure.expects, runs.numbers(), unit) if figure.needs_runs else []
+    judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
+    told = [] if changed else [one for one in judged if one.difference is not None and not one.cell.uncertain]
+    near = sum(one.verdict.startswith(WITHIN) for one in told)
+    made = Comparison(
+        same=[reading.words for reading in readings if reading.holds],
+        differs=[reading.words for reading in readings if not reading.holds],
+        open=[figure.note] * bool(figure.note)
+        + list(dict.fromkeys(cell.note for cell in figure.cells if cell.note))
+        + list(choices(figure.paper)),
+    )
+    if near:
+        made.same.append(f"{near} of {plural(len(told), 'number')} that the paper prints are within seed noise")
+    made.differs.extend(f"changed here: {one}" for one in changed)
+    if told and near < len(told):
+        farthest = max(told, key=lambda one: abs(one.difference or 0.0))
+        by = f"{farthest.cell.label}, by {farthest.difference:+.2f}"
+        made.differs.append(
+            f"{len(told) - near} of {plural(len(told), 'printed number')} are not confirmed; farthest: {by}"
+        )
+    if judged:
+        made.differs.extend(describe_extent(runs))
+    return made
+
+
+def describe_extent(runs: FigureRuns) -> list[str]:
+    """Say how far the runs fall short of the paper's: rounds, seeds, cells."""
+    judged, found = [runs.judged[place_of(cell)] for cell in runs.figure.cells], []
+    short = [one for one in judged if one.shortened]
+    if short:
+        least = min(short, key=lambda one: one.rounds)
+        rounds = f"{least.rounds} of {least.cell.experiment['rounds']} rounds"
+        found.append(f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's, at least {rounds}")
+    seeds = [len(one.entries) for one in judged if one.entries]
+    if seeds and min(seeds) == 1:
+        found.append("one seed of a cell decides nothing: --seeds 0,1,2")
+    if absent := runs.missing():
+        some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
+        found.append(f"{plural(len(absent), 'cell')} of {len(judged)} have no run: {some}")
+    curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
+    if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
+        found.append("curves from the ledger have the rounds that it keeps, not every one")
+    return found
+
+
+def write_figure(
+    runs: FigureRuns, folder: Path, changed: Sequence[str] = (), kinds: Sequence[str] = ("png", "svg")
+) -> tuple[list[Path], Comparison]:
+    """Draw the figure; write its charts and its page; the files, and the comparison in words."""
+    for kind in kinds:
+        require_known(kind, KINDS, "unknown type of image file", "types")
+    charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+    if not charts:
+        raise RequestError(
+            f"there is nothing to draw {runs.figure.name} from: no run of it is in the ledger or in the run folders.",
+            explain_missing(runs.figure),
+        )
+    written = []
+    with writing(folder, "choose another folder with --figures"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in charts:
+            add_legend(chart.figure)
+            lay_out(chart.figure)
+            for kind in kinds:
+                written.append(folder / (f"{stem}-{chart.file}.{kind}" if chart.file else f"{stem}.{kind}"))
+                chart.figure.savefig(written[-1], dpi=200)
+        text = page(runs.figure, charts, told)
+        written.append(folder / f"{stem}.html")
+        write_atomically(written[-1], lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
+    return written, told
+
+
+def explain_missing(figure: Figure) -> str:
+    """Say what to run, in one line."""
+    return f"`fedkeel reproduce {figure.name}` runs its {plural(len(figure.cells), 'cell')}; --dry-run says what that costs"
+
+
+def file_name(figure: Figure) -> str:
+    return figure.name.replace(":", "-")
+
+
+def caption(figure: Figure) -> str:
+    return f"{PAPERS[figure.paper].split(':')[0]}, figure {figure.number}"
+
+
+def page(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+    """One self-contained page about one figure."""
+    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    title = escape(caption(figure))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
+        f"<style>{css}{STYLE}</style></head><body><header><h1>{title}</h1>"
+        f'<p class="soft">fedkeel reproduce {escape(figure.name)}</p></header>'
+        f"<main>{section(figure, charts, told)}</main>"
+        "<footer>Written by fedkeel from its runs. This page asks no network for anything.</footer></body></html>\n"
+    )
+
+
+def section(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+    """A figure within a page: what the paper says, the charts, what is alike and what not."""
+    drawn = "".join(
+        f"<figure><figcaption><h3>{escape(chart.title)}</h3>"
+        f'<span class="soft">{escape(chart.note or HOLLOW)}</span></figcaption>'
+        f'<div class="chart">{embed(chart.figure, chart.title or caption(figure))}</div></figure>'
+        for chart in charts
+    )
+    lists = (
+        ("The same as in the paper", told.same),
+        ("Different", told.differs),
+        ("Open in the paper, and chosen", told.open),
+    )
+    words = "".join(
+        f"<h3>{name}</h3><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+        for name, lines in lists
+        if lines
+    )
+    return f"<section><p><b>The paper shows:</b> {escape(figure.says)}</p>{drawn}{words}</section>"
