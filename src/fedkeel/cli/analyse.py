@@ -101,22 +101,28 @@ def analyse_runs(
     *,
     shared: bool = False,
     trust: Trust | None = None,
+    anew: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Take diagnostics of run folders, all when none is named; `shared`: embed their models in one plane."""
+    """Take diagnostics of run folders, all when none is named; `shared`: embed their models in one plane.
+
+    Without `anew`, those that a folder has already are not taken again.
+    """
     from fedkeel.importing import Trust
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.studies.diagnose import DIAGNOSTICS, embed_together
+    from fedkeel.studies.diagnose import DIAGNOSTICS, embed_together, is_known, name_plane
     from fedkeel.studies.diagnose import analyse as diagnose
 
     found: dict[str, dict[str, Any]] = {}
     runs, wanted = [], list(names) or [*DIAGNOSTICS]
     together = shared and "embedding" in wanted
     for path in folders:
-        say(stderr(), "analysing", "bold", str(path))
         runs.append(load_run(path, trust=Trust.NOTHING if trust is None else trust))
         alone = [name for name in wanted if not (together and name == "embedding")]
-        found[str(path)] = diagnose(runs[-1], alone, extent, device) if alone else {}
-    if together:
+        left = [name for name in alone if anew or not is_known(runs[-1], name, extent)]
+        if left:
+            say(stderr(), "analysing", "bold", str(path))
+        found[str(path)] = diagnose(runs[-1], left, extent, device) if left else {}
+    if together and (anew or not all(is_known(run, "embedding", extent, name_plane(runs)) for run in runs)):
         say(stderr(), "embedding", "bold", f"{len(runs)} runs in one plane")
         for path, data in zip(folders, embed_together(runs, extent, device), strict=True):
             found[str(path)]["embedding"] = data

@@ -180,7 +180,7 @@ def analyse(
     subject = take_subject(run, extent, device)
     found = {}
     for name in wanted:
-        found[name] = DIAGNOSTICS[name](subject, extent) | {"round": subject.round, "which": extent.which}
+        found[name] = DIAGNOSTICS[name](subject, extent) | describe(subject.round, extent)
         if run.path is not None:
             write_diagnostic(run.path, name, found[name])
     return found
@@ -191,14 +191,31 @@ def embed_together(runs: Sequence[Run], extent: Extent | None = None, device: st
     extent = extent or Extent()
     subjects = (take_subject(run, extent, device) for run in runs)
     taken = [(s.clients, s.round, s.seed, gather_points(s, extent)) for s in subjects]
-    plane = " ".join(run.experiment.fingerprint() for run in runs)
-    projected = project([points for *_, points in taken], taken[0][2], plane)
+    projected = project([points for *_, points in taken], taken[0][2], name_plane(runs))
     found = []
     for run, (clients, round, _, _), kinds in zip(runs, taken, projected, strict=True):
-        found.append({"clients": clients, "kinds": kinds, "round": round, "which": extent.which})
+        found.append({"clients": clients, "kinds": kinds} | describe(round, extent))
         if run.path is not None:
             write_diagnostic(run.path, "embedding", found[-1])
     return found
+
+
+def name_plane(runs: Sequence[Run]) -> str:
+    """Name the plane that runs share."""
+    return " ".join(run.experiment.fingerprint() for run in runs)
+
+
+def describe(round: int, extent: Extent) -> dict[str, Any]:
+    """What a diagnostic was taken of."""
+    return {"round": round, "which": extent.which, "extent": extent.changes()}
+
+
+def is_known(run: Run, name: str, extent: Extent, plane: str | None = None) -> bool:
+    """Whether a run's folder has this diagnostic of the model that is asked for, in this extent and plane."""
+    found = {} if run.path is None else read_diagnostics(run.path).get(name, {})
+    planes = {kind.get("plane") for kind in found.get("kinds", {}).values()} if name == "embedding" else {plane}
+    wanted = describe(len(run.at(extent.which).records), extent)
+    return planes == {plane} and {key: found.get(key) for key in wanted} == wanted
 
 
 def take_subject(run: Run, extent: Extent, device: str) -> Subject:

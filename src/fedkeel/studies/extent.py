@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from fedkeel.analysis.spectrum import BANDS
 from fedkeel.errors import RequestError
@@ -41,6 +41,10 @@ class Extent:
     tensor: str | None = None
     each: Literal["class", "sample"] = "class"
     clusters: Whole = 0
+
+    def changes(self) -> dict[str, Any]:
+        """What differs from the usual, as plain data: a diagnostic keeps it, so that another extent is another one."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
     def __post_init__(self) -> None:
         check_fields(self, RequestError, "an analysis")
