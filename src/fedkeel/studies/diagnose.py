@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.analysis.curvature import hessian_product, loss_value, sharpness, top_eigenvalues, trace
+from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
 from fedkeel.analysis.drift import accuracy_spread, cosines, drift
 from fedkeel.analysis.embedding import pca
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
@@ -146,7 +146,10 @@ def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
     if extent.directions == "eigen":
         product = hessian_product(loss, subject.params)
         found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
-        first, second = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
+        slope = gradient(loss, subject.params)
+        ways_up = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
+        # an eigenvector has no sign of its own: uphill in every run, so that landscapes can be compared
+        first, second = (-way if float(slope.dot(way)) < 0 else way for way in ways_up)
         usual, along = 0.5, "top Hessian eigenvectors"
     else:
         first, second = (random_direction(subject.params, subject.seed, number) for number in (0, 1))
