@@ -127,7 +127,11 @@ def project_kind(several: Sequence[Points], of: int) -> list[dict[str, Any]]:
     found = []
     for points, rows, end in zip(several, tables, ends, strict=True):
         part = slice(end - len(rows), end)
-        data = {"pca": flat.points[part].tolist(), "explained": flat.explained.tolist(), "names": points.names}
+        data: dict[str, Any] = {
+            "pca": flat.points[part].tolist(),
+            "explained": flat.explained.tolist(),
+            "names": points.names,
+        }
         data |= {"spread": spread(rows, points.classes)}
         if points.classes is not None:
             data |= {"classes": points.classes, "separation": separation(rows, points.classes)}
