@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 def show_tables(spec: str | None) -> None:
     from fedkeel.papers import PAPERS, tables
     from fedkeel.papers.claims import CLAIMS, read_claims
+    from fedkeel.papers.figures import read_figures
     from fedkeel.papers.order import ORDER, in_order, parts
 
     made = table(["table!", "cells>", "what it shows"])
     asked = spec.partition(":")[0] if spec else None
     for paper in [asked] if asked and asked not in (ORDER, CLAIMS) else PAPERS if asked is None else []:
         for one in tables(paper):
-            made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
+            if not one.name.startswith("figure-"):
+                made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
+        for figure in (figure for figure in read_figures() if figure.paper == paper):
+            says = f"a schematic: {figure.says}" if figure.schematic else figure.says
+            made.add_row(figure.name, str(len(figure.cells)), says)
     for name, part in parts().items() if asked in (None, ORDER) else ():
         made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
     for name, claim in read_claims().items() if asked in (None, CLAIMS) else ():

@@ -10,7 +10,7 @@ steady     its highest and lowest number are at most so far apart
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from fedkeel.errors import RequestError
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By panel, line and place on the line, in the order of the figure."""
+Lookup = Callable[[Sequence[str]], Numbers]
+"""The numbers of some lines, all at a round that every one of them has reached."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Reading:
     holds: bool
 
 
-def read_expectations(expects: Sequence[Mapping[str, Any]], numbers: Numbers, unit: str = "points") -> list[Reading]:
+def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, unit: str = "points") -> list[Reading]:
     """Hold every expectation against the panels that have its numbers."""
     found = []
     for expected in expects:
+        numbers = look_up([expected[word] for word in ("line", "over") if word in expected])
         for panel, lines in numbers.items():
             where = f" ({panel})" if len(numbers) > 1 else ""
             found += [Reading(one.words + where, one.holds) for one in read_one(expected, lines, unit)]

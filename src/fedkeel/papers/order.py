@@ -30,7 +30,7 @@ def in_order(part: str | None = None) -> list[Cell]:
 
 
 def list_cells(entry: Mapping[str, Any]) -> list[Cell]:
-    """List the cells of a `table`, or of some of its `rows` and `columns`: column by column, rows in the order given."""
+    """List the cells of a `table`, or of some `rows` and `columns` of it: column by column, in the order given."""
     cells = {(cell.row, cell.column): cell for cell in find(entry["table"])}
     rows = entry.get("rows") or list(dict.fromkeys(row for row, _ in cells))
     columns = entry.get("columns") or list(dict.fromkeys(column for _, column in cells))

@@ -11,7 +11,7 @@ from fedkeel.papers.figures import Figure
 ROUNDS = 2
 CHANGES = {
     "dataset": "digits",
-    "model": "small-cnn",
+    "model": "mlp",
     "epochs": 1,
     "batch_size": 50,
     "augment": "none",
@@ -23,7 +23,8 @@ WORDS = "the 8×8 digits, a small network, 10 clients, one local epoch"
 
 def shrink(cells: Sequence[Cell], kept: Collection[str] = ()) -> list[Cell]:
     """Change cells to the handwritten digits and a small network; settings that are `kept` stay as they are."""
-    return [replace(cell, experiment=_shrunk(cell, kept), unmeasured="", lr_matches="") for cell in cells]
+    facts = {"reported": None, "spread": None, "unmeasured": "", "lr_matches": ""}
+    return [replace(cell, experiment=_shrunk(cell, kept), **facts) for cell in cells]
 
 
 def settings_shown(figure: Figure | None) -> set[str]:
@@ -35,7 +36,7 @@ def _shrunk(cell: Cell, kept: Collection[str]) -> dict[str, object]:
     own = {name: value for name, value in cell.experiment.items() if name != "buffers"}
     changes = {name: value for name, value in CHANGES.items() if name not in kept}
     if "partition.clients" in kept:  # many clients: a few of them a round
-        changes |= {"partition": {}, "participation": 0.05}
+        changes |= {"partition": {}} | ({} if "participation" in kept else {"participation": 0.05})
     made = merged(own, changes)
     partition = dict(made["partition"])
     if partition["kind"] not in ("dirichlet", "iid", "pathological"):

@@ -1,28 +1,32 @@
-"""A figure made again as files: its charts as images, and a page with what the paper says, what is alike and what not."""
+"""A figure made again as files: its charts as images, and a page that holds them against the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from fedkeel.core.states import write_atomically
-from fedkeel.errors import RequestError, require_known, writing
+from fedkeel.errors import RequestError, writing
 from fedkeel.papers import PAPERS, choices
 from fedkeel.papers.figure_readings import Reading, read_expectations
-from fedkeel.papers.figures import Figure
+from fedkeel.papers.figures import Figure, Panel, read_figures
+from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.verdicts import WITHIN
-from fedkeel.report.drawing import Chart, add_legend, embed, lay_out
+from fedkeel.report.drawing import Chart, embed, styled
 from fedkeel.report.figure_runs import FigureRuns, is_of_ledger, place_of
-from fedkeel.report.figures import KINDS
-from fedkeel.report.paper_figures import draw
+from fedkeel.report.figures import write_charts
+from fedkeel.report.paper_figures import DRAWN, draw
 from fedkeel.text import plural
 
 STYLE = "figure { margin-bottom: .8rem; max-width: 900px; } li { margin: .15rem 0; }"
 UNITS = {"accuracy": "points", "seconds": "seconds", "test_loss": "", "drift": "", "radius/mean": ""}
-HOLLOW = "Hollow marks are the paper's numbers; bars and bands are one standard deviation over seeds."
+HOLLOW = (
+    "Hollow marks: the paper's numbers; diamonds: shortened runs; bars and bands: one standard deviation over seeds."
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,10 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     """Say in words and numbers how the runs compare with what the paper shows."""
     figure = runs.figure
     unit = UNITS.get(figure.panels[0].measure, "") if figure.panels else ""
-    readings: list[Reading] = read_expectations(figure.expects, runs.numbers(), unit) if figure.needs_runs else []
+    readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
     judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
-    told = [] if changed else [one for one in judged if one.difference is not None and not one.cell.uncertain]
+    full = [one for one in judged if one.difference is not None and not one.shortened]
+    told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = Comparison(
         same=[reading.words for reading in readings if reading.holds],
@@ -50,14 +55,12 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
         + list(choices(figure.paper)),
     )
     if near:
-        made.same.append(f"{near} of {plural(len(told), 'number')} that the paper prints are within seed noise")
+        made.same.append(f"within seed noise: {near} of {len(told)} printed numbers")
     made.differs.extend(f"changed here: {one}" for one in changed)
-    if told and near < len(told):
+    if near < len(told):
         farthest = max(told, key=lambda one: abs(one.difference or 0.0))
         by = f"{farthest.cell.label}, by {farthest.difference:+.2f}"
-        made.differs.append(
-            f"{len(told) - near} of {plural(len(told), 'printed number')} are not confirmed; farthest: {by}"
-        )
+        made.differs.append(f"not confirmed: {len(told) - near} of {len(told)} printed numbers; farthest: {by}")
     if judged:
         made.differs.extend(describe_extent(runs))
     return made
@@ -84,35 +87,48 @@ def describe_extent(runs: FigureRuns) -> list[str]:
 
 
 def write_figure(
-    runs: FigureRuns, folder: Path, changed: Sequence[str] = (), kinds: Sequence[str] = ("png", "svg")
+    runs: FigureRuns,
+    folder: Path,
+    changed: Sequence[str] = (),
+    kinds: Sequence[str] = ("png", "svg"),
+    style: str = "page",
 ) -> tuple[list[Path], Comparison]:
     """Draw the figure; write its charts and its page; the files, and the comparison in words."""
-    for kind in kinds:
-        require_known(kind, KINDS, "unknown type of image file", "types")
-    charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+    with styled(style):
+        charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+        named = [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in charts]
+        written = write_charts(named, folder, kinds) if charts else []
     if not charts:
         raise RequestError(
             f"there is nothing to draw {runs.figure.name} from: no run of it is in the ledger or in the run folders.",
             explain_missing(runs.figure),
         )
-    written = []
     with writing(folder, "choose another folder with --figures"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for chart in charts:
-            add_legend(chart.figure)
-            lay_out(chart.figure)
-            for kind in kinds:
-                written.append(folder / (f"{stem}-{chart.file}.{kind}" if chart.file else f"{stem}.{kind}"))
-                chart.figure.savefig(written[-1], dpi=200)
         text = page(runs.figure, charts, told)
         written.append(folder / f"{stem}.html")
         write_atomically(written[-1], lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
     return written, told
 
 
+def runs_of_ledger(entries: Sequence[Entry]) -> Iterator[FigureRuns]:
+    """The figures that a ledger alone has something to draw for: two numbers in a panel at least."""
+    noise, known = NoiseOfLedger(entries), keep_newest(entries)
+    for figure in read_figures():
+        runs = FigureRuns(figure, known, noise=noise)
+        counts = [sum(bool(runs.number_of(panel, cell)) for cell in panel.cells) for panel in panels_of_ledger(figure)]
+        if max(counts, default=0) > 1:
+            yield runs
+
+
+def panels_of_ledger(figure: Figure) -> list[Panel]:
+    """The panels that show what a ledger keeps of a run."""
+    return [panel for panel in figure.panels if panel.kind in DRAWN and panel.measure in ("accuracy", "seconds")]
+
+
 def explain_missing(figure: Figure) -> str:
     """Say what to run, in one line."""
-    return f"`fedkeel reproduce {figure.name}` runs its {plural(len(figure.cells), 'cell')}; --dry-run says what that costs"
+    cells = plural(len(figure.cells), "cell")
+    return f"`fedkeel reproduce {figure.name}` runs its {cells}; --dry-run says what that costs"
 
 
 def file_name(figure: Figure) -> str:
@@ -132,12 +148,12 @@ def page(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
         f"<style>{css}{STYLE}</style></head><body><header><h1>{title}</h1>"
         f'<p class="soft">fedkeel reproduce {escape(figure.name)}</p></header>'
-        f"<main>{section(figure, charts, told)}</main>"
+        f"<main><section>{describe_figure(figure, charts, told)}</section></main>"
         "<footer>Written by fedkeel from its runs. This page asks no network for anything.</footer></body></html>\n"
     )
 
 
-def section(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+def describe_figure(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
     """A figure within a page: what the paper says, the charts, what is alike and what not."""
     drawn = "".join(
         f"<figure><figcaption><h3>{escape(chart.title)}</h3>"
@@ -155,4 +171,4 @@ def section(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
         for name, lines in lists
         if lines
     )
-    return f"<section><p><b>The paper shows:</b> {escape(figure.says)}</p>{drawn}{words}</section>"
+    return f"<p><b>The paper shows:</b> {escape(figure.says)}</p>{drawn}{words}"

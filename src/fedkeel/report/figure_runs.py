@@ -11,6 +11,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.figures import Figure, Panel
 from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
 from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.series import curve
@@ -35,6 +36,7 @@ class FigureRuns:
     out: Path | None = None
     seeds: Sequence[int] = (0,)
     rounds: int | None = None
+    noise: NoiseOfLedger | None = None
 
     @cached_property
     def judged(self) -> Mapping[Place, Judgement]:
@@ -44,7 +46,7 @@ class FigureRuns:
             replace(cell, kind="seconds per round", reported=None, spread=None) if place_of(cell) in timed else cell
             for cell in self.figure.cells
         ]
-        return {place_of(one.cell): one for one in judge(cells, self.entries)}
+        return {place_of(one.cell): one for one in judge(cells, self.entries, noise=self.noise)}
 
     @cached_property
     def sources(self) -> Mapping[Place, Sequence[Source]]:
@@ -69,15 +71,19 @@ class FigureRuns:
             lines.setdefault(panel.line_of(cell), []).extend(self.sources[place_of(cell)])
         return [Group(line, panel.title, runs) for line, runs in lines.items() if any(run.records for run in runs)]
 
-    def number_of(self, panel: Panel, cell: Cell) -> tuple[float, float | None] | None:
-        """A cell's mean and deviation over seeds, less those of what it is a gain over."""
-        mine, base = self.judged[place_of(cell)], panel.base_of(cell)
+    def number_of(self, panel: Panel, cell: Cell, round: int | None = None) -> tuple[float, float | None] | None:
+        """A cell's mean and deviation over seeds, perhaps at an earlier round, less what it is a gain over."""
+        mine, base = self._judgement_at(cell, round), panel.base_of(cell)
         if mine.mean is None:
             return None
         if base is None:
             return mine.mean, mine.std
-        other = self.judged[place_of(base)]
+        other = self._judgement_at(base, round)
         return None if other.mean is None else (mine.mean - other.mean, mine.std)
+
+    def _judgement_at(self, cell: Cell, round: int | None) -> Judgement:
+        mine = self.judged[place_of(cell)]
+        return mine if round is None or round == mine.rounds else mine.at(round)
 
     def reported_of(self, panel: Panel, cell: Cell) -> float | None:
         """The same of the paper's numbers."""
@@ -88,19 +94,25 @@ class FigureRuns:
             return cell.reported
         return None if base.reported is None else cell.reported - base.reported
 
-    def numbers(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Every number by panel, line and place, for the sentences about a figure."""
+    def look_up(self, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+        """The numbers of some lines by panel, line and place, at the last round that all of them have in the panel."""
         found: dict[str, dict[str, dict[str, float]]] = {}
         for number, panel in enumerate(self.figure.panels):
-            lines = found.setdefault(panel.title or f"panel {number + 1}", {})
+            title = panel.title or f"panel {number + 1}"
+            lines: dict[str, dict[str, float]] = {name: {} for name in names}
             if panel.kind == "curves" and panel.measure != "accuracy":
                 for group in self.group_lines(panel):
-                    if drawn := curve(group, panel.measure):
-                        lines[group.label] = {"mean over rounds": sum(drawn.mean) / len(drawn.mean)}
+                    if group.label in lines and (drawn := curve(group, panel.measure)):
+                        lines[group.label]["mean over rounds"] = sum(drawn.mean) / len(drawn.mean)
             elif panel.kind in ("parameter", "curves", "bars"):
-                for cell in panel.cells:
-                    if value := self.number_of(panel, cell):
-                        lines.setdefault(panel.line_of(cell), {})[panel.point_of(cell)] = value[0]
+                cells = [cell for cell in panel.cells if panel.line_of(cell) in lines]
+                lengths = {one.rounds for cell in cells if (one := self.judged[place_of(cell)]).entries}
+                common = min(lengths) if len(lengths) > 1 else None
+                title += f", at round {common}" * (common is not None)
+                for cell in cells:
+                    if value := self.number_of(panel, cell, common):
+                        lines[panel.line_of(cell)][panel.point_of(cell)] = value[0]
+            found[title] = lines
         return found
 
     def missing(self) -> list[Cell]:

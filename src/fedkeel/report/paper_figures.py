@@ -13,7 +13,7 @@ from fedkeel.report.drawing import PAPER, STYLES, Chart, finish, new_figure, num
 from fedkeel.report.figure_runs import FigureRuns, place_of, source_of_cell
 from fedkeel.report.figures import NAMES, POINTS, charts, label_map
 from fedkeel.report.labels import table
-from fedkeel.report.parameters import ParameterLine, draw_parameter
+from fedkeel.report.parameters import ParameterLine, ParameterPoint, draw_parameter
 from fedkeel.report.series import curve, row
 
 if TYPE_CHECKING:
@@ -47,23 +47,16 @@ def has_something(runs: FigureRuns, panel: Panel) -> bool:
 def draw_panels(runs: FigureRuns, panels: Sequence[Panel]) -> Drawing:
     """The panels side by side, with one legend below for all."""
     names = list(dict.fromkeys(panel.line_of(cell) for panel in panels if panel.kind != "bars" for cell in panel.cells))
-    looks = {name: look(i) for i, name in enumerate(names)}
+    looks = choose_looks(names)
     across = min(len(panels), 2 if len(panels) == 4 else ACROSS)
     down = -(-len(panels) // across)
     width = across * WIDTH if across > 1 else 4.6
     columns = max(1, min(len(names), int(width / KEYS * 1.5)))
     legend = (0.1 + KEY * -(-len(names) // columns)) if len(names) > 1 else 0.0
-    high = max([HEIGHT, *(0.8 + 0.24 * len(panel.cells) for panel in panels if panel.kind == "bars")])
-    height = down * high + legend
-    figure = new_figure(width, height)
+    bars = [panel for panel in panels if panel.kind == "bars"]
+    high = max([HEIGHT, *(0.8 + 0.24 * len(panel.cells) for panel in bars)])
+    figure = new_figure(width + bool(bars) * 0.8, down * high + legend, fitted=True)
     every = figure.subplots(down, across, squeeze=False)
-    bars = any(panel.kind == "bars" for panel in panels)
-    left, between = (1.75, 1.9) if bars else (0.62, 0.62)
-    one = (width - left - 0.15 - between * (across - 1)) / across
-    figure.subplots_adjust(
-        left / width, (legend + 0.5) / height, 1 - 0.15 / width, 1 - 0.28 / height,
-        wspace=between / one, hspace=0.85 / (high - 0.85),
-    )  # fmt: skip
     for axes, panel in zip(every.flat, panels, strict=False):
         DRAWN[panel.kind](axes, runs, panel, looks)
         axes.set_title(plain(panel.title), fontsize=9)
@@ -76,15 +69,23 @@ def draw_panels(runs: FigureRuns, panels: Sequence[Panel]) -> Drawing:
         from matplotlib.lines import Line2D
 
         marks = [Line2D([], [], color=c, linestyle=STYLES[d], label=plain(n)) for n, (c, d) in looks.items()]
-        figure.legend(handles=marks, loc="lower center", ncols=columns, frameon=False, fontsize=7.5)
+        figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=7.5)
     return figure
 
 
+def choose_looks(names: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Colours in turn; what is added to a method ("FedAvg + FSA") has its colour, dashed."""
+    bases = [name for name in names if name.partition(" + ")[0] not in names or " + " not in name]
+    found = {name: look(i) for i, name in enumerate(bases)}
+    return {name: found[name] if name in found else (found[name.partition(" + ")[0]][0], 1) for name in names}
+
+
 def draw_by_parameter(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[str, int]]) -> None:
-    lines: dict[str, list[tuple[float, float, float | None, float | None]]] = {}
+    lines: dict[str, list[ParameterPoint]] = {}
     for cell in panel.cells:
         if value := runs.number_of(panel, cell):
-            point = panel.value_of(cell), *value, runs.reported_of(panel, cell)
+            short = runs.judged[place_of(cell)].shortened
+            point = ParameterPoint(panel.value_of(cell), *value, runs.reported_of(panel, cell), short)
             lines.setdefault(panel.line_of(cell), []).append(point)
     drawn = [ParameterLine(name, looks[name][0], STYLES[looks[name][1]], points) for name, points in lines.items()]
     draw_parameter(axes, drawn, panel.x, "gain in points" if panel.over else "test accuracy (%)")

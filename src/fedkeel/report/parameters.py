@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedkeel.report.drawing import PAPER, finish, plain
 
@@ -29,14 +29,24 @@ PARAMETERS = {
 WIDE = 12.0  # from how many times the least value on an axis is logarithmic
 
 
+class ParameterPoint(NamedTuple):
+    """A value of the setting, the number there with its deviation, the paper's, and whether the run is shortened."""
+
+    x: float
+    mean: float
+    std: float | None = None
+    reported: float | None = None
+    shortened: bool = False
+
+
 @dataclass(frozen=True)
 class ParameterLine:
-    """One method: its look, and (value of the setting, mean, deviation, the paper's number) of each of its points."""
+    """One method: its look and its points."""
 
     label: str
     colour: str
     style: Any
-    points: Sequence[tuple[float, float, float | None, float | None]]
+    points: Sequence[ParameterPoint]
 
 
 def name_parameter(key: str) -> str:
@@ -46,20 +56,24 @@ def name_parameter(key: str) -> str:
 
 def draw_parameter(axes: Any, lines: Sequence[ParameterLine], key: str, ylabel: str) -> None:
     """Means with bars of one standard deviation; ticks at the values that were run."""
-    values = sorted({point[0] for line in lines for point in line.points})
+    values = sorted({point.x for line in lines for point in line.points})
     for line in lines:
-        points = sorted(line.points, key=lambda point: point[0])
+        points = sorted(line.points)
         x, y, d = ([point[part] for point in points] for part in (0, 1, 2))
         axes.errorbar(
             x, y, yerr=[one or 0.0 for one in d] if any(d) else None, color=line.colour, linestyle=line.style,
-            marker="o", markersize=3.5, linewidth=1.2, capsize=2, label=plain(line.label),
+            linewidth=1.2, capsize=2, label=plain(line.label),
         )  # fmt: skip
-        told = [(point[0], point[3]) for point in points if point[3] is not None]
-        if told:
+        for short, mark in ((False, "o"), (True, "D")):
+            here = [point for point in points if point.shortened == short]
             axes.plot(
-                *zip(*told, strict=True), linestyle="none", marker="o", markersize=5.5, markerfacecolor=PAPER,
-                color=line.colour, zorder=1.5,
-            )  # fmt: skip
+                [point.x for point in here], [point.mean for point in here], mark, color=line.colour, markersize=3.5
+            )
+        told = [point for point in points if point.reported is not None]
+        axes.plot(
+            [point.x for point in told], [point.reported for point in told], "o", color=line.colour, markersize=5.5,
+            markerfacecolor=PAPER, zorder=1.5,
+        )  # fmt: skip
     if values and values[0] > 0 and values[-1] / values[0] >= WIDE:
         axes.set_xscale("log")
     place_ticks(axes, values)
