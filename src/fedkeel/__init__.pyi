@@ -58,5 +58,7 @@ from fedkeel.runs.finished_run import Run as Run
 from fedkeel.runs.finished_run import load_run as load_run
 from fedkeel.runs.start import run as run
 from fedkeel.runs.together import run_together as run_together
+from fedkeel.studies.compare import Comparison as Comparison
+from fedkeel.studies.compare import compare as compare
 
 __version__: str

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.console import facts, say, stderr, stdout
-from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Json, Trusting
+from fedkeel.cli.pages import Json, argument, examples, option
+from fedkeel.cli.run import OwnProblem, Trusting
 
 if TYPE_CHECKING:
     from fedkeel.importing import Trust
+    from fedkeel.problems.problem import Problem
     from fedkeel.studies.extent import Extent
 
 
@@ -59,6 +60,7 @@ def analyse(
     shared: Annotated[bool, option("--shared", help="Embed all runs in one plane.")] = False,
     into: Annotated[int, option(metavar="K", min=0, help="How many clusters; default: the method's own number.")] = 0,
     device: Annotated[str, option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
+    problem: OwnProblem = None,
     trust: Trusting = False,
     json: Json = False,
 ) -> None:
@@ -68,6 +70,7 @@ def analyse(
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
+    from fedkeel.problems.given import find_problem
     from fedkeel.runs.record import nonfinite_to_null
     from fedkeel.studies.extent import Extent
 
@@ -80,7 +83,9 @@ def analyse(
         tensor=tensor, clusters=into, directions=directions, split=split, each=each,  # type: ignore[arg-type]
     )  # fmt: skip
     names = [name for name, wanted in chosen.items() if wanted]
-    found = analyse_runs(runs_in(folder), names, extent, device, shared=shared, trust=Trust.given(trust))
+    own = None if problem is None else find_problem(problem)
+    paths, level = runs_in(folder), Trust.given(trust)
+    found = analyse_runs(paths, names, extent, device, shared=shared, problem=own, trust=level)
     if json:
         from json import dumps
 
@@ -100,6 +105,7 @@ def analyse_runs(
     device: str = "cpu",
     *,
     shared: bool = False,
+    problem: Problem | None = None,
     trust: Trust | None = None,
     anew: bool = True,
 ) -> dict[str, dict[str, Any]]:
@@ -116,7 +122,7 @@ def analyse_runs(
     runs, wanted = [], list(names) or [*DIAGNOSTICS]
     together = shared and "embedding" in wanted
     for path in folders:
-        runs.append(load_run(path, trust=Trust.NOTHING if trust is None else trust))
+        runs.append(load_run(path, problem=problem, trust=Trust.NOTHING if trust is None else trust))
         alone = [name for name in wanted if not (together and name == "embedding")]
         left = [name for name in alone if anew or not is_known(runs[-1], name, extent)]
         if left:

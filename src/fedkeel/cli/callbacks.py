@@ -1,4 +1,4 @@
-"""What `run` and `resume` do between rounds: `--keep`, `--patience`, `--callback`."""
+"""What `run` and `resume` do and measure between rounds: `--keep`, `--patience`, `--callback`, `--metrics`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fedkeel.cli.completion import complete_metrics
 from fedkeel.cli.pages import option
 
 if TYPE_CHECKING:
+    from fedkeel.problems.metrics import Metric
     from fedkeel.runs.callbacks import Callback
 
 Keep = Annotated[
@@ -21,6 +23,26 @@ CallbackNames = Annotated[
     list[str] | None,
     option("--callback", metavar="NAME", help="Call between rounds: EarlyStop:patience=9,on=validation, module:name."),
 ]
+
+Metrics = Annotated[
+    str,
+    option(
+        metavar="A,B,…",
+        help="Measure too: f1, auc, balanced_accuracy, ece … (scikit-learn's), module:name.",
+        autocompletion=complete_metrics,
+    ),
+]
+
+
+def read_metrics(text: str, folders: Sequence[Path] = (), trust: bool = False) -> dict[str, Metric]:
+    """Find the metrics that are asked for, or else those that the runs in these folders had before."""
+    from fedkeel.importing import Trust
+    from fedkeel.problems.metrics import find_metrics
+    from fedkeel.runs.environment import measured_before
+
+    names = [word for word in (word.strip() for word in text.split(",")) if word]
+    before = dict.fromkeys(name for path in folders for name in measured_before(path))
+    return find_metrics(names or list(before), Trust.TYPED if names else Trust.given(trust))
 
 
 def read_callbacks(keep: str | None, patience: int | None, names: Sequence[str] | None) -> list[Callback]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.errors import FolderError, RunError, require_known
+from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import edited, leaks, tracked_before
@@ -49,6 +50,7 @@ class Machine:
     precision: str = "float32"
     tracking: Tracking = field(default_factory=Tracking)
     callbacks: Sequence[Callback] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     chosen: bool = False  # `auto` was asked for, and `engine` is what it came to
 
     def __post_init__(self) -> None:
@@ -203,7 +205,7 @@ def stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
 
 def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
     """One run on the engine asked for, or several as one stack."""
-    dtype, track, callbacks = PRECISIONS[machine.precision], machine.tracking.track, machine.callbacks
+    dtype, track = PRECISIONS[machine.precision], machine.tracking.track
     if len(targets) > 1:
         return run_together(
             [target.experiment for target in targets],
@@ -213,7 +215,8 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress,
             command=sys.argv,
             track=track,
-            callbacks=callbacks,
+            callbacks=machine.callbacks,
+            metrics=machine.metrics,
         )
     try:
         made = run(
@@ -226,7 +229,8 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress[0],
             command=sys.argv,
             track=track,
-            callbacks=callbacks,
+            callbacks=machine.callbacks,
+            metrics=machine.metrics,
         )
     except RunError as error:
         return [error]

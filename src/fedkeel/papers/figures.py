@@ -143,12 +143,12 @@ def find_figure(spec: str) -> Figure | None:
 
 
 def find_needs(figure: Figure | None) -> tuple[list[str], str | None]:
-    """Find what runs of a figure track and keep: also what other figures of the same cells need, so that one run serves
-    them all."""
+    """Find what runs of a figure track and keep: also what other figures of the same experiments need, so that one run
+    serves them all."""
     if figure is None:
         return [], None
-    mine = {(cell.paper, cell.table, cell.label) for cell in figure.cells}
-    others = [one for one in read_figures() if any((c.paper, c.table, c.label) in mine for c in one.cells)]
+    mine = [cell.experiment for cell in figure.cells]
+    others = [one for one in read_figures() if any(cell.experiment in mine for cell in one.cells)]
     track = list(dict.fromkeys(name for one in (figure, *others) for name in one.track))
     return track, next((one.keep for one in (figure, *others) if one.keep), None)
 

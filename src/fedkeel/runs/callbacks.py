@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedkeel.core.rule import State
-from fedkeel.errors import RequestError, nearest
+from fedkeel.errors import RequestError, explain_typos, nearest
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import NAME, KeptModel
-from fedkeel.runs.record import RoundRecord, judged_on, lower_is_better
+from fedkeel.runs.record import RoundRecord, judged_on
 from fedkeel.typed_values import check_fields
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Callback:
         """Called when the run is complete or stopped, after its result was written."""
 
 
+@explain_typos("KeepBest")
 @dataclass(frozen=True)
 class KeepBest(Callback):
     """Keep the model of the best round beside the last: `run.model(which="best")`.
@@ -101,6 +103,7 @@ class KeepBest(Callback):
         return None
 
 
+@explain_typos("EarlyStop")
 @dataclass(frozen=True)
 class EarlyStop(Callback):
     """Stop a run when a metric has not become better, by more than `least`, for `patience` rounds."""

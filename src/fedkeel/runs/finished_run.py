@@ -9,25 +9,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from fedkeel.core.round import deploy
 from fedkeel.core.rule import State
 from fedkeel.core.states import Damaged
-from fedkeel.errors import FolderError, RequestError, require_known
+from fedkeel.errors import FolderError, RequestError, explain_typos, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
-from fedkeel.problems.problem import Problem
+from fedkeel.problems.problem import Problem, Recorded
 from fedkeel.runs import checkpoint
-from fedkeel.runs.environment import describe_leak, leaks
+from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.frames import client_rows, make_frame, round_rows
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("fedkeel")
 
@@ -94,6 +98,39 @@ class Run:
         """The deployed model by name; `server["params"]` is the one that is trained, where that is another."""
         return self.deployed["params"].named()
 
+    def __repr__(self) -> str:
+        about = f"Run({self.plan.method.name} on {self.about}, seed {self.plan.seed}: "
+        done = f"{len(self.records)} of {self.plan.rounds} rounds"
+        if self.best is None or self.last is None:
+            return f"{about}{done})"
+        name = str(self.result["judged_on"])
+        best, last = (f"{100 * v:.1f} %" if name == "accuracy" else f"{v:.4g}" for v in (self.best, self.last))
+        return f"{about}{done}, {name} {last}, best {best} in round {self.result['best_round']})"
+
+    @property
+    def about(self) -> str:
+        """What was learned: the data set, or the problem's name."""
+        source = self.plan.source
+        if not isinstance(source, Problem):
+            return source.dataset
+        told = None if self.path is None else read_clients(self.path).problem
+        return told or source.title
+
+    def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> pandas.DataFrame:
+        """Make a DataFrame with a row for each round; or for each client and evaluated round, with its scores."""
+        named = {"method": self.plan.method.name, "seed": self.plan.seed}
+        require_known(what, ("rounds", "clients"), "a table of a run is of rounds or clients, not", "tables")
+        if what == "rounds":
+            return make_frame(round_rows(self.records, **named))
+        return make_frame(client_rows(self.records, self.sizes, **named))
+
+    @property
+    def sizes(self) -> list[int] | None:
+        """How many training samples each client has, where that is known."""
+        if self.problem is not None:
+            return [int(size) for size in self.problem.data.sizes]
+        return None if self.path is None else read_clients(self.path).sizes
+
     def curve(self, measure: str) -> list[float]:
         """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
         return [value for record in self.records if (value := record.measure(measure)) is not None]
@@ -130,10 +167,12 @@ class Run:
         return module
 
 
-def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
+@explain_typos("fk.load_run")
+def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust: bool | Trust = False) -> Run:
     """A run from its folder, as far as it has come. Code that the folder names is imported with `trust` only.
 
-    Of a problem or network given from Python there are numbers and weights: `params`, not `model()`.
+    Of a problem or network given from Python there are numbers and weights: `params`; with the same `problem` given
+    again also `model()`, and all that needs the data.
     """
     folder = Path(path)
     data = read_experiment(folder)
@@ -157,8 +196,22 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
+    if problem is not None:
+        experiment = with_problem(experiment, problem, folder)
     followed = found.followed or Followed()
-    return Run(experiment, records, final | followed.result(), found.server, folder, None, None, followed.kept)
+    return Run(experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept)
+
+
+def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Experiment:
+    """Give an experiment that was read from a folder its problem back; refuse another one."""
+    if not isinstance(experiment.problem, Recorded):
+        raise RequestError(f"{folder} has a data set, not a problem of its own.", "leave the problem out")
+    if problem.digest() != experiment.problem.digest():
+        raise RequestError(
+            f"{folder} was trained on another problem: {experiment.problem.digest()}, not {problem.digest()}.",
+            "give the one that it was made with: the same data, network, initial weights and functions",
+        )
+    return replace(experiment, problem=problem)
 
 
 # ---- what settings are chosen by -----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.checkpoint import Checkpoint
-from fedkeel.runs.evaluate import Judge
+from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
@@ -208,7 +208,7 @@ class Loop:
         message = broadcast(self.method, self.server)
         lr = self.plan.lr_at(t)
         policy = self.plan.evaluation if self.judge.due(t + 1) else None
-        personal = {}
+        personal = PersonalScores({}, {})
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
@@ -239,7 +239,7 @@ class Loop:
             if policy.when == "after":
                 personal = self.judge.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
             # a run that judges clients' models is judged by them
-            measures = self.judge.by_clients(measures, personal)
+            measures = self.judge.by_clients(measures, personal.measures)
         record = RoundRecord(
             round=t + 1,
             selected=selected,
@@ -253,6 +253,7 @@ class Loop:
             absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
             dropped=dropped,
             extra=measures | tracked,
+            clients=personal.clients,
         )
         with delay_signals():  # no signal leaves half a round behind
             if self.folder is not None:

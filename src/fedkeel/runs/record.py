@@ -5,25 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fedkeel.core.trees import Tree
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Amount, Count, Whole
 from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import read_line
-
-LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
-"""Words in the names of measures that are better the lower they are."""
 
 LAST = 50  # how many evaluated rounds "mean of the last" covers
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name."""
+    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name, and
+    `clients` the scores of every client, where their models are judged; None for one that was not scored."""
 
     round: Count
     selected: list[Whole]
@@ -37,6 +35,7 @@ class RoundRecord:
     absent: list[Whole] = field(default_factory=list)
     dropped: list[Whole] = field(default_factory=list)
     extra: dict[str, float | None] = field(default_factory=dict)
+    clients: dict[str, list[float | None]] = field(default_factory=dict)
 
     def dumps(self) -> str:
         """Write one line of JSON; what is empty is left out, what is not a number becomes null."""
@@ -74,11 +73,6 @@ def digest(params: Tree) -> str:
         seen.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
         seen.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     return seen.hexdigest()
-
-
-def lower_is_better(measure: str) -> bool:
-    """Whether the better of two values of a measure is the lower one: losses, errors and distances."""
-    return not LOWER.isdisjoint(re.split(r"[\W_]", measure))
 
 
 def describe_stop(result: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,9 @@ import torch
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError, RunError, explain_typos
+from fedkeel.problems.metrics import Given as Metrics
+from fedkeel.problems.metrics import find_metrics
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.following import Given, find_callbacks
@@ -33,6 +35,7 @@ def alike(one: Experiment, other: Experiment) -> bool:
     return first == second and one.problem is other.problem
 
 
+@explain_typos("fk.run_together")
 def run_together(
     experiments: Sequence[Experiment],
     *,
@@ -45,6 +48,7 @@ def run_together(
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
     callbacks: Sequence[Given] | Given = (),
+    metrics: Metrics = (),
 ) -> list[Run | RunError]:
     """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
@@ -58,8 +62,8 @@ def run_together(
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
-    keep = keep_params, checkpoint_seconds, command, as_list(track), find_callbacks(callbacks)
-    place = Place("stacked", device_of(device), dtype, None, *keep)
+    followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, *followers)
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]
