@@ -9,7 +9,7 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
-from fedkeel.cli.pages import argument
+from fedkeel.cli.pages import argument, option
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",
@@ -22,6 +22,7 @@ group = typer.Typer(
 def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
+    which: Annotated[str, option(metavar="NAME", help="last, or best: the one that --keep best has kept.")] = "last",
 ) -> None:
     """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 
@@ -39,7 +40,7 @@ def model(
     refuse_folder(file, "model.safetensors")
     if file.suffix != ".safetensors":
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
-    done = load_run(run)
+    done = load_run(run).at(which)
     weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
     write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))

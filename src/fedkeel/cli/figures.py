@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedkeel.cli.console import say, stderr, stdout
+from fedkeel.cli.console import stdout
 
 if TYPE_CHECKING:
     from fedkeel.papers import Cell
     from fedkeel.papers.figures import Figure
     from fedkeel.report.figure_page import Comparison
+    from fedkeel.studies.extent import Extent
 
 
 def needs_folders(figure: Figure) -> bool:
@@ -22,31 +23,42 @@ def needs_folders(figure: Figure) -> bool:
     return bool(figure.analyse or figure.track or shown - {"accuracy", "seconds"})
 
 
-def analyse_runs(
-    figure: Figure, cells: Sequence[Cell], seeds: Sequence[int], rounds: int | None, out: Path, device: str, tiny: bool
-) -> None:
-    """Take the diagnostics that a figure shows, of runs that do not have them yet."""
+def find_extent(figure: Figure | None, tiny: bool) -> Extent:
+    """Find how much is looked at: what the figure says, or less of it where everything is tiny."""
+    from fedkeel.studies.extent import Extent
+
+    asked = dict(figure.extent) if figure else {}
+    if not tiny:
+        return Extent(**asked)
+    small = {"clients": 3, "samples": 40, "points": 5, "lanczos_steps": 4, "probes": 2, "eigenvalues": 2}
+    return Extent(**{name: value for name, value in asked.items() if name not in ("layer", "tensor")} | small)
+
+
+def fit_tracks(tracks: Sequence[str], rounds: int | None) -> tuple[str, ...]:
+    """Take what is tracked in rounds that a shortened run does not reach at its usual moments instead."""
+    found = []
+    for name, at, text in (one.partition("@") for one in tracks):
+        out_of_reach = at and rounds is not None and min(map(int, text.split("+"))) > rounds
+        found.append(name if out_of_reach else f"{name}{at}{text}")
+    return tuple(dict.fromkeys(found))
+
+
+def analyse_cells(
+    names: Sequence[str], extent: Extent, shared: bool, cells: Sequence[Cell], seeds: Sequence[int],
+    rounds: int | None, out: Path, device: str,
+) -> None:  # fmt: skip
+    """Take diagnostics of the cells' runs that do not have them yet; `shared`: embed those of a seed in one plane."""
+    from fedkeel.cli.analyse import analyse_runs
     from fedkeel.engines.machine import device_of
     from fedkeel.papers.reproduce import experiment_of, folder_of, obstacle
-    from fedkeel.runs.finished_run import load_run
     from fedkeel.runs.folder import RESULT
-    from fedkeel.studies.diagnose import Extent, analyse, read_diagnostics
 
-    if not figure.analyse:
-        return
-    small = {"clients": 3, "samples": 40, "points": 5, "lanczos_steps": 4, "probes": 2, "eigenvalues": 2}
-    extent = Extent(**small) if tiny else Extent()  # type: ignore[arg-type]
     runnable = [cell for cell in cells if obstacle(cell) is None]
-    folders = [folder_of(experiment_of(cell, seed, rounds), out) for cell in runnable for seed in seeds]
-    for folder in dict.fromkeys(folders):
-        if not (folder / RESULT).exists():
-            continue
-        run = load_run(folder)
-        known = read_diagnostics(folder)
-        left = [name for name in figure.analyse if known.get(name, {}).get("round") != len(run.records)]
-        if left:
-            say(stderr(), "analysing", "bold", f"{folder}: {', '.join(left)}")
-            analyse(run, left, extent, str(device_of(device)))
+    for seed in seeds if names else ():
+        folders = dict.fromkeys(folder_of(experiment_of(cell, seed, rounds), out) for cell in runnable)
+        there = [folder for folder in folders if (folder / RESULT).exists()]
+        if there:
+            analyse_runs(there, names, extent, str(device_of(device)), shared=shared, anew=False)
 
 
 def show_figure(

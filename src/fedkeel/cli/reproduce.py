@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkeel.cli.callbacks import Keep
 from fedkeel.cli.console import complain, stdout
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
+from fedkeel.cli.tracking import Track
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     "fedkeel reproduce fedfft:1 --cell 'FedFFT-D, cifar10, 0.1' --device cuda",
     "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
     "fedkeel reproduce fedfft:figure-9 --skip-done --figures figures",
+    "fedkeel reproduce fedscam:1 --cell 'FedSCAM, fashion-mnist, 0.1' --track radius,drift --analyse drift,clusters",
     "fedkeel reproduce order:a --skip-done --rounds 200",
     "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
     "fedkeel reproduce specgradfilter:I --cell 'FedAvg, cifar10, 0.*' --try lr=0.01,0.05 --device cuda",
@@ -59,6 +62,15 @@ def reproduce(
         str | None,
         typer.Option("--try", metavar="KEY=A,B,…", help="Several other choices, each a run of its own: lr=0.01,0.05."),
     ] = None,
+    track: Track = "",
+    analyse: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Look closer at every run afterwards: spectrum, drift, cka, embedding, clusters, hessian, landscape.",
+        ),
+    ] = "",
+    keep: Keep = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
@@ -91,18 +103,20 @@ def reproduce(
     what an interrupted one has reached is kept as a shortened one. What is measured is appended to the ledger, from
     which the results page is made. A run serves every cell that is the same experiment.
     """
-    from fedkeel.cli.figures import analyse_runs, needs_folders, show_figure
-    from fedkeel.cli.settings import assignment, some_numbers
+    from fedkeel.cli.callbacks import read_callbacks
+    from fedkeel.cli.figures import analyse_cells, find_extent, fit_tracks, needs_folders, show_figure
+    from fedkeel.cli.settings import assignment, some_numbers, words
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
     from fedkeel.engines.machine import device_of
-    from fedkeel.errors import RequestError
-    from fedkeel.papers.figures import find_figure
+    from fedkeel.errors import RequestError, require_known
+    from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
     from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
+    from fedkeel.studies.diagnose import DIAGNOSTICS
 
     if page is not None or claims is not None:
         write_pages(page, claims, ledger)
@@ -113,6 +127,12 @@ def reproduce(
     machine, figure = Machine(engine, workers, device, precision), find_figure(spec)
     if figure is None and show_known(spec):
         return
+    shown, kept = find_needs(figure)
+    callbacks = read_callbacks(keep or kept, None, None)
+    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *words(analyse)]))
+    for name in names:
+        require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
+    tracked = Tracking.of(track).track
     if figure is not None and figure.schematic:
         stdout().print(f"{figure.name} is a schematic, nothing to measure: {figure.says}", soft_wrap=True)
         return
@@ -126,11 +146,10 @@ def reproduce(
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
-    # a figure that shows more than the ledger keeps needs the runs themselves
-    wanted, skipped = (
-        seeds_named(seeds, spec) or list(some_numbers(seeds)),
-        known if skip_done and not (figure and needs_folders(figure)) else [],
-    )
+    # what shows more than the ledger keeps needs the runs themselves
+    more = track or names or keep or (figure and needs_folders(figure))
+    wanted = seeds_named(seeds, spec) or list(some_numbers(seeds))
+    skipped = known if skip_done and not more else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
@@ -138,15 +157,16 @@ def reproduce(
     check_writable(ledger)
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
-    tracked = (*(("state",) if steps else ()), *(figure.track if figure else ()))
-    machine = replace(machine, tracking=Tracking(tracked))
+    tracked = (*(("state",) if steps else ()), *shown, *tracked)
+    machine = replace(machine, tracking=Tracking(fit_tracks(tracked, rounds)), callbacks=callbacks)
     failed = 0
     if not draw and (figure is None or figure.needs_runs):
         failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
+    shared = figure is not None and figure.shared
+    analyse_cells(names, find_extent(figure, tiny), shared, cells, wanted, rounds, out, device)
     if figure is None:
         show_verdicts(cells, ledger)
     else:
-        analyse_runs(figure, cells, wanted, rounds, out, device, tiny)
         changed = [f"{WORDS}, {rounds} rounds"] if tiny else []
         show_figure(figure.with_cells(cells), wanted, rounds, out, ledger, figures, [*changed, *(set_ or ())])
     if failed:

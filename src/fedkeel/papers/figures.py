@@ -11,6 +11,8 @@ over       kind "parameter": numbers are gains over this row of another table, i
 measure    kind "curves": what is drawn by round; kind "bars": "seconds" for the time of a round
 charts     kind "charts": files of a report, such as "landscape-surface", of all runs in one frame
 track      what runs measure while they train, and `analyse` what is looked at when they are done
+extent     fields of `fedkeel.studies.extent.Extent` for `analyse`; `shared = true`: embeddings of all runs in one plane
+keep       "best": runs keep their best model, too
 expects    what the paper says of the figure, for `figure_readings`
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -77,6 +79,9 @@ class Figure:
     expects: tuple[Mapping[str, Any], ...] = ()
     track: tuple[str, ...] = ()
     analyse: tuple[str, ...] = ()
+    extent: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    keep: str | None = None
     note: str = ""
 
     @property
@@ -135,6 +140,17 @@ def find_figure(spec: str) -> Figure | None:
     if not panels:
         raise RequestError(f"{figure.name} has no panel {named[2]}.", f"the whole figure is {figure.name}")
     return replace(figure, number=f"{named[1]}{named[2]}", panels=tuple(panels))
+
+
+def find_needs(figure: Figure | None) -> tuple[list[str], str | None]:
+    """Find what runs of a figure track and keep: also what other figures of the same experiments need, so that one run
+    serves them all."""
+    if figure is None:
+        return [], None
+    mine = [cell.experiment for cell in figure.cells]
+    others = [one for one in read_figures() if any(cell.experiment in mine for cell in one.cells)]
+    track = list(dict.fromkeys(name for one in (figure, *others) for name in one.track))
+    return track, next((one.keep for one in (figure, *others) if one.keep), None)
 
 
 def _figure(given: dict[str, Any]) -> Figure:

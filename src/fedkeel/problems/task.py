@@ -18,9 +18,10 @@ from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.errors import ExperimentError
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
+from fedkeel.problems.metrics import are_class_scores
 from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.separability import check_mean, loss_is_a_mean
+from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -80,7 +81,6 @@ class Task:
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
-        self.known_means: set[str] = set()
         self.module = (
             None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype).train()
         )
@@ -232,10 +232,9 @@ class Task:
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property
-    def scores_in_parts(self) -> bool:
-        """Whether some evaluation data are scored in several parts."""
-        parts = (self.test, self.validation, self.tests)
-        return any(data is not None and int(data.sizes.max(initial=0)) > CHUNK for data in parts)
+    def whole_metrics(self) -> frozenset[str]:
+        """The metrics that give one number, and so must see all samples."""
+        return find_whole_metrics(self)
 
     def parts(self, split: str) -> Iterator[Part]:
         """The parts of a split, in the order in which their scores are added."""
@@ -274,17 +273,9 @@ class Task:
         if output is not None and are_class_scores(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
-            measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
-            if measured[name].dim() == 0 and name not in self.known_means and self.scores_in_parts:
-                check_mean(self, name, model, tensors, output)
+            if name not in self.whole_metrics:
+                measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
-
-
-def are_class_scores(output: Any, target: Tensor) -> bool:
-    """Whether outputs are scores of several classes and targets are classes."""
-    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
-        return False
-    return target.dtype == torch.int64 and output.is_floating_point()
 
 
 def widen_labels(parts: Sample) -> Sample:
