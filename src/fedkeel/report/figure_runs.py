@@ -117,13 +117,9 @@ class FigureRuns:
 
     def missing(self) -> list[Cell]:
         """Cells of which nothing is known."""
-        drawn = {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}
-        known = self.judged if drawn else self.sources
-        return [
-            cell
-            for cell in self.figure.cells
-            if not (known[place_of(cell)].entries if drawn else known[place_of(cell)])
-        ]
+        if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
+            return [cell for cell in self.figure.cells if not self.judged[place_of(cell)].entries]
+        return [cell for cell in self.figure.cells if not self.sources[place_of(cell)]]
 
 
 def source_of_entry(entry: Entry) -> Source:
