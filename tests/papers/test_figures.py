@@ -66,6 +66,12 @@ def test_tiny_cells_can_be_run_and_still_differ_in_what_a_figure_shows():
                 assert [before.value_of(c) for c in before.cells] == [after.value_of(c) for c in after.cells]
 
 
+def test_tiny_cells_name_no_layers_of_another_network():
+    for cell in shrink([*find("fedfft:11"), *find("specgradfilter:II")]):
+        assert "On" not in repr(cell.experiment["method"])
+        assert "layers" not in cell.experiment["method"]
+
+
 def test_a_figure_is_found_by_its_name_whole_or_by_panel():
     assert find_figure("fedfft:1") is None
     assert find_figure("fedfft") is None
