@@ -41,6 +41,16 @@ def paired_interval(differences: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, count)
 
 
+def paired_p_value(differences: Sequence[float]) -> float | None:
+    """How often Student's t would be as far from 0 if the pairs did not differ; None for fewer than two pairs."""
+    if len(differences) < 2:
+        return None
+    deviation, mean = statistics.stdev(differences), statistics.fmean(differences)
+    if deviation == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * student.sf(abs(mean) * math.sqrt(len(differences)) / deviation, len(differences) - 1))
+
+
 def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:
     """The sum of groups' means, each with its sign, with Welch's interval: each group has a variance of its own."""
     mean = math.fsum(sign * statistics.fmean(values) for sign, values in sides)

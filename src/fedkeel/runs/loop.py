@@ -34,6 +34,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
 from fedkeel.runs.following import Callbacks
 from fedkeel.runs.observers import Observer, Seen, observe_round
+from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
@@ -229,8 +230,11 @@ class Loop:
                 )
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-            states = [outcome.state for outcome in kept]
-            tracked = observe_round(self.observers, Seen(t + 1, message, reports, server, self.method, states))
+            # the store still has the clients as they were before the round
+            clients, states = [outcome.client for outcome in kept], [outcome.state for outcome in kept]
+            probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
+            seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
+            tracked = observe_round(self.observers, seen)
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
