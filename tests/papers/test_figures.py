@@ -7,11 +7,12 @@ import pytest
 
 import fedkeel as fk
 from fedkeel.cli.main import call
-from fedkeel.papers import PAPERS
+from fedkeel.papers import PAPERS, find
 from fedkeel.papers.figure_readings import read_expectations
 from fedkeel.papers.figures import KINDS, find_figure, read_figures
 from fedkeel.papers.reproduce import chosen, obstacle
 from fedkeel.papers.shrink import settings_shown, shrink
+from fedkeel.papers.verdicts import Judgement
 from fedkeel.runs.observers import find_observers
 from fedkeel.studies.diagnose import DIAGNOSTICS
 
@@ -119,3 +120,40 @@ def test_the_guide_has_every_measured_figure_with_its_command():
     text = (ROOT / "docs" / "guides" / "papers.md").read_text()
     told = re.findall(r"^\| `fedkeel reproduce (\S+)` \| (.+?) \|", text, re.M)
     assert dict(told) == {figure.name: figure.says for figure in read_figures() if not figure.schematic}
+
+
+def test_a_table_that_its_paper_does_not_explain_says_what_is_known(capsys):
+    assert call(["reproduce", "fedwmsam:2"]) == 0
+    said = capsys.readouterr().out
+    assert "known      every client is active in every round" in said
+    assert "not known  '10 % sample': of what" in said
+    assert re.search(r"FedWMSAM +99.42 +96.50 +97.90 +97.17", said)
+
+
+def test_a_dry_run_shows_settings_and_what_the_paper_leaves_open(capsys, tmp_path):
+    words = ["--dry-run", "--ledger", str(tmp_path / "none.jsonl")]
+    assert call(["reproduce", "fedfsa:1", "--cell", "FedFSA, cifar10, Dir 0.5", "--seeds", "paper", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 runs of 1 cells" in said
+    for told in (
+        "alpha=0.5",
+        "rho=0.1 rho_larger=0.2 top=2",
+        "open in fedfsa, and chosen:",
+        "the paper's are 23,100,200",
+    ):
+        assert told in said
+    assert call(["reproduce", "fedfft:1", "--seeds", "paper", *words]) != 0
+    assert "fedfft does not name its seeds" in capsys.readouterr().err
+    assert call(["reproduce", "fedwmsam:1", "--cell", "FedSAM, cifar10, 0.1", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "alpha=0.1 (α assumed)" in said
+    assert "not known Dirichlet's coefficients" in said
+
+
+def test_verdicts_say_what_they_rest_on():
+    cells = [cell for cell in find("fedwmsam:1") if cell.row == "FedSAM"]
+    assert all(cell.assumed for cell in cells)
+    assert not any(cell.assumed for cell in find("fedfft:1"))
+    (mine,) = (cell for cell in cells if cell.column == "cifar10, 0.1")
+    assert Judgement(mine, (), (), "not run").words == "not run"
+    assert Judgement(mine, (None,), (50.0,), "differs").words == "differs; α assumed"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fedkeel.studies.extent import Extent
 
 
+SHOWN = 20  # groups in a line: the worst and the best of more
+
+
 @examples(
     "fedkeel analyse runs/fedavg-59601bb60e28",
     "fedkeel analyse runs/comparison --spectrum --drift --clients 20",
@@ -35,6 +38,9 @@ def analyse(
     clusters: Annotated[bool, option("--clusters", help="Clients by the direction of their updates.")] = False,
     hessian: Annotated[bool, option("--hessian", help="Top eigenvalues, trace, sharpness.")] = False,
     landscape: Annotated[bool, option("--landscape", help="The loss along one and two directions.")] = False,
+    groups: Annotated[
+        bool, option("--groups", help="Accuracy by domain, corruption or writer of the test samples.")
+    ] = False,
     clients: Annotated[int, option(metavar="N", min=2, help="How many clients are compared.")] = 10,
     samples: Annotated[int, option(metavar="N", min=2, help="At most so many samples of each.")] = 1000,
     bands: Annotated[int, option(metavar="M", min=1, help="Bands of the spectrum.")] = 10,
@@ -76,7 +82,7 @@ def analyse(
 
     chosen = {
         "spectrum": spectrum, "drift": drift, "cka": cka, "embedding": embedding, "clusters": clusters,
-        "hessian": hessian, "landscape": landscape,
+        "hessian": hessian, "landscape": landscape, "groups": groups,
     }  # fmt: skip
     extent = Extent(
         which=which, clients=clients, samples=samples, bands=bands, radius=radius, points=points, rho=rho, layer=layer,
@@ -172,6 +178,11 @@ def pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("eigenvalues", "  ".join(f"{value:.4g}" for value in found["eigenvalues"])))
         lines.append(("trace", f"{found['trace']:.4g} ± {found['trace_error']:.2g}"))
         lines.append((f"sharpness at {found['rho']:g}", f"{found['sharpness']:.4g}"))
+    if "groups" in data:
+        parts = sorted(data["groups"]["groups"].items(), key=lambda pair: pair[1])
+        some = parts if len(parts) <= SHOWN else [*parts[: SHOWN // 2], *parts[-SHOWN // 2 :]]
+        told = "  ".join(f"{name} {value:.1%}" for name, value in some)
+        lines.append(("accuracy by group", told or "the data set names no groups of test samples"))
     if "landscape" in data:
         values = data["landscape"]["line"]["values"]
         lines.append(("loss on the line", f"{min(values):.4g} to {max(values):.4g}"))

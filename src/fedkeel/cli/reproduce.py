@@ -11,7 +11,7 @@ import typer
 from fedkeel.cli.callbacks import Keep
 from fedkeel.cli.console import complain, stdout
 from fedkeel.cli.pages import examples
-from fedkeel.cli.reproduction_tables import show_costs, show_tables, show_verdicts, write_pages
+from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import Track
@@ -47,7 +47,9 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The tables, one a line.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and what it would cost.")] = False,
-    seeds: Annotated[str, typer.Option(metavar="0,1,…", help="Seeds of each cell.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="0,1,…", help='Seeds of each cell; "paper": those that the paper names.')
+    ] = "0",
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Stop after N rounds; the run is marked so.")] = None,
     skip_done: Annotated[
         bool, typer.Option("--skip-done", help="Leave out what the ledger has at this length, or longer.")
@@ -112,7 +114,7 @@ def reproduce(
     from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
-    from fedkeel.papers.reproduce import chosen, obstacle, varied
+    from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
     from fedkeel.studies.diagnose import DIAGNOSTICS
 
@@ -123,6 +125,8 @@ def reproduce(
         show_tables(spec)
         return
     machine, figure = Machine(engine, workers, device, precision), find_figure(spec)
+    if figure is None and show_known(spec):
+        return
     shown, kept = find_needs(figure)
     callbacks = read_callbacks(keep or kept, None, None)
     names = list(dict.fromkeys([*(figure.analyse if figure else ()), *words(analyse)]))
@@ -144,7 +148,8 @@ def reproduce(
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     # what shows more than the ledger keeps needs the runs themselves
     more = track or names or keep or (figure and needs_folders(figure))
-    wanted, skipped = list(some_numbers(seeds)), known if skip_done and not more else []
+    wanted = seeds_named(seeds, spec) or list(some_numbers(seeds))
+    skipped = known if skip_done and not more else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return

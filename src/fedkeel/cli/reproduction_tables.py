@@ -10,7 +10,7 @@ from fedkeel.errors import writing
 from fedkeel.text import duration
 
 if TYPE_CHECKING:
-    from fedkeel.papers import Cell
+    from fedkeel.papers import Cell, Table
     from fedkeel.papers.ledger import Entry
 
 
@@ -79,6 +79,74 @@ def show_costs(
     stdout().print(made)
     rest = f", and {unknown} cells unlike any run before" if unknown else ""
     stdout().print(f"{runs} runs of {len(cells)} cells; by the runs in the ledger {duration(total)}{rest}")
+    show_settings(cells)
+
+
+def show_settings(cells: list[Cell]) -> None:
+    """What each cell is run with, and what the paper leaves open."""
+    from fedkeel.papers import QUESTIONS, choices, seeds_of, tables
+
+    made = table(["cell", "data", "partition", "lr>", "the method's own"])
+    for cell in cells:
+        settings = cell.experiment
+        rate = f"{settings['lr']:g}" + (f" × {decay:g}" if (decay := settings.get("lr_decay", 1.0)) != 1 else "")
+        assumed = f" ({cell.assumed} assumed)" if cell.assumed else ""
+        split = describe_settings(settings["partition"]) + assumed
+        made.add_row(cell.label, str(settings["dataset"]), split, rate, describe_settings(settings["method"]))
+    stdout().print(made)
+    for paper in dict.fromkeys(cell.paper for cell in cells if cell.paper != QUESTIONS):
+        stdout().print(f"open in {paper}, and chosen:", style="bold")
+        for line in choices(paper):
+            stdout().print(f"  {line}", highlight=False, markup=False)
+        if seeds := seeds_of(paper):
+            stdout().print(f"  seeds: the paper's are {','.join(map(str, seeds))} (--seeds paper)", highlight=False)
+        for one in tables(paper):
+            if one.unknown and any(cell.table == one.name for cell in cells if cell.paper == paper):
+                say_known(one)
+    for note in dict.fromkeys(cell.note for cell in cells if cell.note):
+        stdout().print(f"  {note}", highlight=False, markup=False)
+
+
+def say_known(one: Table) -> None:
+    """What a paper tells of a table, and what it does not."""
+    for word, lines in (("known", one.known), ("not known", one.unknown)):
+        for line in lines:
+            stdout().print(f"  {word:<10} {line}", soft_wrap=True, highlight=False, markup=False)
+
+
+def describe_settings(given: object) -> str:
+    """A table of settings in words: its kind first, then every number of it."""
+    from fedkeel.typed_values import flatten
+
+    if not isinstance(given, dict):
+        return str(given)
+    first = [str(given[word]) for word in ("name", "kind") if word in given]
+    rest = {name: value for name, value in flatten(given).items() if name not in ("name", "kind")}
+    numbers = {name.split(".")[-1]: value for name, value in rest.items() if isinstance(value, int | float)}
+    words = {name: value for name, value in rest.items() if name in ("form", "base")}
+    return " ".join([*first, *(f"{name}={value}" for name, value in {**words, **numbers}.items())])
+
+
+def show_known(spec: str) -> bool:
+    """Of a table that its paper does not explain: what is known, what is not, and its numbers. Whether it is one."""
+    from fedkeel.papers import PAPERS, tables
+
+    paper, _, name = spec.partition(":")
+    if paper not in PAPERS:
+        return False
+    found = [one for one in tables(paper) if one.name.lower() == name.lower() and all(c.unmeasured for c in one.cells)]
+    for one in found:
+        console = stdout()
+        console.print(f"{paper}:{one.name}: {one.title}", style="bold", soft_wrap=True)
+        say_known(one)
+        columns = list(dict.fromkeys(cell.column for cell in one.cells))
+        made = table(["reported!", *(f"{column}>" for column in columns)])
+        for row in dict.fromkeys(cell.row for cell in one.cells):
+            values = {cell.column: cell.reported for cell in one.cells if cell.row == row}
+            made.add_row(row, *("–" if values[c] is None else f"{values[c]:.2f}" for c in columns))
+        console.print(made)
+        console.print(f"not run: {one.cells[0].unmeasured}", soft_wrap=True)
+    return bool(found)
 
 
 def show_verdicts(cells: list[Cell], ledger: Path) -> None:
@@ -102,6 +170,6 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
             "–" if judged.difference is None else f"{judged.difference:+.2f}",
             f"{judged.rounds} of {cell.experiment['rounds']}",
             str(len(judged.entries)),
-            judged.verdict,
+            judged.words,
         )
     stdout().print(made)

@@ -11,7 +11,7 @@ from typing import Any
 from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
-from fedkeel.papers import Cell, find, tables
+from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
@@ -52,6 +52,20 @@ def chosen(spec: str, pattern: str | None) -> list[Cell]:
         some = "; ".join(cell.label for cell in found[:4])
         raise RequestError(f"{spec} has no cell: {pattern}", f"its cells are like: {some}")
     return kept
+
+
+def seeds_named(text: str, spec: str) -> list[int]:
+    """The seeds of a paper, where "paper" is written in place of numbers; none where it is not."""
+    if text != "paper":
+        return []
+    paper = spec.partition(":")[0]
+    found = seeds_of(paper) if paper in PAPERS else ()
+    if not found:
+        having = ", ".join(name for name in PAPERS if seeds_of(name))
+        raise RequestError(
+            f"{paper} does not name its seeds.", f"write numbers: --seeds 0,1,2; seeds are named by {having}"
+        )
+    return list(found)
 
 
 def _every_cell(spec: str) -> list[Cell]:

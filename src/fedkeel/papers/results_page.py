@@ -140,7 +140,7 @@ def write_lead(lead: Lead) -> list[str]:
 # ---- tables --------------------------------------------------------------------------------------------------------
 def write_section(table: Table, judged: Sequence[Judgement]) -> list[str]:
     names = ["cell", "reported", "measured", "difference", "last round", "rounds", "seeds", "minutes", "verdict"]
-    rows = [[*cells_of(one), one.verdict] for one in judged]
+    rows = [[*cells_of(one), one.words] for one in judged]
     return [write_heading(table), f"{meaning(judged)}\n", *write_grid(names, "lrrrrrrrl", rows), *list_notes(judged)]
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MARKS: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.2}
 BANDS = (("distance", "Dist(m)"), ("deviation", "Std(m)"), ("variance", "variance"))
+GROUPS = 40  # in one frame; more cannot be read
 END = "between clients, at the last model"
 
 
@@ -75,6 +76,9 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
         yield Chart("cka-by-layer", "landscape", "CKA of clients by layer", note, cka_lines(found))
         if found := [one for one in found if one.data.get("layers")]:
             yield Chart("cka", "landscape", "CKA of clients, last layer", note, panels(found, cka))
+    if found := [one for one in shown(setting, diagnostic("groups")) if 1 < len(one.data["groups"]) <= GROUPS]:
+        note = "of the test samples, by what the data set says they are"
+        yield Chart("accuracy-by-group", "clients", "Accuracy by group", note, group_accuracies(found))
     if found := shown(setting, critical):
         note = "share of the clients that marked the layer; darker: more of them"
         yield Chart("critical-layers", "kept", "Critical layers", note, panels(found, critical_layers, NAMED))
@@ -169,6 +173,20 @@ def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -
 def accuracies(found: Sequence[Shown]) -> Figure:
     words = "client, by accuracy", "accuracy on its own samples (%)"
     return lines(found, lambda data: [100 * v for v in sorted(data["accuracies"])], xlabel=words[0], ylabel=words[1])
+
+
+def group_accuracies(found: Sequence[Shown]) -> Figure:
+    """Each domain or corruption, a mark for each method."""
+    names = list(dict.fromkeys(name for one in found for name in one.data["groups"]))
+    figure = new_figure(max(4.6, 1.6 + 0.34 * len(names)), 3.4, fitted=True)
+    axes: Any = figure.subplots()
+    for one in found:
+        y = [100 * one.data["groups"].get(name, np.nan) for name in names]
+        axes.plot(range(len(names)), numbers(y), **one.look | {"linestyle": "none"}, marker="o", markersize=5)
+    axes.set_xticks(range(len(names)), [plain(name.replace("_", " ")) for name in names], rotation=40, ha="right")
+    axes.tick_params(axis="x", labelsize=7)
+    finish(axes, ylabel="accuracy (%)")
+    return figure
 
 
 def cka_lines(found: Sequence[Shown]) -> Figure:

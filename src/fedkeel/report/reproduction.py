@@ -123,7 +123,7 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
         charts.append(figure(about, embed(dot_chart(dots), table.title)))
     charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
     head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
-    rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.verdict]))}</tr>" for one in judged)
+    rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.words]))}</tr>" for one in judged)
     numbers = f'<details><summary>numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead>'
     notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
     remarks = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)

@@ -26,6 +26,7 @@ from fedkeel.runs.folder import read_json, write_text
 from fedkeel.runs.record import nonfinite_to_null
 from fedkeel.studies.embed import gather_points, project
 from fedkeel.studies.extent import Extent
+from fedkeel.studies.group_accuracy import measure_groups
 from fedkeel.studies.subject import Subject
 
 ANALYSIS = "analysis"  # the sub-folder of a run
@@ -170,6 +171,7 @@ DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
     "clusters": cluster_clients,
     "hessian": measure_hessian,
     "landscape": measure_landscape,
+    "groups": measure_groups,
 }
 
 

@@ -1,4 +1,4 @@
-"""A comparison as a table for a paper (LaTeX) or a spreadsheet (CSV): mean ± deviation, the best bold, a paired test."""
+"""A comparison as a LaTeX table or as CSV: mean ± deviation, the best in bold, significance by a paired test."""
 
 from __future__ import annotations
 
