@@ -11,7 +11,7 @@ from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
 from fedkeel.runs import checkpoint
-from fedkeel.runs.following import describe, find_callbacks
+from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import group_runs, unfinished
 from problems import small_problem
@@ -188,6 +188,10 @@ def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tm
     run = train(tmp_path / "a", [stop])
     assert (len(run.records), run.result["stopped"]["reason"], stop.ended) == (3, "enough", [run])
     assert stop.saved == 3
+    seldom = Counting(3)
+    fk.run(experiment(), out=tmp_path / "c", engine="serial", callbacks=[seldom, Counting(5)])
+    assert seldom.saved == 1, "the last round is always saved"
+    assert list_callbacks([seldom, EveryRound(lambda at: None)]) == ["test_callbacks:Counting"]
     assert fk.load_run(tmp_path / "a").result == run.result
     assert len(train(tmp_path / "a", [stop]).records) == 3
     assert "stopped" not in train(tmp_path / "a").result
@@ -247,6 +251,10 @@ class Three(fk.Callback):
     def round(self, at):
         return "three are enough" if at.record.round == 3 else None
 
+class Four(fk.Callback):
+    def __init__(self, needed):
+        self.needed = needed
+
 number = 3
 """
 
@@ -259,6 +267,8 @@ def test_callbacks_come_by_name_too(tmp_path, monkeypatch):
     assert len(train(callbacks=lambda at: "one" if at.record.round == 1 else None).records) == 1
     for text in ("EarlyStop:patience=3,on=validation", "KeepBest", "KeepBest:metric=f1,name=f1"):
         assert [describe(one) for one in find_callbacks([text])] == [text]
+    with pytest.raises(RequestError, match="cannot be made without arguments"):
+        find_callbacks("own_callbacks:Four")
     with pytest.raises(RequestError, match="of type int, not a callback"):
         find_callbacks("own_callbacks:number")
 

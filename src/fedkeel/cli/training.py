@@ -22,7 +22,7 @@ from fedkeel.runs.environment import edited, leaks, tracked_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
-from fedkeel.runs.following import describe
+from fedkeel.runs.following import name_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
@@ -147,7 +147,7 @@ def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence
     if leaks(target.folder, target.experiment.plan):
         return None
     made = load_run(target.folder)
-    stopped = made.result.get("stopped", {}).get("by") in map(describe, callbacks)
+    stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
     if len(made.records) != target.experiment.plan.rounds and not stopped:
         return None
     for one in callbacks:

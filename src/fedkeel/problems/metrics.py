@@ -69,7 +69,7 @@ def name_metrics(metrics: Mapping[str, Metric]) -> list[str]:
 def place_of(metric: Metric) -> str:
     """Where a function stands, as `module:name`; nothing where no name leads to it."""
     name = getattr(metric, "__qualname__", "<locals>")
-    return "" if "<" in name else f"{metric.__module__}:{name}"
+    return "" if "<" in name or metric.__module__ == "__main__" else f"{metric.__module__}:{name}"
 
 
 def find_metric(given: str | Metric, trust: Trust) -> Metric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
     """Those that some run has the numbers of."""
     names = {name: None for g in setting.groups for record in g.runs[0].records[-1:] for name in record.clients}
     for name in list(names)[:MOST]:
-        found = shown(setting, lambda group, name=name: scores_of(group, name))
+        found = shown(setting, partial(scores_of, name))
         if not found:
             continue
         word, file = name.replace("_", " "), name.replace("/", "-").replace("_", "-")
@@ -49,7 +50,7 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
         yield Chart("client-sizes", "clients", "Samples of every client", note, size_bars(sizes))
 
 
-def scores_of(group: Group, name: str) -> ClientScores | None:
+def scores_of(name: str, group: Group) -> ClientScores | None:
     """What the clients of a group's first run reached."""
     run = group.runs[0]
     record = next((one for one in reversed(run.records) if name in one.clients), None)

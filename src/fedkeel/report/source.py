@@ -232,7 +232,7 @@ def setting_of(source: Source) -> str:
     """Data set, model and partition in one line."""
     experiment = source.experiment
     named = {"problem": source.clients.problem} if source.clients.problem else {}
-    parts = [str((experiment | named)[word]) for word in ("dataset", "problem", "model") if word in experiment]
+    parts = [str(named.get(word, experiment[word])) for word in ("dataset", "problem", "model") if word in experiment]
     partition = experiment.get("partition")
     if isinstance(partition, Mapping):
         fields = ", ".join(f"{name}={text}" for name, text in flattened(partition) if name != "kind")

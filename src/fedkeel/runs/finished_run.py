@@ -177,6 +177,7 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     folder = Path(path)
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
+    read_clients(folder)  # to know that it can be read
     leaking = leaks(folder, experiment.plan)
     identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaking)
     found, warnings = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)

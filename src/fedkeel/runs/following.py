@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.rule import State
 from fedkeel.data.partition.registry import parse_value
+from fedkeel.engines.machine import delay_signals
 from fedkeel.errors import FedkeelError, RequestError, RunError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.runs.callbacks import Callback, EarlyStop, KeepBest, Moment
@@ -41,9 +42,9 @@ OWN = Kind("callback", Callback, objects=True, classes=True, functions=True, hin
 
 def find_callbacks(given: Iterable[Given] | Given, trust: Trust = Trust.TYPED) -> list[Callback]:
     """Find callbacks by name; objects of the caller's own stay as they are."""
-    alone = isinstance(given, str | Callback) or callable(given)
-    found = [find_callback(one, trust) for one in ([given] if alone else given)]
-    names = [describe(one) for one in found]
+    several = [given] if isinstance(given, str | Callback) or callable(given) else list(given)
+    found = [find_callback(one, trust) for one in several]
+    names = [describe(one) for one in found if type(one) in CALLBACKS.values()]
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"a callback is given twice: {name}", "give each once")
@@ -59,12 +60,23 @@ def find_callback(given: Any, trust: Trust) -> Callback:
         if ":" not in given:
             raise RequestError(f"no callback is called: {given}", nearest(given, CALLBACKS, "callbacks"))
         target = look_up(given, OWN, trust)
-        given = target() if isinstance(target, type) else target
+        given = make_callback(given, target) if isinstance(target, type) else target
     if isinstance(given, Callback):
         return given
     if callable(given) and not isinstance(given, type):
         return EveryRound(given)
     raise RequestError(f"a callback is an object of fk.Callback or a function, not {given!r}.", "fk.KeepBest()")
+
+
+def make_callback(name: str, kind: type) -> Any:
+    """Make a callback of a class that a name leads to."""
+    try:
+        return kind()
+    except TypeError as error:
+        raise RequestError(
+            f"the callback {name} cannot be made without arguments: {error}",
+            f"make it in its module, ready = {kind.__name__}(…), and name that",
+        ) from error
 
 
 def read_fields(name: str, text: str) -> dict[str, Any]:
@@ -85,10 +97,27 @@ def describe(callback: Callback) -> str:
     if isinstance(callback, EveryRound):
         return f"{callback.function.__module__}:{getattr(callback.function, '__qualname__', 'function')}"
     kind: Any = type(callback)
-    if CALLBACKS.get(kind.__name__) is not kind:
+    if kind not in CALLBACKS.values():
         return f"{kind.__module__}:{kind.__qualname__}"
     changed = {field.name: value for field in fields(kind) if (value := getattr(callback, field.name)) != field.default}
     return kind.__name__ + ":" * bool(changed) + ",".join(f"{name}={value}" for name, value in changed.items())
+
+
+def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Name each callback; those that share a name are numbered."""
+    found: dict[str, Callback] = {}
+    for one in callbacks:
+        name, number = describe(one), 1
+        while name in found:
+            number += 1
+            name = f"{describe(one)} ({number})"
+        found[name] = one
+    return found
+
+
+def list_callbacks(callbacks: Iterable[Callback]) -> list[str]:
+    """List the callbacks that a name brings back: not those of a script or inside a function."""
+    return [name for name in map(describe, callbacks) if "<" not in name and not name.startswith("__main__:")]
 
 
 @contextlib.contextmanager
@@ -110,7 +139,7 @@ class Callbacks:
     """The callbacks of one run, and what they have come to: changed as a whole after each round, or not at all."""
 
     def __init__(self, callbacks: Sequence[Callback], folder: Path | None):
-        self.named: Mapping[str, Callback] = {describe(one): one for one in callbacks}
+        self.named: Mapping[str, Callback] = name_callbacks(callbacks)
         self.folder, self.state = folder, Followed()
         self.models: dict[str, State] = {}  # kept, and not yet written
 
@@ -149,8 +178,9 @@ class Callbacks:
                 stopped = {"round": at.record.round, "reason": reason, "by": name}
         now = records[-1].round
         remembered = {name: values for name, values in memory.items() if values}
-        self.models |= {name: model for name, one in kept.items() if one.round == now}
-        self.state = Followed(now, remembered, kept, stopped)
+        with delay_signals():  # a file must not get the model of another round
+            self.models |= {name: model for name, one in kept.items() if one.round == now}
+            self.state = Followed(now, remembered, kept, stopped)
 
     def see_checkpoint(self, experiment: Experiment, records: Sequence[RoundRecord], model: State) -> None:
         """Tell all callbacks that a checkpoint was written; what they change of the copies they get is lost."""

@@ -150,7 +150,7 @@ class Loop:
         self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
     ) -> RunInProgress:
         """Run all rounds that are left; the caller trains the clients, the engine here only scores."""
-        last_saved = time.monotonic()
+        last_saved, told = time.monotonic(), self.done
         try:
             self.call_back()  # of the last round, where the run was killed between it and its callbacks
             while self.rounds_left() > 0:
@@ -161,7 +161,7 @@ class Loop:
                 if time.monotonic() - last_saved >= self.patience():
                     self.save()
                     self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
-                    last_saved = time.monotonic()
+                    last_saved, told = time.monotonic(), self.done
         finally:
             # Ctrl-C and failures included: state is replaced only when a round is complete
             self.save()
@@ -170,6 +170,8 @@ class Loop:
         identity = self.experiment.fingerprint()
         plain: Tree = self.server["params"]
         model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
+        if told < self.done and self.folder is not None:
+            self.callbacks.see_checkpoint(self.experiment, self.records, model)
         final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:

@@ -35,7 +35,7 @@ from fedkeel.runs.environment import describe_leak, edited, engines_before, envi
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, RunFolder, read_environment, rounds_in
-from fedkeel.runs.following import Given, describe, find_callbacks
+from fedkeel.runs.following import Given, find_callbacks, list_callbacks
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
@@ -145,7 +145,7 @@ class Prepared:
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
-            asked = {"callbacks": [*map(describe, on.callbacks)], "metrics": name_metrics(on.metrics)}
+            asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
             loop.folder.write_json(ENVIRONMENT, made_with | asked)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
