@@ -23,8 +23,10 @@ WORDS = "the 8×8 digits, a small network, 10 clients, one local epoch"
 
 def shrink(cells: Sequence[Cell], kept: Collection[str] = ()) -> list[Cell]:
     """Change cells to the handwritten digits and a small network; settings that are `kept` stay as they are."""
-    facts = {"reported": None, "spread": None, "unmeasured": "", "lr_matches": ""}
-    return [replace(cell, experiment=_shrunk(cell, kept), **facts) for cell in cells]
+    return [
+        replace(cell, experiment=_shrunk(cell, kept), reported=None, spread=None, unmeasured="", lr_matches="")
+        for cell in cells
+    ]
 
 
 def settings_shown(figure: Figure | None) -> set[str]:

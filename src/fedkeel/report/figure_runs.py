@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from fedkeel.errors import FedkeelError
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.figures import Figure, Panel
 from fedkeel.papers.ledger import Entry, longest
@@ -134,13 +133,9 @@ class FigureRuns:
 
     def missing(self) -> list[Cell]:
         """Cells of which nothing is known."""
-        drawn = {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}
-        known = self.judged if drawn else self.sources
-        return [
-            cell
-            for cell in self.figure.cells
-            if not (known[place_of(cell)].entries if drawn else known[place_of(cell)])
-        ]
+        if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
+            return [cell for cell in self.figure.cells if not self.judged[place_of(cell)].entries]
+        return [cell for cell in self.figure.cells if not self.sources[place_of(cell)]]
 
 
 def source_of_entry(entry: Entry) -> Source:
@@ -166,9 +161,3 @@ def is_of_ledger(source: Source) -> bool:
 def source_of_cell(cell: Cell) -> Source:
     """A cell's experiment as a run that has not begun: enough for the clients' labels."""
     return Source(Path(), experiment_of(cell, 0).save(), "", [], {}, {})
-
-
-def explain_obstacle(cell: Cell) -> str:
-    """Say why a cell cannot be run; empty where it can."""
-    error: FedkeelError | None = obstacle(cell)
-    return "" if error is None else error.message

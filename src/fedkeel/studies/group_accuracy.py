@@ -23,7 +23,8 @@ NAMES: dict[str, Sequence[str]] = {"office-home": DOMAINS, "cifar10-c": CORRUPTI
 @torch.no_grad()
 def measure_groups(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure the accuracy on each group of test samples that the data set names; nothing where it names none."""
-    source, empty = subject.plan.source, {"groups": {}, "samples": {}}
+    source = subject.plan.source
+    empty: dict[str, Any] = {"groups": {}, "samples": {}}
     if not isinstance(source, Division) or subject.task.module is None:
         return empty
     data = load(source.dataset)
