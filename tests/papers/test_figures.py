@@ -8,6 +8,7 @@ import pytest
 import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.papers import PAPERS, find
+from fedkeel.papers.cells import collect_notes
 from fedkeel.papers.figure_readings import read_expectations
 from fedkeel.papers.figures import KINDS, find_figure, read_figures
 from fedkeel.papers.reproduce import chosen, obstacle
@@ -63,6 +64,12 @@ def test_tiny_cells_can_be_run_and_still_differ_in_what_a_figure_shows():
         for before, after in zip(figure.panels, small.panels, strict=True):
             if before.x:
                 assert [before.value_of(c) for c in before.cells] == [after.value_of(c) for c in after.cells]
+
+
+def test_tiny_cells_name_no_layers_of_another_network():
+    for cell in shrink([*find("fedfft:11"), *find("specgradfilter:II")]):
+        assert "On" not in repr(cell.experiment["method"])
+        assert "layers" not in cell.experiment["method"]
 
 
 def test_a_figure_is_found_by_its_name_whole_or_by_panel():
@@ -157,3 +164,14 @@ def test_verdicts_say_what_they_rest_on():
     (mine,) = (cell for cell in cells if cell.column == "cifar10, 0.1")
     assert Judgement(mine, (), (), "not run").words == "not run"
     assert Judgement(mine, (None,), (50.0,), "differs").words == "differs; α assumed"
+
+
+def test_notes_say_what_they_are_about():
+    cells = [cell for cell in find("fedfft:1") if cell.column in ("cifar10, 0.1", "cifar10, 0.6")]
+    notes = collect_notes(cells)
+    assert any(note.startswith("FedGloSS-D: No hyper-parameters given") for note in notes)
+    alone = [cell for cell in cells if cell.row == "FedGloSS-D"]
+    assert [note.split(":")[0] for note in collect_notes(alone)] == [
+        "No hyper-parameters given; radii and 1/β as for the others."
+    ]
+    assert collect_notes([cell for cell in find("fedwmsam:1") if cell.row == "FedAvg" and "0.6" in cell.column]) != []

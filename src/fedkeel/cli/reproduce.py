@@ -67,7 +67,8 @@ def reproduce(
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Look closer at every run afterwards: spectrum, drift, cka, embedding, clusters, hessian, landscape.",
+            help="Look closer at every run afterwards: spectrum, drift, cka, embedding, clusters, hessian, landscape, "
+            "groups.",
         ),
     ] = "",
     keep: Keep = None,
@@ -93,7 +94,9 @@ def reproduce(
     ] = False,
     tiny: Annotated[
         bool,
-        typer.Option("--tiny", help="Digits and a small network for 2 rounds: to see the way, not a result."),
+        typer.Option(
+            "--tiny", help="Digits and a small network for 2 rounds, in DIR/tiny: to see the way, not a result."
+        ),
     ] = False,
     no_progress: NoProgress = False,
 ) -> None:

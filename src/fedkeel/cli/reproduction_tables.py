@@ -85,6 +85,7 @@ def show_costs(
 def show_settings(cells: list[Cell]) -> None:
     """What each cell is run with, and what the paper leaves open."""
     from fedkeel.papers import QUESTIONS, choices, seeds_of, tables
+    from fedkeel.papers.cells import collect_notes
 
     made = table(["cell", "data", "partition", "lr>", "the method's own"])
     for cell in cells:
@@ -103,7 +104,7 @@ def show_settings(cells: list[Cell]) -> None:
         for one in tables(paper):
             if one.unknown and any(cell.table == one.name for cell in cells if cell.paper == paper):
                 say_known(one)
-    for note in dict.fromkeys(cell.note for cell in cells if cell.note):
+    for note in collect_notes(cells):
         stdout().print(f"  {note}", highlight=False, markup=False)
 
 

@@ -24,7 +24,7 @@ paper), "-" (the paper has none). A table without values is the sweep behind a f
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -155,6 +155,20 @@ def choices(paper: str) -> tuple[str, ...]:
 def seeds_of(paper: str) -> tuple[int, ...]:
     """List the seeds that a paper says it used; none where it does not say."""
     return tuple(read(paper).get("seeds", ()))
+
+
+def collect_notes(some: Sequence[Cell]) -> list[str]:
+    """List the notes of cells, each once, with the row or column that it is about where it is about one."""
+    found: dict[str, list[Cell]] = {}
+    for cell in some:
+        if cell.note:
+            found.setdefault(cell.note, []).append(cell)
+    told = []
+    for note, cells in found.items():
+        rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
+        about = "" if len(cells) == len(some) else cells[0].row if len(rows) == 1 else cells[0].column
+        told.append(f"{about}: {note}" if about and 1 in (len(rows), len(columns)) else note)
+    return told
 
 
 def changes(paper: str) -> tuple[str, ...]:

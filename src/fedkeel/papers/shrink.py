@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedkeel.papers.cells import Cell, merged
 from fedkeel.papers.figures import Figure
@@ -48,6 +49,16 @@ def _shrunk(cell: Cell, kept: Collection[str]) -> dict[str, object]:
     if "min_size" in partition:
         partition["min_size"] = 1
     made["partition"] = partition
-    if isinstance(made["method"], dict):
-        made["method"] = {name: value for name, value in made["method"].items() if name != "layers"}
+    made["method"] = _for_any_network(made["method"])
     return made
+
+
+def _for_any_network(given: Any) -> Any:
+    """A method as plain data that names no layers of the network it was written for."""
+    if isinstance(given, list):
+        return [_for_any_network(one) for one in given]
+    if not isinstance(given, dict):
+        return given
+    if given.get("rule") == "On":
+        return _for_any_network(given["inner"])
+    return {name: _for_any_network(value) for name, value in given.items() if name != "layers"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedkeel.core.states import write_atomically
 from fedkeel.errors import RequestError, writing
 from fedkeel.papers import PAPERS, choices
+from fedkeel.papers.cells import collect_notes
 from fedkeel.papers.figure_readings import Reading, read_expectations
 from fedkeel.papers.figures import Figure, Panel, read_figures
 from fedkeel.papers.ledger import Entry, keep_newest
@@ -51,9 +52,7 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     made = Comparison(
         same=[reading.words for reading in readings if reading.holds],
         differs=[reading.words for reading in readings if not reading.holds],
-        open=[figure.note] * bool(figure.note)
-        + list(dict.fromkeys(cell.note for cell in figure.cells if cell.note))
-        + list(choices(figure.paper)),
+        open=[figure.note] * bool(figure.note) + collect_notes(figure.cells) + list(choices(figure.paper)),
     )
     if near:
         made.same.append(f"within seed noise: {near} of {len(told)} printed numbers")
@@ -74,13 +73,14 @@ def describe_extent(runs: FigureRuns) -> list[str]:
     if short:
         least = min(short, key=lambda one: one.rounds)
         rounds = f"{least.rounds} of {least.cell.experiment['rounds']} rounds"
-        found.append(f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's, at least {rounds}")
+        ran = f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's"
+        found.append(f"{ran}; the shortest has {rounds}")
     seeds = [len(one.entries) for one in judged if one.entries]
     if seeds and min(seeds) == 1:
         found.append("one seed of a cell decides nothing: --seeds 0,1,2")
     if absent := runs.missing():
         some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
-        found.append(f"{plural(len(absent), 'cell')} of {len(judged)} have no run: {some}")
+        found.append(f"no run of {plural(len(absent), 'cell')} of {len(judged)}: {some}")
     curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
     if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
         found.append("curves from the ledger have the rounds that it keeps, not every one")
