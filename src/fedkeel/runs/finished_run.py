@@ -20,8 +20,10 @@ from fedkeel.errors import FolderError, RequestError, explain_typos, require_kno
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
-from fedkeel.problems.problem import Problem, Recorded
+from fedkeel.problems.module_state import read_frozen
+from fedkeel.problems.problem import Problem, Recorded, digest_tensors
 from fedkeel.runs import checkpoint
+from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
@@ -54,6 +56,7 @@ class Run:
     kept: Mapping[str, KeptModel] = field(default_factory=dict)
     unwritten: Mapping[str, State] = field(default_factory=dict)  # kept models that are in memory alone
     chosen: State | None = None  # what is deployed, where it is not the last model
+    base: str | None = None  # identity of the network's frozen part, which is not among the weights of the run
 
     @property
     def plan(self) -> Plan:
@@ -148,10 +151,10 @@ class Run:
 
         A network of someone's own, which the run's folder names, is imported with `trust` only.
         """
+        from fedkeel.runs.prepare import problem_of, start_weights
+
         problem = self.problem
         if problem is None:
-            from fedkeel.runs.prepare import problem_of
-
             experiment = self.experiment
             if isinstance(experiment.model, NamedModel):
                 check_name(experiment.model, Trust.given(trust))
@@ -160,10 +163,15 @@ class Run:
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
-        state = {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
+        frozen = read_frozen(module)
+        start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
+        state = {name: tensor for name, tensor in start.items() if name in frozen}
+        state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
         for name, tensor in module.state_dict().items():
             if name in state:
                 tensor.copy_(state[name].to(tensor.device))
+        if frozen:
+            check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module
 
 
@@ -200,7 +208,10 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     if problem is not None:
         experiment = with_problem(experiment, problem, folder)
     followed = found.followed or Followed()
-    return Run(experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept)
+    return Run(
+        experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept,
+        base=found.base,
+    )  # fmt: skip
 
 
 def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Experiment:

@@ -27,7 +27,7 @@ from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.checkpoint import Checkpoint
+from fedkeel.runs.checkpoint import Checkpoint, check_base
 from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
@@ -113,6 +113,7 @@ class Loop:
                     f"{self.folder.path} is at round {found.round} already, and keeps no parameters of rounds.",
                     "keep_params=True needs a new folder, or none",
                 )
+            check_base(self.folder.path, found.base, self.task.base)
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
@@ -136,8 +137,8 @@ class Loop:
         with delay_signals():
             self.folder.sync()
             places, identity = self.store.save(), self.experiment.fingerprint()
-            followed = self.callbacks.save(self.folder.checkpoints, identity)
-            Checkpoint(self.done, self.server, places, self.judge.unchanged, followed=followed).save(
+            followed, base = self.callbacks.save(self.folder.checkpoints, identity), self.task.base
+            Checkpoint(self.done, self.server, places, self.judge.unchanged, base, followed=followed).save(
                 self.folder.checkpoints, identity
             )
             checkpoint.prune(self.folder.checkpoints)
@@ -177,9 +178,8 @@ class Loop:
         if self.folder is not None:
             self.folder.write_result(final)
         path = None if self.folder is None else self.folder.path
-        kept, unwritten = self.callbacks.state.kept, self.callbacks.models
-        problem = self.task.problem
-        run = Run(self.experiment, self.records, final, self.server, path, problem, self.history, kept, unwritten)
+        given, kept = (self.task.problem, self.history), (self.callbacks.state.kept, self.callbacks.models)
+        run = Run(self.experiment, self.records, final, self.server, path, *given, *kept, base=self.task.base)
         self.callbacks.see_end(run)
         if progress is not None:
             progress.finished(run)
@@ -277,7 +277,7 @@ class Loop:
         if self.server_engine is None:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
-            task = Task(problem, device=self.task.device, dtype=self.task.dtype)
+            task = Task(problem, device=self.task.device, dtype=self.task.dtype, start=self.task.start)
             self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
         start = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, start).state
