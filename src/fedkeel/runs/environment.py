@@ -17,7 +17,7 @@ import torch
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
-from fedkeel.runs.folder import CLIENTS, read_environment, read_json
+from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
 from fedkeel.runs.plan import Plan
 
 BY_SAMPLE = "by sample"
@@ -38,6 +38,7 @@ def environment(
     """Describe where a run takes place: `engines` says which engine trained after which round and, where it was
     measured, why; `track` what else is measured, as far as it has a name."""
     return {
+        "format": FORMAT,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: version_of(name) for name in PACKAGES},

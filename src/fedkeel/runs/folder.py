@@ -32,6 +32,9 @@ TIMING = "timing.json"
 ENVIRONMENT = "environment.json"
 CLIENTS = "clients.json"
 
+FORMAT = 1
+"""The form of a run folder: it rises only when an older fedkeel would misread a newer folder; 0.1.0 wrote no number."""
+
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 """Names that some systems keep for their devices."""
 
@@ -180,10 +183,21 @@ def write_text(path: Path, text: str) -> None:
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """Read the experiment of a run folder as plain data; a run always names its method."""
+    check_format(path)
     data = read_settings(path)
     if "method" not in data:
         raise FolderError(f"{path / EXPERIMENT} is damaged: it names no method.", "restore it from a copy")
     return data
+
+
+def check_format(path: Path) -> None:
+    """Refuse a folder that a newer fedkeel wrote in a form that this one would misread."""
+    number = read_environment(path).get("format", FORMAT)
+    if type(number) is not int or number < 1:
+        raise FolderError(f"{path / ENVIRONMENT} is damaged: format {number!r}.", "restore it from a copy")
+    if number > FORMAT:
+        line = f"{path} is of format {number}, which a newer fedkeel writes; this one reads up to {FORMAT}."
+        raise FolderError(line, "`pip install --upgrade fedkeel`; nothing was changed")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
