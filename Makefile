@@ -1,8 +1,14 @@
 # On a fresh machine with git, make and Python 3.11 or newer:
 #   make run    sets up .venv, installs fedkeel and trains the quick start
 #   make test   sets up .venv and passes the tests
+# Both take the CPU build of PyTorch; `make run CONSTRAINTS=` takes the build that pip would choose (CUDA on Linux).
 PYTHON ?= python3
 BIN := .venv/bin
+CONSTRAINTS ?= constraints/cpu.txt
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
+# alone and without its dependencies, so that the second index is asked for nothing else
+TORCH := $(PIP) --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
 
 .PHONY: run test test-fast test-flower test-flower-fast check bench clean
 
@@ -40,18 +46,20 @@ bench: .venv/developing
 clean:
 	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(if $(CONSTRAINTS),$(BIN)/python $(TORCH))
+	$(BIN)/python $(PIP) -e .
 	touch $@
 
-.venv-flower/installed: pyproject.toml
+.venv-flower/installed: pyproject.toml $(CONSTRAINTS)
 	test -x .venv-flower/bin/python || $(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e ".[flower]" pytest pytest-xdist hypothesis
+	$(if $(CONSTRAINTS),.venv-flower/bin/python $(TORCH))
+	.venv-flower/bin/python $(PIP) -e ".[flower]" pytest pytest-xdist hypothesis
 	touch $@
 
 # pip learned --group in 25.1
 .venv/developing: pyproject.toml .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . --group dev
+	$(BIN)/python $(PIP) "pip>=25.1"
+	$(BIN)/python $(PIP) -e . --group dev
 	touch $@
