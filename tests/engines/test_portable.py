@@ -1,5 +1,6 @@
 """Systems that lack what POSIX has: nothing else is lost there."""
 
+import ast
 import os
 import pathlib
 import signal
@@ -74,3 +75,75 @@ def test_memory_and_cores_are_known_enough(windows):
 def test_a_signal_is_raised_again(windows):
     with pytest.raises(stopping.Stopped), stopping.stopping():
         stopping.raise_in_main_thread(signal.SIGTERM)
+
+
+# ---- what the source says ------------------------------------------------------------------------------------------
+SOURCE = pathlib.Path(fk.__file__).parent
+POSIX = {"curses", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+GUARDED = {
+    ("engines/machine.py", "os.sched_getaffinity"),  # behind hasattr
+    ("engines/machine.py", "os.sysconf"),  # behind sysconf_names
+    ("engines/processes.py", "signal.pthread_sigmask"),  # behind has_pools
+    ("engines/processes.py", "signal.SIG_BLOCK"),
+    ("engines/processes.py", "signal.SIG_SETMASK"),
+    ("cli/stopping.py", "signal.pthread_kill"),  # behind hasattr
+}
+ON_WINDOWS = {
+    "os": "O_RDONLY O_RDWR O_WRONLY PathLike SEEK_END _exit close cpu_count devnull dup dup2 environ fdopen fsdecode"
+    " fspath fstat fsync getcwd getpid linesep name open path pathsep replace sep set_inheritable truncate unlink",
+    "signal": "SIGINT SIGTERM SIG_DFL SIG_IGN getsignal raise_signal signal",
+}
+"""What both systems have, of what fedkeel uses: a new name is looked up in Python's documentation, then added."""
+
+
+def each_node(source=None):
+    """Every node of the syntax of every module, with the module's place."""
+    texts = (
+        {"here": source} if source else {p.relative_to(SOURCE).as_posix(): p.read_text() for p in SOURCE.rglob("*.py")}
+    )
+    for place, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            yield place, node
+
+
+def posix_only(source=None):
+    """Names that only POSIX has, with the places where they are used."""
+    for place, node in each_node(source):
+        match node:
+            case ast.Import(names=names) if POSIX & {alias.name.partition(".")[0] for alias in names}:
+                yield place, "import"
+            case ast.ImportFrom(module=str(name)) if name.partition(".")[0] in POSIX:
+                yield place, "import"
+            case ast.ImportFrom(module="os" | "signal" as module, names=names):
+                used = {alias.name for alias in names} - set(ON_WINDOWS[module].split())
+                yield from ((place, f"{module}.{name}") for name in used)
+            case ast.Attribute(value=ast.Name(id="os" | "signal" as module), attr=name):
+                if name not in ON_WINDOWS[module].split():
+                    yield place, f"{module}.{name}"
+            case ast.Constant(value="fork" | "forkserver"):
+                yield place, "fork"
+
+
+def system_endings(source=None):
+    """Calls that write text with the line endings of the system, with which no checksum fits."""
+    for place, node in each_node(source):
+        if not isinstance(node, ast.Call) or any(given.arg == "newline" for given in node.keywords):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        modes = [given.value for given in node.args[:2] if isinstance(given, ast.Constant)]
+        written = any(isinstance(mode, str) and mode in ("w", "a", "x", "w+", "a+", "x+", "r+") for mode in modes)
+        if (name == "write_text" and isinstance(node.func, ast.Attribute)) or (name == "open" and written):
+            yield place, ast.unparse(node)
+
+
+def test_nothing_only_posix_has_is_used_outside_of_guarded_places():
+    assert set(posix_only()) == GUARDED
+    for bad in ("import fcntl", "from resource import getrlimit", "from os import fork", "os.killpg(1, 9)",
+                "signal.SIGKILL", "get_context('fork')"):  # fmt: skip
+        assert list(posix_only(bad)), bad
+
+
+def test_text_ends_its_lines_alike_on_every_system():
+    assert [call for call in system_endings() if "devnull" not in call[1]] == []
+    for bad in ("path.write_text(text, encoding='utf-8')", "open(path, 'a')", "path.open('w', encoding='utf-8')"):
+        assert list(system_endings(bad)), bad

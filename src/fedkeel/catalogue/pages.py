@@ -22,7 +22,7 @@ def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
     if only is None:
         files["README.md"] = index(made)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return [folder / name for name in files]
 
 

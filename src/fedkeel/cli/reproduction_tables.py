@@ -44,7 +44,7 @@ def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None
     for path, page in ((results, results_page.page), (claims, claims_page.page)):
         if path is not None:
             with writing(path):
-                path.write_text(page(entries), encoding="utf-8")
+                path.write_text(page(entries), encoding="utf-8", newline="\n")
             stdout().print(f"written to {path}")
 
 

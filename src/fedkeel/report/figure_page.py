@@ -107,7 +107,9 @@ def write_figure(
     with writing(folder, "choose another folder with --figures"):
         text = page(runs.figure, charts, told)
         written.append(folder / f"{stem}.html")
-        write_atomically(written[-1], lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
+        write_atomically(
+            written[-1], lambda file: file.write_text(text, encoding="utf-8", newline="\n", errors="replace")
+        )
     return written, told
 
 

@@ -47,7 +47,7 @@ def write_report(
     text = page(made, title)
     with writing(file, "choose another file with -o"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
     return made
 
 

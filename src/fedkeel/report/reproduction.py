@@ -59,7 +59,9 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
     entries = read_lines(ledger, needed=True)
     text = page(entries, title or "Reported against measured")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
+    write_atomically(
+        file, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n", errors="replace")
+    )
     return spent(entries)[0]
 
 

@@ -140,8 +140,8 @@ class RunFolder:
         prune(self.checkpoints)
         try:
             self.checkpoints.mkdir(exist_ok=True)
-            self.lines = open(self.path / ROUNDS, "a", encoding="utf-8")
-            self.sums = open(self.path / SUMS, "a", encoding="utf-8")
+            self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
+            self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
         except OSError as error:
             raise FolderError(f"cannot write {error.filename}: {error.strerror}", "choose another folder") from error
         return [RoundRecord.loads(line) for line in lines]
@@ -178,7 +178,7 @@ def write_text(path: Path, text: str) -> None:
         raise FolderError(
             f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
         ) from None
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def read_lines(file: Path) -> list[Line]:
 
 def append_line(file: Path, line: Line) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as out:
+    with file.open("a", encoding="utf-8", newline="\n") as out:
         out.write(json.dumps(asdict(line), allow_nan=False) + "\n")
 
 

@@ -195,7 +195,8 @@ def fetch(draft: Draft) -> None:
 
 
 def save_roles(draft: Draft, roles: Mapping[str, str]) -> None:
-    (draft.folder / FILE).write_text(json.dumps(dict(sorted(roles.items())), ensure_ascii=False), "utf-8")
+    text = json.dumps(dict(sorted(roles.items())), ensure_ascii=False)
+    (draft.folder / FILE).write_text(text, "utf-8", newline="\n")
 
 
 SHAKESPEARE = make_source("shakespeare", open=open_text, is_complete=is_complete, convert=convert, fetch=fetch)

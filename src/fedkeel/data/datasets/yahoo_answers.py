@@ -67,7 +67,7 @@ def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
                     writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
                     batch = []
             writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
-    (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8")
+    (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8", newline="\n")
 
 
 def parse_lines(name: str, lines: IO[str]) -> Iterator[list[str]]:
