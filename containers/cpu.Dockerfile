@@ -1,0 +1,19 @@
+# fedkeel on CPUs, of this checkout:  scripts/build_container.sh cpu
+FROM docker.io/library/python:3.12-slim
+
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /src
+COPY constraints constraints
+RUN pip install --no-cache-dir --no-deps --constraint constraints/cpu.txt --extra-index-url "$TORCH_INDEX" torch
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN pip install --no-cache-dir --constraint constraints/cpu.txt ".[download]" && rm -rf /src
+
+# runs are written into the folder that is mounted here, data sets are kept in /data
+RUN useradd --create-home fedkeel && mkdir -p /runs /data && chown fedkeel /runs /data
+USER fedkeel
+ENV FEDKEEL_DATA=/data
+WORKDIR /runs
+VOLUME ["/runs", "/data"]
+ENTRYPOINT ["fedkeel"]
+CMD ["--help"]
