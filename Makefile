@@ -6,7 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 CONSTRAINTS ?= constraints/cpu.txt
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP := -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
+# modules are compiled when they are first imported: most of PyTorch never is
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile $(addprefix -c ,$(CONSTRAINTS))
 # alone and without its dependencies, so that the second index is asked for nothing else
 TORCH := $(PIP) --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
 
@@ -15,8 +16,8 @@ TORCH := $(PIP) --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
 run: .venv/installed
 	$(BIN)/fedkeel run
 
-# processes that tests start find modules compiled
-test test-fast test-flower test-flower-fast: export PYTHONDONTWRITEBYTECODE :=
+# processes that are started find modules compiled
+run test test-fast test-flower test-flower-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
