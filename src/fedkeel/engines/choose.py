@@ -16,8 +16,8 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
 
-ENGINES = ("serial", "processes", "stacked", "flower")
-BITWISE = ("serial", "processes")  # these give the same bits as each other
+ENGINES = ("serial", "processes", "stacked", "flower", "ray", "ray-stacked")
+BITWISE = ("serial", "processes", "ray")  # these give the same bits as each other
 
 LEAST_SECONDS = 20.0  # less work than that is not worth measuring
 MEASURING_SHARE = 0.05  # of the work that goes into measuring all engines
@@ -201,13 +201,26 @@ def make_engine(name: str, job: Job) -> Engine:
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":
         return StackedEngine(task, job.method, job.training)
+    if name == "ray-stacked":
+        return make_ray_engine(job, stacks=True)
     if task.compute != task.dtype:
         raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
         return make_flower_engine(job)
+    if name == "ray":
+        return make_ray_engine(job)
     if name == "serial":
         return SerialEngine(task, job.method, job.training)
     return ProcessesEngine(task, job.method, job.training, workers=job.workers or cores(), make_task=job.make_task)
+
+
+def make_ray_engine(job: Job, *, stacks: bool = False) -> Engine:
+    """Start workers on Ray, where Ray is installed."""
+    from fedkeel.engines.ray_crew import RayEngine
+
+    return RayEngine(
+        job.task, job.method, job.training, workers=job.workers, make_task=job.make_task, stacks=stacks
+    )
 
 
 def make_flower_engine(job: Job) -> Engine:
