@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("ray.exceptions", reason='needs ray: pip install "fedkeel[ray]"')
 
 import torch
+from federations import same
 from ray.cluster_utils import Cluster
 
 import fedkeel as fk
-from federations import same
 from fedkeel.errors import RequestError, RunError
 from problems import small_problem
 
@@ -68,7 +68,6 @@ def test_a_run_goes_back_to_its_checkpoint_when_a_machine_dies(two_machines, tmp
     assert watch.begun == [1, 1]  # from the checkpoint of round 1, twice
     assert "was lost with a machine of the Ray cluster. The run goes back to its last checkpoint" in caplog.text
     same(fk.run(exp, engine="serial"), made)
-    two_machines.remove_node(next(iter(two_machines.worker_nodes)), allow_graceful=False)
 
 
 def test_a_run_without_a_folder_says_what_was_lost(two_machines):
@@ -78,5 +77,5 @@ def test_a_run_without_a_folder_says_what_was_lost(two_machines):
 
 def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(RequestError, match="no Ray at 127.0.0.1:1"):
+    with pytest.raises(RequestError, match="no Ray cluster at 127"):
         fk.run(wide_experiment(), engine="ray")

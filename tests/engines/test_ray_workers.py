@@ -9,9 +9,9 @@ pytest.importorskip("ray.exceptions", reason='needs ray: pip install "fedkeel[ra
 
 import ray
 import torch
+from federations import same
 
 import fedkeel as fk
-from federations import same
 from fedkeel.engines import ray_crew
 from fedkeel.engines.ray_crew import RayCrew, import_ray
 from fedkeel.errors import RequestError, RunError

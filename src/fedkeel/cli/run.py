@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
 
 Engine = Annotated[
-    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower.")
+    str,
+    option(
+        metavar="NAME",
+        help="How clients are trained: auto, serial, processes, stacked, flower; ray or ray-stacked on a cluster.",
+    ),
 ]
-Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
+Workers = Annotated[
+    int | None, option(metavar="N", help="Workers of the engine 'processes' or 'ray'; default: one per core or GPU.")
+]
+On = Annotated[str, option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
 Precision = Annotated[
     str,

@@ -15,9 +15,12 @@ from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
+from fedkeel.text import first_line
 
 ENGINES = ("serial", "processes", "stacked", "flower", "ray", "ray-stacked")
 BITWISE = ("serial", "processes", "ray")  # these give the same bits as each other
+
+STACKING = ("stacked", "ray-stacked")
 
 LEAST_SECONDS = 20.0  # less work than that is not worth measuring
 MEASURING_SHARE = 0.05  # of the work that goes into measuring all engines
@@ -90,8 +93,8 @@ def candidates(job: Job, before: str | None) -> list[str]:
         and task.device.type == "cpu"
         and (job.workers or cores()) > 1,
     }
-    allowed = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
-    return [name for name, can in able.items() if can and name in allowed] or ["serial"]
+    alike = next((group for group in (BITWISE, STACKING) if before in group), ENGINES)
+    return [name for name, can in able.items() if can and name in alike] or ["serial"]
 
 
 class Contest:
@@ -188,10 +191,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.3g} {unit}"
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
@@ -218,9 +217,7 @@ def make_ray_engine(job: Job, *, stacks: bool = False) -> Engine:
     """Start workers on Ray, where Ray is installed."""
     from fedkeel.engines.ray_crew import RayEngine
 
-    return RayEngine(
-        job.task, job.method, job.training, workers=job.workers, make_task=job.make_task, stacks=stacks
-    )
+    return RayEngine(job.task, job.method, job.training, workers=job.workers, make_task=job.make_task, stacks=stacks)
 
 
 def make_flower_engine(job: Job) -> Engine:

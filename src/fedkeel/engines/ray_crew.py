@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from fedkeel.engines.worker import Desk, pack, unpack
 from fedkeel.errors import RequestError, RunError
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
+from fedkeel.text import first_line
 
 log = logging.getLogger("fedkeel")
 
@@ -80,13 +82,13 @@ def read_state(value: Any, device: torch.device | str) -> State:
 
 
 class RayCrew:
-    """So many actors, each with `cpus` cores and `gpus` GPUs; by default as many as the cluster has room for."""
+    """Actors with `cpus` cores and `gpus` GPUs each, as many as are asked for and the cluster has room for."""
 
     shared: ClassVar[RayCrew | None] = None
     """The crew of this process's engines: a second engine, of a method's final phase, finds no room beside it."""
 
-    def __init__(self, workers: int | None = None, cpus: float = 1.0, gpus: float = 0.0, most: int | None = None):
-        self.closing = contextlib.ExitStack()
+    def __init__(self, workers: int | None = None, cpus: float = 1.0, gpus: float = 0.0):
+        self.closing, self.cpus, self.size, self.actors = contextlib.ExitStack(), cpus, 0, dict[int, Any]()
         self.users, self.numbers, self.engines = 1, itertools.count(), dict[int, Any]()
         self.device: torch.device | str = "cpu"
         self.starting: dict[Any, int] = {}  # requests that no one waits for, by their worker
@@ -96,11 +98,7 @@ class RayCrew:
         self.ray = self.closing.enter_context(connected(workers))
         try:
             self.remote = self.ray.remote(RayWorker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
-            self.size = min(count_workers(self.ray, workers, cpus, gpus), most or 1024)
-            self.actors = dict[int, Any]()
-            for worker in range(self.size):
-                self.start(worker)
-            self.wait_for_start()
+            self.room = count_workers(self.ray, workers, cpus, gpus)
         except BaseException:
             self.close()
             raise
@@ -109,11 +107,19 @@ class RayCrew:
     def join(cls, workers: int | None, device: torch.device) -> RayCrew:
         """Return the crew of this process, or make it."""
         if cls.shared is None:
-            cls.shared = cls(workers, gpus=1.0 if device.type == "cuda" else 0.0)
-            cls.shared.device = device
+            crew = cls(workers, gpus=1.0 if device.type == "cuda" else 0.0)
+            crew.device = device
+            crew.grow(crew.room)
+            cls.shared = crew
         else:
             cls.shared.users += 1
         return cls.shared
+
+    def grow(self, size: int) -> None:
+        """Start workers until there are so many, as far as there is room."""
+        while self.size < min(size, self.room):
+            self.start(self.size)
+            self.size += 1
 
     def start(self, worker: int) -> None:
         """Start a worker, or another in its place; it is free when it has made its engines."""
@@ -204,7 +210,7 @@ class RayCrew:
             self.failed_starts += 1
             if self.failed_starts >= ATTEMPTS * self.size:
                 raise RunError(f"workers on Ray die when they start: {first_line(error)}", "see Ray's logs") from None
-            self.start(worker)
+            self.replace(worker, error)
             return
         if isinstance(answer, BaseException):
             raise answer
@@ -239,7 +245,7 @@ class RayCrew:
             return
         if RayCrew.shared is self:
             RayCrew.shared = None
-        for actor in getattr(self, "actors", {}).values():
+        for actor in self.actors.values():
             self.ray.kill(actor)
         self.closing.close()
 
@@ -264,19 +270,18 @@ class RayEngine(PoolEngine):
         super().__init__(crew, task, method, training, make_task, stacks=stacks)
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def count_workers(ray: Any, asked: int | None, cpus: float, gpus: float) -> int:
     """Count the workers that a cluster has room for, or refuse to start more."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    by = [("CPU", cpus), ("GPU", gpus)]
-    room = sum(min(int(has.get(name, 0.0) // share) for name, share in by if share) for has in machines)
+    shares = [(name, share) for name, share in (("CPU", cpus), ("GPU", gpus)) if share]
+    room = sum(min(int(has.get(name, 0.0) // share) for name, share in shares) for has in machines)
     if room < (asked or 1):
-        what = "GPUs" if gpus else "cores"
+        each = " and ".join(f"{share:g} {name}" for name, share in shares)
         raise RequestError(
-            f"this Ray cluster has {what} for {room} workers, not for {asked or 1}.", f"--workers {max(1, room)}"
+            f"this Ray cluster has room for {room} workers of {each} each, not for {asked or 1}.",
+            f"--workers {room}"
+            if room
+            else "ask for fewer workers, or start Ray with more cores (ray start --num-cpus)",
         )
     return asked or room
 
@@ -293,11 +298,11 @@ def connected(cores: int | None = None) -> Iterator[Any]:
         address = os.environ.get("RAY_ADDRESS")
         start = {"address": address} if address else {"address": "local", "num_cpus": cores, "include_dashboard": False}
         try:
+            require_listener(address or "")
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RequestError(
-                f"no Ray at {address or 'this machine'}: {first_line(error)}", "set RAY_ADDRESS, or unset it"
-            ) from error
+        except (OSError, ValueError, RuntimeError) as error:
+            what = f"no Ray cluster at {address}" if address else "Ray did not start"
+            raise RequestError(f"{what}: {first_line(error)}", "RAY_ADDRESS is host:port of a cluster") from error
     try:
         yield ray
     finally:
@@ -305,16 +310,21 @@ def connected(cores: int | None = None) -> Iterator[Any]:
             ray.shutdown()
 
 
+def require_listener(address: str) -> None:
+    """Fail where nobody listens at host:port: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
 def import_ray() -> Any:
-    # every worker says whether it takes a GPU; without this Ray warns that it will stop hiding them from those that do not
+    # every worker says whether it takes a GPU; without this Ray warns that it will not hide them from those that do not
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
         import ray.exceptions
     except ModuleNotFoundError:
-        raise RequestError(
-            "this needs a package that is not installed: ray", 'pip install "fedkeel[ray]"'
-        ) from None
+        raise RequestError("this needs a package that is not installed: ray", 'pip install "fedkeel[ray]"') from None
     if not hasattr(ray, "remote"):
         raise RunError("the module named ray is not Ray.", "is there a folder called ray in the current one?")
     return ray
