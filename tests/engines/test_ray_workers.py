@@ -14,7 +14,7 @@ from federations import same
 import fedkeel as fk
 from fedkeel.engines import ray_crew
 from fedkeel.engines.ray_crew import RayCrew, import_ray
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RunError
 from problems import small_problem
 
 pytestmark = [
@@ -178,9 +178,3 @@ def test_four_workers_of_whom_one_dies(local, monkeypatch, caplog):
         assert "worker 2 on Ray died; another takes its place" in caplog.text
     finally:
         four.close()
-
-
-def test_more_workers_than_there_is_room_for_are_refused(local, monkeypatch):
-    monkeypatch.setattr(RayCrew, "shared", None)
-    with pytest.raises(RequestError, match="cores for 6 workers, not for 7"):
-        fk.run(experiment(small_problem()), engine="ray", workers=7)
