@@ -33,7 +33,8 @@ from fedkeel.engines.engine import Training
 from fedkeel.engines.machine import processor, steady
 from fedkeel.engines.pool import PoolEngine
 from fedkeel.engines.processes import ProcessCrew, ProcessesEngine
-from fedkeel.engines.ray_crew import RayEngine, connected
+from fedkeel.engines.ray_connection import connected
+from fedkeel.engines.ray_crew import RayEngine
 from fedkeel.engines.worker import pack, unpack
 from fedkeel.methods import build
 from fedkeel.problems.problem import Problem

@@ -10,7 +10,7 @@ from fedkeel.core.trees import all_finite, state_bytes
 from fedkeel.engines.choose import candidates
 from fedkeel.engines.engine import ClientOutcome, KeptState, StatesLost, Training, client_state
 from fedkeel.engines.measure import Job, RemainingWork
-from fedkeel.engines.ray_crew import count_workers, require_listener
+from fedkeel.engines.ray_connection import count_workers, require_listener
 from fedkeel.engines.worker import pack, unpack
 from fedkeel.errors import RequestError
 from fedkeel.methods import build

@@ -13,7 +13,8 @@ from federations import same
 
 import fedkeel as fk
 from fedkeel.engines import ray_crew
-from fedkeel.engines.ray_crew import RayCrew, import_ray
+from fedkeel.engines.ray_connection import import_ray
+from fedkeel.engines.ray_crew import RayCrew
 from fedkeel.errors import RunError
 from problems import small_problem
 

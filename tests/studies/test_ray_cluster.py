@@ -15,7 +15,7 @@ pytest.importorskip("ray.exceptions", reason='needs ray: pip install "fedkeel[ra
 import ray
 
 import fedkeel as fk
-from fedkeel.engines.ray_crew import import_ray
+from fedkeel.engines.ray_connection import import_ray
 from fedkeel.runs.folder import read_rounds
 from fedkeel.studies.ray_cluster import RunRequest, choose_on_ray, execute, finished_result, hire, runs_on_ray
 

@@ -185,6 +185,7 @@ class PoolEngine:
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
         model = self.crew.lend(params), self.crew.lend(buffers)
+        pieces: list[tuple[Any, ...]]
         if self.task.device.type != "cpu":  # one device scores a whole split at once
             pieces = [(self.number, *model, split, None)]
         else:

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedkeel.engines.machine import PRECISIONS, device_of
 from fedkeel.engines.pool import spread
-from fedkeel.engines.ray_crew import RayCrew, connected
+from fedkeel.engines.ray_connection import connected
+from fedkeel.engines.ray_crew import RayCrew
 from fedkeel.errors import FedkeelError, FolderError, RunError
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment

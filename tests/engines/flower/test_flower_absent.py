@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import fedkeel as fk
-from fedkeel.engines.ray_crew import import_ray
+from fedkeel.engines.ray_connection import import_ray
 from fedkeel.errors import RequestError
 from problems import small_problem
 
