@@ -169,14 +169,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--methods", nargs="+", default=["fedavg", "scaffold"])
+    parser.add_argument("--samples", nargs="+", type=int, default=[ROUND.samples, 1], help="that a client has")
     parser.add_argument("--clients", type=int, default=10, help="reports that are combined")
     given = parser.parse_args()
     with steady(), connected() as ray:
         print(f"{processor()}; torch {torch.__version__}, ray {ray.__version__}; {given.workers} workers\n")
         print("| method | samples | local steps | processes, ms | ray, ms | ray / processes | in CPU time |")
         print("| --- | --- | --- | --- | --- | --- | --- |")
-        for samples in (ROUND.samples, 1):
-            for method in ("fedavg", "scaffold"):
+        for samples in given.samples:
+            for method in given.methods:
                 compare(dataclasses.replace(ROUND, samples=samples), method, given.workers, given.turns)
         measure_moves(given.clients)
 

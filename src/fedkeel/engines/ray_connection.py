@@ -63,6 +63,7 @@ def require_listener(address: str) -> None:
 def import_ray() -> Any:
     # every worker says whether it takes a GPU; without this Ray warns that it will not hide them from those that do not
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # where Ray starts here: else it lets all others go first
     try:
         import ray
         import ray.exceptions
