@@ -115,13 +115,10 @@ def finished_result(request: RunRequest) -> dict[str, Any] | None:
 def choose_on_ray(requests: Sequence[RunRequest], crew: RayCrew) -> str:
     """One engine for all requests, chosen by a worker that could run any of them."""
     crew.grow(1)
-    for _, answer in spread(crew, "call", [(choose, requests, int(crew.cpus))]):
-        if isinstance(answer, FedkeelError):
-            raise RunError(f"no engine could be measured on Ray: {answer.message}", "name one: --engine serial")
-        if isinstance(answer, BaseException):
-            raise answer
-        return str(answer)
-    raise AssertionError
+    ((_, answer),) = spread(crew, "call", [(choose, requests, int(crew.cpus))])
+    if isinstance(answer, BaseException):
+        raise RunError(f"no engine could be measured on Ray: {describe(answer)}", "name one: --engine serial")
+    return str(answer)
 
 
 def choose(requests: Sequence[RunRequest], cores: int) -> str:
