@@ -43,7 +43,7 @@ def connected(cores: int | None = None) -> Iterator[Any]:
         try:
             require_listener(address or "")
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **start)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # a late start is a plain one
             what = f"no Ray cluster at {address}" if address else "Ray did not start"
             raise RequestError(f"{what}: {first_line(error)}", "RAY_ADDRESS is host:port of a cluster") from error
     try:
