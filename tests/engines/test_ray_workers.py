@@ -134,7 +134,8 @@ def test_a_killed_worker_is_replaced_and_its_clients_remember(crew, tmp_path, ca
 def test_a_worker_killed_in_the_middle_of_a_client_costs_only_time(crew, tmp_path, caplog):
     (flags := tmp_path / "flags").mkdir()
     made = fk.run(experiment(dying(small_problem(), flags, 2)), engine="ray")
-    assert caplog.text.count("died; another takes its place") == len(list(flags.iterdir())) == 2
+    assert len(list(flags.iterdir())) == 2
+    assert caplog.text.count("died; another takes its place") >= 2
     same(fk.run(experiment(small_problem()), engine="serial"), made)
 
 
