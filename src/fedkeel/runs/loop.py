@@ -17,7 +17,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import finite, passes, sent, uploaded
-from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
+from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training, client_state
 from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.memory import state_budget
@@ -230,11 +230,13 @@ class Loop:
                 )
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-            # the store still has the clients as they were before the round
-            clients, states = [outcome.client for outcome in kept], [outcome.state for outcome in kept]
-            probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
-            seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
-            tracked = observe_round(self.observers, seen)
+            if self.observers:
+                clients = [outcome.client for outcome in kept]
+                states = [client_state(self.method, self.task, outcome.state) for outcome in kept]
+                # the store still has the clients as they were before the round
+                probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
+                seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
+                tracked = observe_round(self.observers, seen)
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -284,7 +286,7 @@ class Loop:
 
     def drop_nonfinite(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Return the outcomes whose every number is finite, and the other clients: those change nothing."""
-        kept = [outcome for outcome in outcomes if all_finite((outcome.report, outcome.state))]
+        kept = [outcome for outcome in outcomes if outcome.is_finite]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
             raise explain_divergence(self.task, dropped, len(outcomes), t + 1)
