@@ -40,6 +40,8 @@ class OneClient:
 class RemoteClients:
     """What the server knows of its clients' data: how many samples each has. Rows are zeros of the right form."""
 
+    hidden = True
+
     def __init__(self, sizes: Sequence[int], shape: tuple[int, ...], dtype: str):
         self.sizes, self.shape, self.dtype = np.asarray(sizes, dtype=np.int64), shape, dtype
 

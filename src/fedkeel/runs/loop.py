@@ -202,9 +202,10 @@ class Loop:
             if self.method.server_phase is not None:
                 reports["learned"] = self.run_server_phase(message, reports, t, lr)
             server = server_round(self.method, server, reports, self.plan.server_share_at(t))
-            if not all_finite(server["params"]):
+            if not all_finite(server):  # momenta and control variates, too: they are the next round's
+                what = "model is" if not all_finite(server["params"]) else "memory is"
                 raise RunError(
-                    f"the server's model is not finite after round {t + 1}, though the clients' are.",
+                    f"the server's {what} not finite after round {t + 1}, though the clients' reports are.",
                     "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
                 )
             loss = float(reports["loss"].to(torch.float64).mean())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from flwr.app import Message
+from torch import Tensor
 
+from fedkeel.core.rule import State
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Count, Positive, PositiveShare, Range
 from fedkeel.typed_values import check_fields
+
+
+ROUNDING = 1e-4
+"""By how much, relatively, a fact may differ: rates are computed by functions whose last digits machines differ in."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Terms:
 
     `minimum` is the share of the asked clients that must answer: 1 waits for all, and asks those who have not answered
     again, up to `attempts` times in all. `deadline` is how many seconds each time lasts; None waits for ever. A report
-    is refused when its update is more than `norm_factor` times as long as the median of the round's and the last
+    is refused when one of its slots is more than `norm_factor` times as long as the median of the round's and the last
     rounds'. `copy` has the server keep a copy of every client's state; without it a state never leaves its node.
     `diverged` says whether a client whose numbers are not finite has answered, as it has for the other engines.
     """
@@ -54,14 +59,22 @@ def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
     return facts
 
 
-def find_overlong(norms: Mapping[int, float], recent: Sequence[float], factor: float) -> dict[int, str]:
-    """Find clients whose update is far too long, and say why. A bound needs two norms to compare."""
-    pool = [*norms.values(), *recent]
-    usual = statistics.median_low(pool) if len(pool) > 1 else 0.0
-    if usual <= 0.0:
-        return {}
-    return {
-        client: f"its update is {norm / usual:.0f} times as long as usual"
-        for client, norm in norms.items()
-        if norm > factor * usual
-    }
+def check_known(report: State, known: State, count: Tensor | None) -> State:
+    """Return a report with what the server knows itself in place of what the node says of it.
+
+    A node that says something else, by more than rounding, is refused; `count` is how many labels it may count where
+    only the node can see them.
+    """
+    for name, fact in known.items():
+        if not torch.allclose(report[name], fact, rtol=ROUNDING, atol=0.0):
+            raise Refused(f"it says {name} {brief(report[name])}, and the server knows {brief(fact)}")
+    if count is not None:
+        counts = report["histogram"]
+        if not bool((counts >= 0).all()) or not torch.equal(counts, counts.round()) or counts.sum() != count:
+            raise Refused(f"it counts {brief(counts)} labels in classes, and has {brief(count)}")
+    return report | known
+
+
+def brief(numbers: Tensor) -> str:
+    """Write a number, or the first ones of many."""
+    return " ".join(f"{number:g}" for number in numbers.reshape(-1)[:4].tolist())

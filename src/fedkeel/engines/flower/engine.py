@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,9 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite, state_bytes
 from fedkeel.engines.cost import sent
-from fedkeel.engines.engine import ClientOutcome
-from fedkeel.engines.flower.checks import Terms, find_overlong, read_facts
+from fedkeel.engines.engine import ClientOutcome, Training, known_facts
+from fedkeel.engines.flower.bounds import SlotBounds
+from fedkeel.engines.flower.checks import Terms, check_known, read_facts
 from fedkeel.engines.flower.client import LOST, TRAINED
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.node_registry import NodeRegistry
@@ -30,7 +30,6 @@ from fedkeel.problems.task import Scores, Task
 
 log = logging.getLogger("fedkeel")
 
-RECENT = 50  # norms of accepted updates that a new one is compared with
 TICKET = "held"
 """The one slot that the server keeps of a client whose state stays on its node: the state's digest."""
 
@@ -44,20 +43,23 @@ class FlowerEngine:
         self,
         task: Task,
         method: Method,
+        training: Training,
         grid: Grid,
         registry: NodeRegistry,
         terms: Terms,
         *,
         final: bool = False,
+        bounds: SlotBounds | None = None,
         on_close: Callable[[], None] = lambda: None,
     ):
-        self.task, self.method, self.grid, self.registry, self.terms = task, method, grid, registry, terms
-        self.final, self.on_close = final, on_close
+        self.task, self.method, self.training, self.grid = task, method, training, grid
+        self.registry, self.terms, self.final, self.on_close = registry, terms, final, on_close
+        self.trains = method.tuning if final else method
         self.workspace = Workspace(task)
         self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
-            self.expected = expected_messages(method.tuning, task)._replace(state=self.expected.state)
-        self.recent: deque[float] = deque(maxlen=RECENT)
+            self.expected = expected_messages(self.trains, task)._replace(state=self.expected.state)
+        self.bounds = bounds or SlotBounds(terms.norm_factor)
         # what an answer weighs, and some room for names
         self.limit = 2 * state_bytes((self.expected.report, self.expected.state)) + (1 << 20)
 
@@ -73,7 +75,7 @@ class FlowerEngine:
         for attempt in range(1, self.terms.attempts + 1):
             missing = [client for client in clients if not self.has_answered(sound.get(client))]
             sound |= self.ask_clients(records, round, lr, {client: known[client] for client in missing})
-            sound = self.drop_overlong(sound, round)
+            sound = self.drop_unusual(sound, round)
             answered = sum(map(self.has_answered, sound.values()))
             if answered >= needed:
                 break
@@ -86,7 +88,8 @@ class FlowerEngine:
                 f"only {answered} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
                 "start again when more nodes are there, or lower the minimum; the rounds before this one are kept",
             )
-        self.recent.extend(norm for norm in map(update_norm, sound.values()) if math.isfinite(norm))
+        if not self.terms.diverged:
+            self.bounds.remember(outcome.report for outcome in sound.values())
         return [sound[client] for client in clients if client in sound]
 
     def has_answered(self, outcome: ClientOutcome | None) -> bool:
@@ -106,7 +109,7 @@ class FlowerEngine:
             asked, contents = contents, {}
             for client, reply in self.exchange(asked, round, left):
                 try:
-                    if (outcome := self.read_reply(reply, client, round)) is not None:
+                    if (outcome := self.read_reply(reply, client, round, lr)) is not None:
                         sound[client] = outcome
                     elif again:
                         raise Refused("it lost its state again")
@@ -167,7 +170,7 @@ class FlowerEngine:
         return self.compose(records, round, lr, self.state_digest(client, state), restart=True)
 
     # ---- replies -------------------------------------------------------------------------------------------------
-    def read_reply(self, reply: Message, client: int, round: int) -> ClientOutcome | None:
+    def read_reply(self, reply: Message, client: int, round: int, lr: float) -> ClientOutcome | None:
         """Read a reply; None when its client has lost its state. Raise Refused for everything else."""
         facts = read_facts(reply, client=client, round=round, identity=self.registry.identity)
         if facts.get("status") == LOST:
@@ -178,7 +181,7 @@ class FlowerEngine:
         unknown = [name for name in records if not name.startswith(("report/", "state/"))]
         if unknown:
             raise Refused(f"unknown record {unknown[0][:40]!r}")
-        report = unpack(records, "report/", self.expected.report)
+        report = self.check_facts(unpack(records, "report/", self.expected.report), client, round, lr)
         state = unpack(records, "state/", self.expected.state if self.terms.copy else {})
         if self.expected.state and not self.terms.copy:
             number, sound = facts.get("state"), facts.get("sound")
@@ -189,11 +192,18 @@ class FlowerEngine:
             self.refuse(client, round, "not every number is finite")  # the loop leaves it out and records that
         return ClientOutcome(client, report, state)
 
-    def drop_overlong(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
-        norms = {client: update_norm(outcome) for client, outcome in sound.items()}
-        wrong = find_overlong(
-            {c: n for c, n in norms.items() if math.isfinite(n)}, list(self.recent), self.terms.norm_factor
-        )
+    def check_facts(self, report: State, client: int, round: int, lr: float) -> State:
+        """Replace facts of a report by those that the server knows; refuse a report that says others."""
+        known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
+        if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
+            count = known.pop("histogram").sum()
+        return check_known(report, known, count)
+
+    def drop_unusual(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
+        """Drop reports with a slot that is far too large; nodes of a simulation are this run's own, and are believed."""
+        if self.terms.diverged:
+            return sound
+        wrong = self.bounds.find_unusual({client: outcome.report for client, outcome in sound.items()})
         for client, reason in wrong.items():
             self.refuse(client, round, reason)
         return {client: outcome for client, outcome in sound.items() if client not in wrong}
@@ -208,7 +218,3 @@ class FlowerEngine:
 
     def close(self) -> None:
         self.on_close()
-
-
-def update_norm(outcome: ClientOutcome) -> float:
-    return float(outcome.report["delta"].norm())
