@@ -218,9 +218,10 @@ def check_sizes(sizes: Sequence[int], factor: float) -> None:
     for client, size in enumerate(sizes):
         log.info("client %d says that it has %d samples, %.1f %% of all", client, size, 100 * size / max(1, sum(sizes)))
     largest = max(range(len(sizes)), key=sizes.__getitem__)
-    if usual and sizes[largest] > factor * usual:
+    times = sizes[largest] / max(1, usual)
+    if times > factor:
         raise RunError(
-            f"client {largest} says that it has {sizes[largest]} samples, {sizes[largest] / usual:.0f} times the median.",
+            f"client {largest} says that it has {sizes[largest]} samples, {times:.0f} times the median.",
             "ask the site; if it is so, raise norm-factor for the first start",
         )
 

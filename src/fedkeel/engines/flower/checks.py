@@ -15,7 +15,6 @@ from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Count, Positive, PositiveShare, Range
 from fedkeel.typed_values import check_fields
 
-
 ROUNDING = 1e-4
 """By how much, relatively, a fact may differ: rates are computed by functions whose last digits machines differ in."""
 

@@ -23,7 +23,7 @@ from fedkeel.engines.flower.client import LOST, TRAINED
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
-from fedkeel.engines.flower.reply_transport import exchange_messages
+from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
@@ -138,8 +138,9 @@ class FlowerEngine:
             if client not in self.registry.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
             elif not isinstance(said := answers.get(node := self.registry.nodes[client]), Message):
-                why = "" if said is None else f": {said}"
-                log.warning("round %d: node %d (client %d) did not answer in time%s", round + 1, node, client, why)
+                passed = "" if timeout is None else f": the {timeout:.3g} s of the deadline have passed"
+                why = f"{LATE}{passed}" if said in (None, LATE) else said
+                log.warning("round %d: node %d (client %d) did not answer in time: %s", round + 1, node, client, why)
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class FlowerEngine:
         return check_known(report, known, count)
 
     def drop_unusual(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
-        """Drop reports with a slot that is far too large; nodes of a simulation are this run's own, and are believed."""
+        """Drop reports with a slot that is far too large; nodes of a simulation are this run's own and are believed."""
         if self.terms.diverged:
             return sound
         wrong = self.bounds.find_unusual({client: outcome.report for client, outcome in sound.items()})
