@@ -124,7 +124,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
 class ServerStopped(Exception):
     """What was wrong, in one line: Flower logs every error with its traceback, and this one has none."""
 
-    __traceback__ = None
+    __traceback__ = property(lambda self: None, lambda self, traceback: None)  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -136,10 +136,7 @@ def tell_errors(out: Path) -> Iterator[None]:
     except FedkeelError as error:
         line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
         log.error("%s", line)
-        stopped = ServerStopped(line)
-    else:
-        return
-    raise stopped
+        raise ServerStopped(line) from None
 
 
 def serve(
@@ -243,6 +240,7 @@ def start_log(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     for old in list(log.handlers):
         log.removeHandler(old)
+        old.close()
     for handler in (logging.StreamHandler(), logging.FileHandler(file)):
         handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
         log.addHandler(handler)

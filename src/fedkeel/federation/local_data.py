@@ -22,6 +22,8 @@ from fedkeel.runs.prepare import problem_with
 PARTITION, FOLDER = "partition", "folder"
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+SAMPLED = 10_000  # samples whose values are looked at
+NARROW = 8  # pixels that reach no eighth of their range are on another scale
 
 
 class OneClient:
@@ -58,6 +60,7 @@ def node_problem(
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
+    check_values(card, inputs)
     return problem_with(plan, card, OneClient(client, clients, inputs, labels), None)
 
 
@@ -76,23 +79,73 @@ def dataset_card(plan: Plan) -> DatasetCard:
     return plan.source.card
 
 
+def describe_form(card: DatasetCard) -> str:
+    """Say what data of the form of a data set are, as a hint."""
+    return (
+        f"{card.dtype} samples of shape {card.array_shape} from 0 to {largest(card)}, and integer labels from 0 to "
+        f"{card.classes - 1}, as in {card.name}"
+    )
+
+
 def read_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
     """Read train_images.npy and train_labels.npy, as `fedkeel datasets` lays them out."""
     if "data-dir" not in settings:
         raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
-    return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
+    try:
+        return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
+    except DataError as error:  # its own hint is to fetch the data set anew
+        raise DataError(error.message, describe_form(card)) from error
 
 
 def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust: Trust = Trust.TYPED) -> Arrays:
     """Call the user's function with the node's settings; it returns inputs and labels."""
-    inputs, labels = (np.asarray(part) for part in look_up(name, LOADER, trust)(dict(settings)))
+    given = look_up(name, LOADER, trust)(dict(settings))
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{name} gave a {type(given).__name__}, not inputs and labels.", describe_form(card))
+    inputs, labels = (np.asarray(part) for part in given)
+    for what, part in (("inputs", inputs), ("labels", labels)):
+        if missing := count_missing(part):
+            raise DataError(
+                f"{name} gave {what} of which {missing} are missing.", "leave such samples out, or fill them"
+            )
     if inputs.shape[1:] != card.array_shape or inputs.dtype != np.dtype(card.dtype):
         raise DataError(
             f"{name} gave {inputs.dtype} {inputs.shape[1:]} samples, not {card.dtype} {card.array_shape}.",
-            f"they have the form of {card.name}",
+            describe_form(card),
         )
     if labels.shape != inputs.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}.")
     if len(labels) and not 0 <= labels.min() <= labels.max() < card.classes:
-        raise DataError(f"{name} gave labels outside 0 … {card.classes - 1}.")
+        raise DataError(
+            f"{name} gave labels from {labels.min()} to {labels.max()}, outside 0 … {card.classes - 1}.",
+            describe_form(card),
+        )
     return inputs, labels.astype(np.int64)
+
+
+def count_missing(values: NDArray[Any]) -> int:
+    """Count values that are not there: NaN, None."""
+    if np.issubdtype(values.dtype, np.floating):
+        return int(np.isnan(values).sum())
+    return sum(value is None or value != value for value in values.reshape(-1)) if values.dtype == object else 0
+
+
+def check_values(card: DatasetCard, inputs: NDArray[Any]) -> None:
+    """Refuse inputs whose numbers are not on the scale that the experiment states: pixels up to 255, tokens."""
+    if not len(inputs):
+        return
+    rows = np.unique(np.linspace(0, len(inputs) - 1, SAMPLED).astype(np.int64))  # a node looks every round
+    values = np.asarray(inputs[rows])
+    if missing := count_missing(values):
+        raise DataError(f"{missing} of this node's inputs are missing.", "leave such samples out, or fill them")
+    low, high, most = values.min().item(), values.max().item(), largest(card)
+    if low < 0 or high > most or (not card.vocabulary and high * NARROW < most):
+        raise DataError(
+            f"this node's inputs go from {low} to {high}, where 0 to {most} is expected.",
+            f"bring them to the scale of {card.name}: {describe_form(card)}",
+        )
+
+
+def largest(card: DatasetCard) -> int:
+    """Return the largest number that an input may hold."""
+    return card.vocabulary - 1 if card.vocabulary else 255

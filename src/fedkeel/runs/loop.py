@@ -14,7 +14,7 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree, all_finite, stack, state_bytes
+from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
@@ -158,9 +158,8 @@ class Loop:
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
         identity = self.experiment.fingerprint()
-        plain: Tree = self.server["params"]
-        model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
-        final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
+        trained = self.server if self.method.deploys_another else None
+        final = result(self.records, deploy(self.method, self.server), self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records)
         if self.folder is not None:
             self.folder.write_result(final)

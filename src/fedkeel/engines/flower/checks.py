@@ -13,8 +13,10 @@ from fedkeel.core.rule import State
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Count, Positive, PositiveShare, Range
+from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import check_fields
 
+FAILED = "failed"
 ROUNDING = 1e-4
 """By how much, relatively, a fact may differ: rates are computed by functions whose last digits machines differ in."""
 
@@ -52,6 +54,8 @@ def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
     if reply.has_error():
         raise Refused(f"it failed: {error_line(reply)}")
     facts = dict(reply.content.config_records.get("config", {}))
+    if facts.get("status") == FAILED:
+        raise Refused(f"it cannot take part: {shorten(make_printable(str(facts.get('reason'))), 300)}")
     for name, value in wanted.items():
         if facts.get(name) != value:
             raise Refused(f"it answers for {name} {str(facts.get(name))[:40]!r}, not {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,15 @@ from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
+from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
+from fedkeel.errors import FedkeelError
+
+log = logging.getLogger("fedkeel")
 
 TRAINED, LOST = "trained", "lost"
 
@@ -38,9 +43,22 @@ NodeOf = Callable[[Context], Node]
 def make_client_app(node_of: NodeOf) -> ClientApp:
     """Make the app of all nodes; `node_of` tells them apart."""
     app = ClientApp()
-    app.query()(partial(introduce, node_of))
-    app.train()(partial(train, node_of))
+    app.query()(partial(answer, introduce, node_of))
+    app.train()(partial(answer, train_client, node_of))
     return app
+
+
+def answer(
+    how: Callable[[Node, Message, Context], Message], node_of: NodeOf, message: Message, context: Context
+) -> Message:
+    """Answer a message; what is wrong with a node's settings or data is one line, here and at the server."""
+    with steady():
+        try:
+            return how(node_of(context), message, context)
+        except FedkeelError as error:
+            log.error("%s", error)
+            said = ConfigRecord({"status": FAILED, "reason": error.message})
+            return Message(RecordDict({"config": said}), reply_to=message)
 
 
 def client_number(context: Context) -> int:
@@ -48,19 +66,11 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def introduce(node_of: NodeOf, message: Message, context: Context) -> Message:
+def introduce(node: Node, message: Message, context: Context) -> Message:
     """Answer who this node is and how much data it has."""
-    with steady():
-        node = node_of(context)
     size = int(node.engine.task.problem.data.sizes[node.client])
     said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
     return Message(RecordDict({"config": said}), reply_to=message)
-
-
-def train(node_of: NodeOf, message: Message, context: Context) -> Message:
-    """Train the node's client from the state that the server names."""
-    with steady():
-        return train_client(node_of(context), message, context)
 
 
 def train_client(node: Node, message: Message, context: Context) -> Message:

@@ -1,4 +1,4 @@
-"""The one place that uses interfaces of Flower which it does not publish: messages and replies on a SuperLink, in parts.
+"""The one place that uses interfaces which Flower does not publish: messages and replies on a SuperLink, in parts.
 
 `tests/engines/flower/test_link.py` names each of them: a version of Flower without one fails there first.
 """
