@@ -26,12 +26,14 @@ from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
+from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.importing import Trust
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
@@ -90,8 +92,8 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
     device = device_of(str(settings.get("device", "auto")))
     task = task_maker(plan, device, torch.float32)(problem)
     engine = SerialEngine(task, method_of(plan, task), plan.training)
-    beside = settings.get("state-dir")
-    return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
+    folder = Path(str(settings["state-dir"])).expanduser() if settings.get("state-dir") else None
+    return Node(client, engine, folder, experiment.fingerprint(), describe_side(plan, task, engine.method))
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
@@ -174,9 +176,11 @@ def serve(
         if bind:
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
+            roster.side = describe_without_sizes(plan, count)
             problem = server_problem(plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
+        roster.side = roster.side or describe_side(plan, loop.task, loop.method)
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
@@ -187,6 +191,12 @@ def serve(
             return FlowerEngine(task, loop.method, plan.training, grid, roster, terms, final=True)
 
         return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
+
+
+def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:
+    """Describe the server before it knows how much data its clients have; nothing that is compared depends on that."""
+    task = task_maker(plan, torch.device("cpu"), torch.float32)(server_problem(plan, [2] * clients, ""))
+    return describe_side(plan, task, method_of(plan, task))
 
 
 def beside(out: Path, suffix: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,6 +18,8 @@ from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import check_fields
 
 FAILED = "failed"
+TOLD = ("fedkeel", "torch", "numpy")
+"""Versions may differ, and results then differ by rounding, at least; other differences are refused."""
 ROUNDING = 1e-4
 """By how much, relatively, a fact may differ: rates are computed by functions whose last digits machines differ in."""
 
@@ -60,6 +63,20 @@ def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
         if facts.get(name) != value:
             raise Refused(f"it answers for {name} {str(facts.get(name))[:40]!r}, not {value!r}")
     return facts
+
+
+def compare_sides(own: Mapping[str, str], facts: Mapping[str, object]) -> list[str]:
+    """Compare what a node is made with with the server's; refuse another method or form, return what else differs."""
+    differing = {name: (facts.get(name), value) for name, value in own.items() if facts.get(name) != value}
+    told = [f"{name} {brief_text(theirs)} (the server: {mine})" for name, (theirs, mine) in differing.items()]
+    if refused := [line for line in told if line.partition(" ")[0] not in TOLD]:
+        raise Refused(f"it is made otherwise: {'; '.join(refused + [line for line in told if line not in refused])}")
+    return told
+
+
+def brief_text(value: object) -> str:
+    """Write a word of a node's own: short, and safe to show."""
+    return shorten(make_printable(str(value)), 120)
 
 
 def check_known(report: State, known: State, count: Tensor | None) -> State:

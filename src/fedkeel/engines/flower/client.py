@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -29,12 +30,13 @@ TRAINED, LOST = "trained", "lost"
 
 
 class Node(NamedTuple):
-    """Who a node is: the client whose data it has, how it trains, and where it may keep a state."""
+    """Who a node is: the client whose data it has, how it trains, where it may keep a state, what it is made with."""
 
     client: int
     engine: SerialEngine
     folder: Path | None = None
     identity: str = ""
+    side: Mapping[str, str] = MappingProxyType({})
 
 
 NodeOf = Callable[[Context], Node]
@@ -67,9 +69,9 @@ def client_number(context: Context) -> int:
 
 
 def introduce(node: Node, message: Message, context: Context) -> Message:
-    """Answer who this node is and how much data it has."""
+    """Answer who this node is, how much data it has, and what it is made with."""
     size = int(node.engine.task.problem.data.sizes[node.client])
-    said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
+    said = ConfigRecord({**node.side, "client": node.client, "size": size, "identity": node.identity})
     return Message(RecordDict({"config": said}), reply_to=message)
 
 

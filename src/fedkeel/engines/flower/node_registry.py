@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.engines.flower.checks import read_facts
+from fedkeel.engines.flower.checks import compare_sides, read_facts
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.reply_transport import exchange_messages
 from fedkeel.errors import RunError
@@ -41,8 +41,10 @@ class NodeRegistry:
         identity: str = "",
         patience: float = PATIENCE,
         owners: Mapping[int, int] | None = None,
+        side: Mapping[str, str] | None = None,
     ):
         self.grid, self.clients, self.identity, self.patience = grid, clients, identity, patience
+        self.side = side or {}  # what the server is made with; nodes are compared with it
         self.owners = None if owners is None else dict(owners)
         self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
         self.nodes: dict[int, int] = {}
@@ -64,7 +66,11 @@ class NodeRegistry:
                 log.warning("node %d does not say who it is: %s", node, reply)
                 continue
             try:
-                self._register(node, read_facts(reply, identity=self.identity))
+                facts = read_facts(reply, identity=self.identity)
+                differing = compare_sides(self.side, facts)
+                self._register(node, facts)
+                if differing:
+                    log.warning("node %d has %s", node, "; ".join(differing))
             except Refused as refused:
                 log.warning("refused node %d: %s", node, refused)
                 self.strangers.add(node)
