@@ -1,4 +1,4 @@
-"""On joining, a node is compared with the server: what would train something else is refused, other versions are told."""
+"""On joining, a node is compared with the server: another method or form is refused, other versions are told."""
 
 import json
 import sys
@@ -28,7 +28,9 @@ def side(exp, problem=None):
 class Claiming(InProcess):
     """Node 101 says other things when it introduces itself."""
 
-    claims: dict[str, str] = {}
+    def __init__(self, exp, claims):
+        super().__init__(exp)
+        self.claims = claims
 
     def send_and_receive(self, messages, *, timeout=None):
         replies = super().send_and_receive(messages, timeout=timeout)
@@ -40,9 +42,7 @@ class Claiming(InProcess):
 
 def join(tmp_path, **claims):
     exp = experiment(make_problem(), "scaffold", rounds=1)
-    grid = Claiming(exp)
-    grid.claims = claims
-    return exp, serve(exp, grid, out=tmp_path / "run", terms=Terms(minimum=0.5), wait=0.0)
+    return exp, serve(exp, Claiming(exp, claims), out=tmp_path / "run", terms=Terms(minimum=0.5), wait=0.0)
 
 
 @pytest.mark.parametrize("name", ["fedkeel", "torch", "numpy"])
