@@ -23,6 +23,7 @@ from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import FlowerEngine
 from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.flower.site_ledger import SiteLedger
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
@@ -40,8 +41,9 @@ from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
-SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
-"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
+SIZES, NODES, BOUNDS, SITES = "-clients.json", "-nodes.json", "-bounds.json", "-sites.jsonl"
+"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports, and
+what sites measured."""
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
@@ -86,7 +88,8 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
     if source == PARTITION:
         problem = problem_of(plan)
     else:
-        problem = node_problem(plan, source, client, clients, settings, trust)
+        share = float(context.run_config.get("site-test", 0.0))
+        problem = node_problem(plan, source, client, clients, settings, trust, share)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
@@ -118,6 +121,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
                 test=str(config["test"]),
                 clients=int(config["clients"]),
                 bind=bool(config.get("bind-nodes", True)),
+                site_test=float(config.get("site-test", 0.0)),
             )
 
     return app
@@ -153,10 +157,12 @@ def serve(
     test: str = "",
     clients: int = 0,
     bind: bool = False,
+    site_test: float = 0.0,
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent.
 
-    With `bind`, a client belongs to the node that first has its data, and is known by that node's key.
+    With `bind`, a client belongs to the node that first has its data, and is known by that node's key. `site_test` is
+    the share of their own data that nodes keep for tests, and score the model on.
     """
     on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
@@ -164,6 +170,7 @@ def serve(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
         )
+    check_site_test(site_test, source, test)
     out = Path(out)
     of_own_data, begun = beside(out, SIZES).exists(), (out / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
@@ -184,13 +191,27 @@ def serve(
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
-        engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds)
+        sites = SiteLedger(beside(out, SITES), site_test) if site_test else None
+        engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites)
 
         def tuner() -> FlowerEngine:
             task = prepared.make_task(problem)
             return FlowerEngine(task, loop.method, plan.training, grid, roster, terms, final=True)
 
         return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
+
+
+def check_site_test(share: float, source: str, test: str) -> None:
+    """Refuse a test share of the nodes' that cannot be."""
+    if not 0 <= share < 1:
+        raise RequestError(f"site-test is a share of each node's data, not {share:g}.", "site-test = 0.2")
+    if share and source == PARTITION:
+        raise RequestError(
+            "site-test sets aside data of the nodes' own, and here each takes its part of a data set.",
+            "export with --data folder, or use [evaluation] share",
+        )
+    if share and test:
+        raise RequestError("the model is tested at the sites or at the server.", "leave out test or site-test")
 
 
 def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
+from fedkeel.randomness import key, permutation
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import problem_with
 
@@ -29,13 +30,16 @@ NARROW = 8  # pixels that reach no eighth of their range are on another scale
 class OneClient:
     """The data of one client, on its own node; the others have none here."""
 
-    def __init__(self, client: int, clients: int, inputs: NDArray[Any], labels: NDArray[np.int64]):
-        self.client, self.inputs, self.labels = client, inputs, labels
+    def __init__(
+        self, client: int, clients: int, inputs: NDArray[Any], labels: NDArray[np.int64], chosen: Rows | None = None
+    ):
+        self.client, self.inputs, self.labels, self.chosen = client, inputs, labels, chosen
         self.sizes = np.zeros(clients, dtype=np.int64)
-        self.sizes[client] = len(labels)
+        self.sizes[client] = len(labels) if chosen is None else len(chosen)
 
     def rows(self, client: int, rows: Rows) -> Sample:
         assert client == self.client, "a node has only its own client's data"
+        rows = rows if self.chosen is None else self.chosen[rows]
         return torch.from_numpy(np.ascontiguousarray(self.inputs[rows])), torch.from_numpy(self.labels[rows])
 
 
@@ -53,15 +57,24 @@ class RemoteClients:
 
 
 def node_problem(
-    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust
+    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust, share: float = 0.0
 ) -> Problem:
-    """A node's problem: its own data, read where the node's settings say."""
+    """A node's problem: its own data, read where the node's settings say; a share of them is for tests."""
     card = dataset_card(plan)
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
     check_values(card, inputs)
-    return problem_with(plan, card, OneClient(client, clients, inputs, labels), None)
+    trained, tested = set_aside(key(plan.seed, "site test", client), len(labels), share)
+    test = OneClient(0, 1, inputs, labels, tested) if len(tested) else None
+    return problem_with(plan, card, OneClient(client, clients, inputs, labels, trained if len(tested) else None), test)
+
+
+def set_aside(of: int, size: int, share: float) -> tuple[Rows, Rows]:
+    """Choose a share of the samples for tests, by a fixed key: the rows that train, and those that do not."""
+    order = permutation(of, size)
+    count = min(round(share * size), size - 1) if size > 1 else 0
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def server_problem(plan: Plan, sizes: Sequence[int], test: str) -> Problem:

@@ -20,13 +20,14 @@ from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
+from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, RequestError
 
 log = logging.getLogger("fedkeel")
 
-TRAINED, LOST = "trained", "lost"
+TRAINED, LOST, SCORED = "trained", "lost", "scored"
 
 
 class Node(NamedTuple):
@@ -47,6 +48,7 @@ def make_client_app(node_of: NodeOf) -> ClientApp:
     app = ClientApp()
     app.query()(partial(answer, introduce, node_of))
     app.train()(partial(answer, train_client, node_of))
+    app.evaluate()(partial(answer, score_model, node_of))
     return app
 
 
@@ -102,3 +104,16 @@ def train_client(node: Node, message: Message, context: Context) -> Message:
             records |= pack(outcome.state, "state/")
     facts |= {"status": TRAINED, "state": digest(outcome.state), "sound": all_finite(outcome.state)}
     return Message(RecordDict({**records, "config": ConfigRecord(facts)}), reply_to=message)
+
+
+def score_model(node: Node, message: Message, context: Context) -> Message:
+    """Score the server's model on the share of its data that this node keeps for tests."""
+    task = node.engine.task
+    if task.test is None:
+        raise RequestError("this node keeps no share of its data for tests.", "set site-test of the app, such as 0.2")
+    like: State = {"params": task.initial} | ({} if task.buffers is None else {"buffers": task.buffers})
+    model = unpack(message.content.array_records, "model/", like)
+    scores = score_site(node.engine, model["params"], model.get("buffers"))
+    facts = {"status": SCORED, "client": node.client, "identity": node.identity}
+    facts["round"] = message.content.config_records["config"]["round"]
+    return Message(RecordDict({**pack(scores, "scores/"), "config": ConfigRecord(facts)}), reply_to=message)

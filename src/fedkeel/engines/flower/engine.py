@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -19,11 +20,13 @@ from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import ClientOutcome, Training, known_facts
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms, check_known, read_facts
-from fedkeel.engines.flower.client import LOST, TRAINED
+from fedkeel.engines.flower.client import LOST, SCORED, TRAINED
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
+from fedkeel.engines.flower.site_ledger import SiteLedger
+from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
@@ -50,11 +53,13 @@ class FlowerEngine:
         *,
         final: bool = False,
         bounds: SlotBounds | None = None,
+        sites: SiteLedger | None = None,
         on_close: Callable[[], None] = lambda: None,
     ):
         self.task, self.method, self.training, self.grid = task, method, training, grid
         self.registry, self.terms, self.final, self.on_close = registry, terms, final, on_close
         self.trains = method.tuning if final else method
+        self.sites, self.rounds = sites, 0
         self.workspace = Workspace(task)
         self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
@@ -68,6 +73,7 @@ class FlowerEngine:
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[ClientOutcome]:
         """Return the clients that answered in time and soundly; fewer than the minimum end the run."""
+        self.rounds = round + 1
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
@@ -107,7 +113,7 @@ class FlowerEngine:
         }
         for again in (False, True):
             asked, contents = contents, {}
-            for client, reply in self.exchange(asked, round, left):
+            for client, reply in self.exchange(asked, round, left, MessageType.TRAIN):
                 try:
                     if (outcome := self.read_reply(reply, client, round, lr)) is not None:
                         sound[client] = outcome
@@ -123,14 +129,14 @@ class FlowerEngine:
         return sound
 
     def exchange(
-        self, contents: Mapping[int, RecordDict], round: int, timeout: float | None
+        self, contents: Mapping[int, RecordDict], round: int, timeout: float | None, kind: str
     ) -> Iterable[tuple[int, Message]]:
         """Return replies with the clients that were asked; the log names those that are absent or late."""
         self.registry.update(contents)
         nodes = {self.registry.nodes[client]: client for client in contents if client in self.registry.nodes}
         messages = [
             # a node that comes back later need not work on what nobody waits for
-            Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
+            Message(contents[client], dst_node_id=node, message_type=kind, ttl=timeout)
             for node, client in nodes.items()
         ]
         answers = exchange_messages(self.grid, messages, timeout, self.limit)
@@ -215,7 +221,32 @@ class FlowerEngine:
 
     # ---- the rest ------------------------------------------------------------------------------------------------
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        if split == "test" and self.sites is not None:
+            return self.ask_sites(params, buffers, self.sites)
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def ask_sites(self, params: Tree, buffers: Tree | None, sites: SiteLedger) -> list[Scores]:
+        """Have every site score a model on its own test share; their sums and counts are added in client order."""
+        model = pack({"params": params} | ({} if buffers is None else {"buffers": buffers}), "model/")
+        round, like = self.rounds - 1, empty_scores(self.task)
+        everyone = [int(client) for client in np.flatnonzero(self.task.clients.sizes > 0)]
+        content = RecordDict({**model, "config": ConfigRecord({"round": round})})
+        found: dict[int, State] = {}
+        for client, reply in self.exchange(
+            dict.fromkeys(everyone, content), round, self.terms.deadline, MessageType.EVALUATE
+        ):
+            try:
+                read_facts(reply, client=client, round=round, identity=self.registry.identity, status=SCORED)
+                scores = unpack(reply.content.array_records, "scores/", like)
+                check_scores(scores, int(self.task.clients.sizes[client]) * sites.most)
+                found[client] = scores
+            except Refused as refused:
+                self.refuse(client, round, refused)
+        if not found:
+            return []
+        together = summarise(add_scores([found[client] for client in sorted(found)]), self.task)
+        sites.write(self.rounds, {client: summarise(found[client], self.task) for client in sorted(found)}, together)
+        return [together]
 
     def close(self) -> None:
         self.on_close()
