@@ -1,6 +1,8 @@
 """The model is scored at the sites: what comes back adds up to the scores of all their test data in one place."""
 
 import json
+import math
+import re
 
 import numpy as np
 import pytest
@@ -15,12 +17,17 @@ from sklearn.metrics import roc_auc_score
 import fedkeel as fk
 from fedkeel.data import load
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.site_ledger import read_sites
-from fedkeel.engines.flower.site_scores import RANKS, area_under_curve, count_chances, gap
+from fedkeel.engines.flower.site_scores import RANKS, area_under_curve, check_scores, count_chances, gap, score_site
 from fedkeel.errors import RequestError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.local_data import set_aside
 from fedkeel.problems.task import average_scores
+from fedkeel.report.content import content
+from fedkeel.report.page import PARTS
+from fedkeel.report.sites import site_table, sites
+from fedkeel.report.source import Source
 
 SHARE = 0.25
 
@@ -89,10 +96,10 @@ def test_scores_of_sites_are_those_of_all_their_data_in_one_place(folders):
     wanted = roc_auc_score(pooled[1].numpy(), chances, multi_class="ovr", labels=range(10))
     assert last.extra["auc"] == pytest.approx(wanted, abs=2e-3)  # probabilities are counted in steps
     assert 0 < last.extra["calibration_error"] < 1
-    sites = read_sites(folders / "run-sites.jsonl")
-    assert sites.keys() == {-1, 0, 1, 2}
-    assert [sites[client]["samples"] for client in (0, 1, 2, -1)] == [10, 15, 20, 45]
-    right = sum(sites[client]["accuracy"] * sites[client]["samples"] for client in range(3))
+    measured = read_sites(folders / "run-sites.jsonl")
+    assert measured.keys() == {-1, 0, 1, 2}
+    assert [measured[client]["samples"] for client in (0, 1, 2, -1)] == [10, 15, 20, 45]
+    right = sum(measured[client]["accuracy"] * measured[client]["samples"] for client in range(3))
     assert right / 45 == pytest.approx(last.accuracy)
 
 
@@ -110,35 +117,37 @@ def test_what_a_site_keeps_for_tests_is_not_trained_on(folders):
     assert [len(part) for part in set_aside(7, 4, 0.99)] == [1, 3]
 
 
-def changed(slot, change):
+def test_a_site_whose_counts_cannot_be_is_left_out(folders, caplog):
     def spoil(client, reply):
         if client == 1:
-            record = reply.content.array_records[f"scores/{slot}"]
+            record = reply.content.array_records["scores/counts"]
             (key,) = record
-            record[key] = Array(np.ascontiguousarray(change(record[key].numpy().copy())))
+            record[key] = Array(record[key].numpy() * 1000)
 
-    return spoil
-
-
-@pytest.mark.parametrize(
-    ("slot", "change", "reason"),
-    [
-        ("counts", lambda n: n * 1000, "it scored 15000 samples, and can have"),
-        ("counts", lambda n: -n, "it scored"),
-        ("sums", lambda n: n * np.nan, "it scored"),
-        ("sums", lambda n: n + 1000, "its accuracy is no share"),
-        ("ranks", lambda n: n - 1, "not those of samples"),
-        ("confidence", lambda n: n[::-1] * 3, "not those of samples"),
-        ("ranks", lambda n: n[:1], "'ranks' is int64"),
-    ],
-)
-def test_scores_that_no_samples_can_have_are_refused(folders, caplog, slot, change, reason):
     grid = Sites(experiment(), folders)
-    grid.spoil_scores = changed(slot, change)
+    grid.spoil_scores = spoil
     done = run(folders, grid)
-    assert reason in caplog.text
+    assert "(client 1): it scored 15000 samples, and can have 90 at most" in caplog.text
     assert read_sites(folders / "run-sites.jsonl").keys() == {-1, 0, 2}
     assert done.records[-1].accuracy is not None
+
+
+def test_scores_that_no_samples_can_have_are_refused(folders):
+    grid = Sites(experiment(), folders)
+    engine = node_of(experiment(), grid.contexts[1]).engine
+    sound = score_site(engine, engine.task.initial, None)
+    check_scores(sound, 15)
+    for slot, change, reason in (
+        ("counts", lambda n: n + 1, "it scored 16 samples, and can have 15"),
+        ("counts", lambda n: -n, "it scored"),
+        ("sums", lambda n: n * math.nan, "it scored"),
+        ("sums", lambda n: n + 1000, "its accuracy is no share"),
+        ("ranks", lambda n: n - 1, "not those of samples"),
+        ("confidence", lambda n: n.flip(0) * 3, "not those of samples"),
+        ("confidence", lambda n: n * math.nan, "not those of samples"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            check_scores(sound | {slot: change(sound[slot])}, 15)
 
 
 def test_a_test_share_that_cannot_be(folders):
@@ -158,6 +167,18 @@ def test_the_last_line_of_a_ledger_counts_and_a_damaged_one_is_told(tmp_path, ca
     file.write_text('{"round": 1}\n')
     assert read_sites(file) == {}
     assert "cannot be read" in caplog.text
+
+
+def test_a_report_shows_sites_side_by_side(folders):
+    run(folders)
+    (setting,) = content([Source.read(folders / "run")]).settings
+    section = sites(setting)
+    rows = re.findall("<tr><td>([^<]*)</td>", section)
+    assert rows == ["0", "1", "2", "together"]
+    assert all(f">{name}</th>" in section for name in ("samples", "accuracy", "auc", "calibration error"))
+    assert "<b>" not in site_table(0, "<b>", {0: {"<b>": 1.0}})
+    assert site_table(0, "fedavg", {}) == ""
+    assert "sites" in PARTS
 
 
 # ---- formulas ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import FlowerEngine
 from fedkeel.engines.flower.node_registry import NodeRegistry
-from fedkeel.engines.flower.site_ledger import SiteLedger
+from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
@@ -41,9 +41,8 @@ from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
-SIZES, NODES, BOUNDS, SITES = "-clients.json", "-nodes.json", "-bounds.json", "-sites.jsonl"
-"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports, and
-what sites measured."""
+SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
+"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
 class ServerStopped(Exception):
     """What was wrong, in one line: Flower logs every error with its traceback, and this one has none."""
 
-    __traceback__ = property(lambda self: None, lambda self, traceback: None)  # type: ignore[assignment]
+    __traceback__ = property(lambda self: None, lambda self, traceback: None)
 
 
 @contextlib.contextmanager
@@ -191,7 +190,7 @@ def serve(
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
-        sites = SiteLedger(beside(out, SITES), site_test) if site_test else None
+        sites = SiteLedger(sites_file(out), site_test) if site_test else None
         engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites)
 
         def tuner() -> FlowerEngine:

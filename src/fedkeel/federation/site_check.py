@@ -133,8 +133,11 @@ def check_connection(keys: Path, superlink: str, now: datetime) -> Iterator[Find
         return
     yield Finding("connection", OK, f"{superlink} answers over TLS")
     if certificate:
-        dates = (ssl.cert_time_to_seconds(certificate[name]) for name in ("notBefore", "notAfter"))
-        yield judge_dates("the server's certificate", *(datetime.fromtimestamp(date, UTC) for date in dates), now)
+        begins, ends = (
+            datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate[name]), UTC)
+            for name in ("notBefore", "notAfter")
+        )
+        yield judge_dates("the server's certificate", begins, ends, now)
     yield judge_clock(answer, now)
 
 

@@ -17,6 +17,7 @@ from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
+from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.tables import cards, commands, summary
 
@@ -30,6 +31,7 @@ PARTS = {
     "numbers": "Diagnostics in numbers",
     "kept": "What the methods adapt",
     "clients": "Clients",
+    "sites": "Sites of the federation",
 }
 """The parts of a page that a run may have nothing for."""
 
@@ -92,7 +94,7 @@ def parts(made: Content, points: int) -> str:
             )
     tables = "".join(map(numbers, made.settings))
     notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
-    before = {"numbers": tables, "clients": notes}
+    before = {"numbers": tables, "clients": notes, "sites": "".join(map(sites, made.settings))}
     return "".join(
         f'<section id="{name}"><h2>{words}</h2>{before.get(name, "")}'
         f'<div class="grid">{"".join(found[name])}</div></section>'

@@ -13,6 +13,9 @@ from fedkeel.problems.task import Scores
 
 log = logging.getLogger("fedkeel")
 
+TOGETHER = -1
+"""The site that stands for all of them."""
+
 
 class SiteLedger:
     """Writes a line of JSON for each model that the sites have scored.
@@ -41,13 +44,22 @@ def means(scores: Scores) -> dict[str, Any]:
     return found
 
 
-def read_sites(file: Path) -> dict[int, dict[str, Any]]:
-    """Read what each site measured last, and, as site -1, all together; nothing where there is no such file."""
+def sites_file(out: Path) -> Path:
+    """Return the file beside a run folder that holds what sites measured."""
+    return out.with_name(f"{out.name}-sites.jsonl")
+
+
+def read_sites(file: Path) -> dict[int, dict[str, float | None]]:
+    """Read what each site measured last, and all together; nothing where there is no such file."""
     if not file.exists():
         return {}
     try:
         last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
-        return {-1: dict(last["together"])} | {int(client): dict(scores) for client, scores in last["sites"].items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        every = {TOGETHER: last["together"]} | {int(client): scores for client, scores in last["sites"].items()}
+        return {
+            client: {str(name)[:40]: None if value is None else float(value) for name, value in scores.items()}
+            for client, scores in every.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         log.warning("%s cannot be read", file)
         return {}
