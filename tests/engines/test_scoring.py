@@ -23,7 +23,7 @@ from fedkeel.engines.stacked.scoring import group_by_size, range_means
 from fedkeel.methods import build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
-from fedkeel.problems.task import Part, Scores, Task
+from fedkeel.problems.task import Part, Scores, Task, average_scores
 from fedkeel.runs.prepare import cross_entropy
 
 SIZES = (7, 1, 19, 8, 5, 12)
@@ -325,3 +325,26 @@ def test_means_of_stretches(lengths: list[int], gap: int) -> None:
 def test_an_infinite_loss_is_infinite_in_the_mean() -> None:
     each = torch.tensor([[1.0], [2.0], [float("inf")]], dtype=torch.float64)
     assert range_means(each, [0, 2], [2, 1]).tolist() == [[1.5], [float("inf")]]
+
+
+def test_clients_validation_shares_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = [images(size, seed) for seed, size in enumerate((10, 20, 30, 40))]
+    model = build_model("small-cnn", shape=(3, 16, 16), classes=4, seed=0)
+    problem = fk.Problem(model=model, loss=cross_entropy, clients=clients, test=images(5, 99))
+    task = Task(problem, dtype=torch.float64, validation=0.5)
+    apart = [task.score(task.module, part) for part in task.parts("validation")]
+    calls: list[int] = []
+    plain = Task.measure
+
+    def counted(task: Task, model: Any, tensors: Any) -> dict[str, Tensor]:
+        calls.append(len(tensors[0]))
+        return plain(task, model, tensors)
+
+    monkeypatch.setattr(Task, "measure", counted)
+    together = Scorer(Workspace(task))(task.initial, task.buffers, "validation")
+    assert calls == [50]
+    assert average_scores(together) == pytest.approx(average_scores(apart), rel=1e-12)
+    scorer = Scorer(Workspace(task))
+    scorer.rows = 25
+    assert average_scores(scorer(task.initial, task.buffers, "validation")) == pytest.approx(average_scores(apart))
+    assert calls[1:] == [15, 15, 20]

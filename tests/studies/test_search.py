@@ -10,6 +10,7 @@ import tomli_w
 
 import fedkeel as fk
 from fedkeel.cli.search import folder_of
+from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
@@ -61,6 +62,15 @@ def test_parts_stand_in_the_method_in_the_order_in_which_they_are_written():
     ]
     method = compose(parts, (("first", "a"), ("then", "b"), ("weights", "c"), ("lr", 0.1)), "mine")
     written = fk.method("mine", gradient=[fk.HighPass(0.05), fk.DynamicDual(0.1)], weights=fk.Uniform())
+    assert fk.Experiment(dataset="digits", method=method).plan.method == written
+
+
+def test_an_objective_is_a_part_too():
+    part = Part.load("objective", {"loss": "loss", "calibrated": ["calibrated:0.5", "calibrated:1"]}, 0)
+    assert list(part.chains) == ["loss", "calibrated:0.5", "calibrated:1"]
+    parts = [Part("filter", "gradient", {"f": ({"rule": "HighPass", "ratio": 0.05},)}), part]
+    method = compose(parts, (("filter", "f"), ("objective", "calibrated:0.5")), "mine")
+    written = fk.method("mine", gradient=[fk.HighPass(0.05)], objective=Calibrated(0.5), weights=fk.BySize())
     assert fk.Experiment(dataset="digits", method=method).plan.method == written
 
 
@@ -133,6 +143,8 @@ WRONG = [
     ({"parts": {"filter": {"high": [{"rule": "HighPass", "ratio": [0.1, 7]}]}}}, "ratio of rule HighPass must lie in"),
     ({"parts": {"filter": {"into": "gradien", "none": []}}}, "stands nowhere"),
     ({"parts": {"filter": {"into": "gradient"}}}, "has no option"),
+    ({"parts": {"objective": {"loss": [{"rule": "Sam", "rho": 0.1}]}}}, "must be an objective"),
+    ({"parts": {"objective": {"mine": "calibratd"}}}, "unknown objective"),
     ({"parts": {"filter": {"high": "HighPass"}}}, "must be a list of rules"),
     ({"parts": {"weights": {"none": []}}}, "must be one weighting"),
     ({"parts": {"filter": 3}}, "is a table of its options"),

@@ -92,18 +92,21 @@ class Scorer:
     def measure(self, request: ScoreRequest) -> Means:
         self.workspace.load(request.params, request.buffers)
         parts, model = list(self.task.parts(request.split)), self.model
-        # batches of a client's own test set may each count, however short
+        # batches of a client's own test set may each count, however short; metrics may be no means over samples
         parts = parts if request.split.startswith(CLIENT) else merge_parts(parts, self.rows)
+        apart = request.split.startswith(CLIENT) or bool(self.task.problem.metrics)
+        groups = [[part] for part in parts] if apart else group_parts(parts, self.rows)
         if isinstance(model, nn.Module):
             model.eval()
         try:
-            measures = [self.task.measure(model, self.samples(part)) for part in parts]
+            measures = [self.task.measure(model, self.samples(*group)) for group in groups]
         finally:
             if isinstance(model, nn.Module):
                 model.train()
         values = [value.to(self.task.device) for means in measures for value in means.values()]
         flat = torch.stack(values) if values else torch.zeros(0, dtype=torch.float64, device=self.task.device)
-        return Means((0,), [[part.last - part.first for part in parts]], tuple(measures[0]) if measures else (), flat)
+        counts = [sum(part.last - part.first for part in group) for group in groups]
+        return Means((0,), [counts], tuple(measures[0]) if measures else (), flat)
 
 
 def read_scores(groups: list[list[Means]]) -> list[list[Scores]]:
@@ -127,3 +130,17 @@ def merge_parts(parts: list[Part], rows: int) -> list[Part]:
         else:
             joined.append(part)
     return joined
+
+
+def group_parts(parts: list[Part], rows: int) -> list[list[Part]]:
+    """Group ranges of several clients that are scored at once, up to so many rows."""
+    groups: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        size = part.last - part.first
+        if not groups or size > room:
+            groups.append([])
+            room = rows
+        groups[-1].append(part)
+        room -= size
+    return groups

@@ -136,8 +136,9 @@ class Orthogonal(Optimiser):
         if 1 < (shape or (1,))[0] < prod(shape):
             rows, columns = shape[0], prod(shape[1:])
             x = leaves.reshape((-1, rows, columns))
-            x = orthogonalise_wide(x.mT, self.steps).mT if rows > columns else orthogonalise_wide(x, self.steps)
-            return x.reshape(leaves.shape)
+            tall = rows > columns
+            (x,) = orthogonalise_wide([x.mT if tall else x], self.steps)
+            return (x.mT if tall else x).reshape(leaves.shape)
         last = tuple(range(-len(shape), 0))
         length = torch.linalg.vector_norm(leaves, dim=last, keepdim=True) if shape else leaves.abs()
         return leaves / length.clamp(min=SMALLEST)

@@ -72,7 +72,7 @@ class Candidate:
         keys = vars(self.experiment).keys()
         options = [str(option) for part, option in self.setting if part not in keys and option != NOTHING]
         values = describe(tuple(pair for pair in self.setting if pair[0] in keys))
-        return ", ".join([*options, values]) if options else values
+        return ", ".join(part for part in [*options, values] if part)
 
 
 @dataclass(frozen=True)

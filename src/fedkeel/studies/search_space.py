@@ -1,11 +1,16 @@
 """What a search draws from: parts of a method, each with options, and a grid of the experiment's keys.
 
     [parts.perturbation]
-    into = "perturb"              # or gradient (the default), server, weights
+    into = "perturb"              # or gradient (the default), server, weights, objective
     none = []
     sam = [{rule = "Sam", rho = [0.05, 0.1]}]      # a list of values is a choice
 
-An option is a chain of rules. A candidate takes one option of every part, in the order in which the parts are written.
+    [parts.objective]
+    loss = "loss"
+    calibrated = ["calibrated:0.5", "calibrated:1"]
+
+An option is a chain of rules, a weighting, or an objective. A candidate takes one option of every part, in the order in
+which the parts are written.
 """
 
 from __future__ import annotations
@@ -17,13 +22,13 @@ from typing import Any
 
 from fedkeel.errors import ExperimentError, nearest
 from fedkeel.importing import Trust
-from fedkeel.methods.composition import load_rule
+from fedkeel.methods.composition import load_objective, load_rule
 from fedkeel.studies.sweep import Setting
 from fedkeel.typed_values import show_value
 
-PLACES = ("perturb", "gradient", "server", "weights")
-"""Where the rules of a part may stand in a method."""
-Chain = tuple[Mapping[str, Any], ...]
+PLACES = ("perturb", "gradient", "server", "weights", "objective")
+"""Where a part may stand in a method."""
+Chain = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,14 @@ class Part:
             )
         chains = {label: chain for word, option in options.items() for label, chain in _variants(word, option)}
         for chain in chains.values():
-            for rule in chain:
-                load_rule(rule, trust)
+            for one in chain:
+                load_objective(one, trust) if into == "objective" else load_rule(one, trust)
         return Part(name, into, chains)
 
 
 def _chain(part: str, option: str, value: Any, into: str) -> Sequence[Any]:
+    if into == "objective":
+        return _objectives(part, option, value)
     chain = [value] if isinstance(value, Mapping) else value
     if not isinstance(chain, list) or not all(isinstance(rule, Mapping) for rule in chain):
         raise ExperimentError(
@@ -72,8 +79,21 @@ def _chain(part: str, option: str, value: Any, into: str) -> Sequence[Any]:
     return chain
 
 
-def _variants(option: str, chain: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Chain]]:
-    """The chain with every combination of the values that its rules list."""
+def _objectives(part: str, option: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ExperimentError(
+            f"option {option} of part {part} must be an objective: {show_value(value)}",
+            f'write {option} = "calibrated:0.5", or a list of such texts',
+        )
+    return texts
+
+
+def _variants(option: str, chain: Sequence[Any]) -> Iterator[tuple[str, Chain]]:
+    """The chain with every combination of the values that its rules list; of objectives, each alone."""
+    if chain and isinstance(chain[0], str):
+        yield from ((option if len(chain) == 1 else text, (text,)) for text in chain)
+        return
     places = [(at, word) for at, rule in enumerate(chain) for word, value in rule.items() if isinstance(value, list)]
     for values in itertools.product(*(chain[at][word] for at, word in places)):
         rules = [dict(rule) for rule in chain]
@@ -94,6 +114,11 @@ def compose(parts: Sequence[Part], setting: Setting, name: str) -> dict[str, Any
         chain = part.chains[chosen[part.name]]
         if part.into == "weights":
             method["weights"] = dict(chain[0])
+        elif part.into == "objective":
+            method["objective"] = chain[0]
         else:
             method[part.into] = [*method.get(part.into, []), *map(dict, chain)]
-    return method
+    if "objective" not in method:
+        return method
+    phase = {word: method.pop(word) for word in ("perturb", "gradient", "objective") if word in method}
+    return method | {"phases": [phase]}

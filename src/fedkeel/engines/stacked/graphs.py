@@ -18,7 +18,7 @@ from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, 
 
 log = logging.getLogger("fedkeel")
 
-SEVERAL = 5  # steps in the longer of two graphs
+LENGTHS = (25, 5, 1)  # steps of the graphs: each puts what it carries back once
 WARM_UP = 3  # plans of transforms, workspaces and compiled kernels are made outside a capture
 
 
@@ -60,8 +60,8 @@ class Graph:
         self.step = torch.zeros(1, dtype=torch.int64, device=inputs.rows.device)
         self.losses = torch.zeros(self.inputs.rows.shape[:2], dtype=steps.store.task.dtype, device=inputs.rows.device)
         self.warm_up()
-        several = min(SEVERAL, len(inputs.rows))
-        self.graphs = [(count, self.capture(count)) for count in dict.fromkeys((several, 1))]  # longest first
+        lengths = [length for length in LENGTHS if length <= len(inputs.rows)]
+        self.graphs = [(length, self.capture(length)) for length in lengths]  # longest first
 
     def warm_up(self) -> None:
         side = torch.cuda.Stream()

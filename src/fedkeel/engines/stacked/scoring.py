@@ -44,15 +44,17 @@ class PreparedSamples:
 
     def __init__(self, task: Task):
         self.task, self.room = task, KEPT_BYTES
-        self.kept: dict[Part, Sample] = {}
+        self.kept: dict[tuple[Part, ...], Sample] = {}
 
-    def __call__(self, part: Part) -> Sample:
-        if part in self.kept:
-            return self.kept[part]
-        sample = self.task.prepare(self.task.read_part(part))
+    def __call__(self, *parts: Part) -> Sample:
+        """Return the rows of one or more ranges, one behind the other."""
+        if parts in self.kept:
+            return self.kept[parts]
+        ranges = [self.task.prepare(self.task.read_part(part)) for part in parts]
+        sample = ranges[0] if len(ranges) == 1 else tuple(map(torch.cat, zip(*ranges, strict=True)))
         if (size := state_bytes(sample)) <= self.room:
             self.room -= size
-            self.kept[part] = sample
+            self.kept[parts] = sample
         return sample
 
     def forget(self) -> None:
