@@ -45,7 +45,8 @@ class Deployment:
         home = folder / "home"
         self.environment = os.environ | {
             "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(fedkeel.__file__).parents[1]),
+            # first this fedkeel, then what else was put first: another version of Flower
+            "PYTHONPATH": os.pathsep.join([str(Path(fedkeel.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
             "HOME": str(home),
             "FLWR_HOME": str(home / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
