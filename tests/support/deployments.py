@@ -13,6 +13,7 @@ from pathlib import Path
 import fedkeel
 from fedkeel.federation.export import export
 
+SOURCE = str(Path(fedkeel.__file__).parents[1])
 SCRIPTS = Path(sys.executable).parent
 TOOLS = ("openssl", "ssh-keygen")
 MISSING = (
@@ -46,7 +47,7 @@ class Deployment:
         self.environment = os.environ | {
             "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
             # first this fedkeel, then what else was put first: another version of Flower
-            "PYTHONPATH": os.pathsep.join([str(Path(fedkeel.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")])),
             "HOME": str(home),
             "FLWR_HOME": str(home / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
