@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedkeel.core.rule import State
@@ -25,8 +26,10 @@ MAJORITY = 3  # clients of a round whose median one of them cannot move
 
 def slot_size(slot: Tree | Tensor) -> float:
     """Return the root of the mean square of a slot's numbers, in float64, where no finite float32 overflows."""
-    numbers = (slot.buffer if isinstance(slot, Tree) else slot).double()
-    return math.sqrt(float(numbers.square().mean())) if numbers.numel() else 0.0
+    numbers = slot.buffer if isinstance(slot, Tree) else slot
+    numbers = numbers if numbers.is_floating_point() else numbers.double()
+    length = float(torch.linalg.vector_norm(numbers, dtype=torch.float64))
+    return length / math.sqrt(max(1, numbers.numel()))
 
 
 class SlotBounds:
