@@ -45,6 +45,7 @@ from fedkeel.errors import RunError as RunError
 from fedkeel.errors import UntrustedError as UntrustedError
 from fedkeel.methods import METHODS as METHODS
 from fedkeel.models import MODELS as MODELS
+from fedkeel.models.adapters import lora as lora
 from fedkeel.problems.policy import Evaluation as Evaluation
 from fedkeel.problems.problem import Problem as Problem
 from fedkeel.rules import *

@@ -121,6 +121,7 @@ def test_the_memory_of_an_experiment(fedkeel, constant_weights):
     out = fedkeel("doctor", "e.toml").out
     assert out.count("11 181 642 parameters") == 2
     assert "up to 50 of them" in out  # 5 rounds of 10 clients, of 100
+    assert "every layer, by kernels" in out
 
 
 def test_memory_counts_the_slots_of_server_and_clients():

@@ -116,6 +116,8 @@ def test_dropout_is_keyed(small):
     assert torch.equal(state, torch.random.get_rng_state())
     torch.manual_seed(99)
     assert fk.run(exp, engine="serial").result == first.result == fk.run(exp, engine="processes", workers=2).result
+    stacked = fk.run(exp, engine="stacked")  # with batches of unequal sizes
+    torch.testing.assert_close(stacked.server["params"].buffer, first.server["params"].buffer, rtol=1e-5, atol=1e-6)
 
 
 def test_batch_statistics_do_not_leak_from_client_to_client(small):

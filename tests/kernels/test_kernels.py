@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.keyed_dropout import least_bits, scale_up
+from fedkeel.randomness import key_words, keyed_bits
 
 # height, width, in, out, kernel, stride, padding: ResNet stems, 1×1 shortcuts, images smaller than the kernel
 SHAPES = [
@@ -125,6 +127,8 @@ def check_triton_batch(device: str, dtype: torch.dtype, tolerance: float) -> Non
         (128, 3, True, False, True),
         (4, 40, True, True, False),
         (8, 33, True, False, True),
+        (24, 5, True, True, True),
+        (96, 4, True, False, False),
     ]
     for channels, pixels, relu, shortcut, masked in cases:
         x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
@@ -185,18 +189,25 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         convolution.convolve_weight_gradient(x, dy, where, into)
         plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
         assert far(into, twin) < tolerance, ("weight", shape)
-    for channels, pixels, relu, shortcut in [(8, 5, True, True), (16, 4, False, False), (32, 3, True, False)]:
+    any_channels = importlib.import_module("fedkeel.kernels.triton_group")
+    cases = [(norm, 8, 5, True, True), (norm, 16, 4, False, False), (norm, 32, 3, True, False)]
+    cases += [
+        (any_channels, 24, 5, True, True),
+        (any_channels, 96, 4, False, False),
+        (any_channels, 16, 33, True, False),
+    ]
+    for kernels, channels, pixels, relu, shortcut in cases:
         x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
         gain, bias = (drawn(2, channels, seed=s).to(device, torch.float32) for s in (4, 5))
         own = beside if shortcut else None
-        y, mean, inverse = norm.normalise(x, gain, bias, 2, 1e-5, own, relu)
+        y, mean, inverse = kernels.normalise(x, gain, bias, 2, 1e-5, own, relu)
         reference = plain.normalise(
             x.double(), gain.double(), bias.double(), 2, 1e-5, None if own is None else own.double(), relu
         )
         assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
         into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
         twin = (torch.empty_like(gain), torch.empty_like(bias))
-        dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
+        dx, dz = kernels.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
         wanted = plain.normalise_gradient(
             dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin, True
         )
@@ -246,6 +257,18 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
 def test_triton_kernels_equal_their_twins_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
     check_triton("cuda", dtype, tolerance)
     check_triton_batch("cuda", dtype, tolerance)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_dropout_on_the_gpu_drops_what_its_twin_drops(share: float) -> None:
+    triton_dropout = importlib.import_module("fedkeel.kernels.triton_dropout")
+    keys = torch.tensor([3, -5, 2**62 + 7])
+    x = drawn(3, 7, 1001, seed=1).float() + 5
+    bits = torch.stack([keyed_bits(key, 4, 7007) for key in keys]).view(3, 7, 1001)
+    words = (word.cuda() for word in key_words(keys, 4))
+    found = triton_dropout.drop(x.cuda(), *words, least_bits(share), scale_up(share)).cpu()
+    torch.testing.assert_close(found, torch.where(bits >= least_bits(share), x * scale_up(share), 0.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

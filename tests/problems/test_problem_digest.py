@@ -69,7 +69,7 @@ class Many:
 def test_much_data_are_seen_in_part():
     problem, many = small_problem(), Many()
     whole = replace(problem, clients=many).digest()
-    assert many.made == 256 * 50 + 1  # the one tells how large rows are
+    assert many.made == 256 * 50 + 2  # one tells how large rows are, another whether their parts have names
     assert replace(problem, clients=Many()).digest() == whole
     assert replace(problem, clients=Many(shift=1.0)).digest() != whole
     fewer = Many()
@@ -82,7 +82,7 @@ def test_large_clients_are_seen_in_part(monkeypatch):
     problem, few = small_problem(), Many()
     few.sizes = np.array([400_000, 3, 0, 400_000])
     replace(problem, clients=few).digest()
-    assert few.made == 333 + 3 + 333 + 1
+    assert few.made == 333 + 3 + 333 + 2
 
 
 def test_a_network_given_from_python_is_known_by_its_layers_and_weights(tmp_path):

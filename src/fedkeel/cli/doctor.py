@@ -27,13 +27,13 @@ Rows = Iterable[tuple[str, str]]
 def doctor(
     file: Annotated[
         Path | None,
-        argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs."),
+        argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs, and try its network stacked."),
     ] = None,
     trust: Trusting = False,
 ) -> None:
     """Show what this machine has: versions, devices, engines, data, free space.
 
-    With an experiment file: also how much memory it needs.
+    With an experiment file: also how much memory it needs, and which operations of its network run stacked.
     """
     console = stdout()
     section(console, "Versions", versions())
@@ -47,6 +47,7 @@ def doctor(
 
         for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
             section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
+            section(console, "Its network with stacked clients", network(asked.experiment))
 
 
 def section(console: Console, heading: str, rows: Rows) -> None:
@@ -140,6 +141,21 @@ def free() -> Iterator[tuple[str, str]]:
     yield "memory", byte_size(free_bytes(torch.device("cpu")))
 
 
+def network(experiment: object) -> Iterator[tuple[str, str]]:
+    """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
+    from fedkeel.cli.estimate import blank_problem
+    from fedkeel.engines.stacked.describe_network import describe_network
+    from fedkeel.errors import ModelError
+    from fedkeel.problems.task import Task
+    from fedkeel.runs.experiment import Experiment
+
+    assert isinstance(experiment, Experiment)
+    try:
+        yield from describe_network(Task(blank_problem(experiment.plan.division, samples=2))).items()
+    except ModelError as error:
+        yield "serial", f"{error.message}; the engine auto trains one client after another"
+
+
 def memory(experiment: object) -> Iterator[tuple[str, str]]:
     import torch
 
@@ -149,7 +165,8 @@ def memory(experiment: object) -> Iterator[tuple[str, str]]:
 
     assert isinstance(experiment, Experiment)
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))
-    yield "model", f"{count(need.parameters)} parameters"
+    base = f" and a frozen base of {byte_size(need.frozen)}, held once" if need.frozen else ""
+    yield "model", f"{count(need.parameters)} parameters{base}"
     yield "server", byte_size(need.server)
     files = f"; beyond {byte_size(need.budget)} in files" if need.client * need.clients > need.budget else ""
     yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state{files}"

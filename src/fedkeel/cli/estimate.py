@@ -20,7 +20,7 @@ from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import uses_onednn
-from fedkeel.engines.memory import activation_bytes, state_budget
+from fedkeel.engines.memory import activation_bytes, frozen_bytes, state_budget
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
@@ -44,6 +44,7 @@ class Estimate:
     """
 
     parameters: int
+    frozen: int
     clients: int
     likely: float
     selected: int
@@ -64,7 +65,7 @@ class Estimate:
         data are mapped, not read as a whole.
         """
         states = min(round(self.client * self.likely), self.budget) + self.client * self.selected
-        return round((1 + self.fragments) * (2 * self.server + states + self.reports + self.workspace))
+        return round((1 + self.fragments) * (2 * self.server + states + self.reports + self.workspace + self.frozen))
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -82,6 +83,7 @@ def estimate(experiment: Experiment) -> Estimate:
         saved = activation_bytes(task, method, plan.training)  # with the trained weights
     return Estimate(
         parameters=task.initial.layout.size,
+        frozen=frozen_bytes(task),
         clients=min(everyone, selected * plan.rounds),
         likely=everyone * (1 - (1 - selected / everyone) ** plan.rounds),
         selected=selected,

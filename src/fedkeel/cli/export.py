@@ -10,6 +10,7 @@ import typer
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
 from fedkeel.cli.pages import argument
+from fedkeel.cli.run import Trusting
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",
@@ -22,17 +23,19 @@ group = typer.Typer(
 def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
+    trust: Trusting = False,
 ) -> None:
     """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 
     It holds weights (and buffers) by name, for `load_state_dict` of the same network, or for init = "FILE" of another
-    experiment.
+    experiment. Of a network with a frozen base it holds the base too, unless the network was given from Python.
     """
     from safetensors.torch import save_file
 
     from fedkeel.cli.console import count, stderr
     from fedkeel.core.states import write_atomically
     from fedkeel.errors import RequestError, refuse_folder
+    from fedkeel.runs.experiment import given_from_python
     from fedkeel.runs.finished_run import load_run
     from fedkeel.text import byte_size
 
@@ -41,6 +44,10 @@ def model(
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
     done = load_run(run)
     weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
+    if done.base is not None and given_from_python(done.experiment):
+        stderr().print("The frozen base was given from Python and is not in the file: run.model() has both.")
+    elif done.base is not None:
+        weights = {name: tensor.clone() for name, tensor in done.model(trust=trust).state_dict().items()}
     facts = {"method": done.plan.method.name, "rounds": str(done.result["rounds"])}
     write_atomically(file, lambda path: save_file({name: w.contiguous() for name, w in weights.items()}, path, facts))
     total = sum(weight.numel() for weight in weights.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,13 +27,34 @@ class ClientData(Protocol):
     def rows(self, client: int, rows: Rows) -> Sample: ...
 
 
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""What the target of named data may be called."""
+
+
+def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
+    """Name the parts of data that have names: the inputs in the order of the alphabet, the target last."""
+    if not isinstance(data, Mapping):
+        return None
+    target = next((name for name in TARGETS if name in data), None)
+    if target is None or len(data) < 2:
+        raise DataError(
+            f"{whose} has parts by name, and none is called the target: {', '.join(map(str, data))}",
+            f"call it one of {', '.join(TARGETS)}, beside the inputs",
+        )
+    return (*sorted(name for name in data if name != target), target)
+
+
 def to_tensors(data: Any, whose: str) -> Sample:
-    """Convert one tensor or array, or a tuple of them, to tensors of equal length."""
-    parts = data if isinstance(data, tuple | list) else (data,)
+    """Convert one tensor or array, or a tuple or dict of them, to tensors of equal length."""
+    names = names_of(data, whose)
+    parts = [data[n] for n in names] if names else data if isinstance(data, tuple | list) else (data,)
     try:
         tensors = tuple(torch.as_tensor(part) for part in parts)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{whose} is not made of tensors: {error}", "give a tensor, or a tuple of tensors") from None
+        raise DataError(
+            f"{whose} is not made of tensors: {error}",
+            "give a tensor, or a tuple or dict of them; texts of unequal length are padded",
+        ) from None
     if not tensors or any(t.dim() == 0 or len(t) != len(tensors[0]) for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise DataError(f"the tensors of {whose} differ in length: {shapes}", "rows are samples, in each of them")
@@ -48,11 +69,46 @@ class TensorClients:
         sizes = getattr(clients, "sizes", None)
         if sizes is None:
             sizes = [len(to_tensors(clients[i], f"client {i}")[0]) for i in range(len(clients))]
+            check_names({f"client {i}": names_of(clients[i], f"client {i}") for i in range(len(clients))})
         self.sizes = np.asarray(sizes, dtype=np.int64)
 
     def rows(self, client: int, rows: Rows) -> Sample:
         at = torch.from_numpy(rows)
         return tuple(part[at] for part in to_tensors(self.clients[client], f"client {client}"))
+
+
+class NamedRows:
+    """Clients that give their rows as dicts."""
+
+    def __init__(self, clients: Any):
+        self.clients, self.sizes = clients, clients.sizes
+
+    def rows(self, client: int, rows: Rows) -> Sample:
+        return to_tensors(self.clients.rows(client, rows), f"client {client}")
+
+
+def check_names(named: Mapping[str, tuple[str, ...] | None]) -> None:
+    """Refuse data whose parts have other names than those of the first."""
+    first, expected = next(iter(named.items()), ("", None))
+    for whose, names in named.items():
+        if names != expected:
+            here, there = (", ".join(one) if one else "no names" for one in (names, expected))
+            raise DataError(
+                f"the parts of {whose} are called otherwise: {here}; those of {first}: {there}",
+                "give all of them the same parts",
+            )
+
+
+def join_rows(of_clients: Sequence[Tensor]) -> Tensor:
+    """Put the rows of clients one behind the other; refuse samples of unequal shape."""
+    shapes = {tuple(part.shape[1:]) for part in of_clients}
+    if len(shapes) > 1:
+        some = " and ".join(map(str, sorted(shapes)[:2]))
+        raise DataError(
+            f"the samples of clients differ in shape, so they cannot be stacked: {some}.",
+            "pad them to one length, or use --engine serial",
+        )
+    return torch.cat(list(of_clients))
 
 
 class SharedClients:

@@ -63,6 +63,13 @@ class Preparation:
         return (images if self.augment is None else self.augment.apply(images, draws), *rest)
 
 
+def widen_labels(parts: Sample) -> Sample:
+    """Convert small whole-number targets to int64, the type that losses take as labels."""
+    *inputs, target = parts
+    counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    return (*inputs, target.to(torch.int64) if counts else target)
+
+
 @cache
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """The two numbers of each channel in x · scale + shift = (x / 255 − mean) / std."""

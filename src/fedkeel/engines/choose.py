@@ -84,7 +84,7 @@ def candidates(job: Job, before: str | None) -> list[str]:
     task = job.task
     able = {
         "serial": task.compute == task.dtype,
-        "stacked": not task.stochastic,
+        "stacked": True,
         "processes": has_pools()
         and task.compute == task.dtype
         and task.device.type == "cpu"

@@ -63,7 +63,10 @@ def clients_that_fit(task: Task, method: Method, training: Training) -> int:
 
 
 def activation_bytes(task: Task, method: Method, training: Training) -> int:
-    """Measure what autograd saves in one forward pass of the largest batch, once for each storage."""
+    """Measure what autograd saves in one forward pass of the largest batch, once for each storage.
+
+    Frozen weights are not counted: they are held anyway, and once for all clients.
+    """
     client = int(task.clients.sizes.argmax())
     rows = max(
         (rows for i, phase in enumerate(method.phases) for rows in plan_rows(task, training, 0, client, i, phase)),
@@ -83,4 +86,12 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
     del losses
     for buffer, before in zip(() if task.module is None else task.module.buffers(), buffers or (), strict=True):
         buffer.data.copy_(before)
+    for parameter in () if task.module is None else task.module.parameters():
+        if not parameter.requires_grad:
+            saved.pop(parameter.untyped_storage().data_ptr(), None)
     return sum(saved.values())
+
+
+def frozen_bytes(task: Task) -> int:
+    """Count the bytes of a network's frozen weights, which are held once for all clients."""
+    return 0 if task.module is None else sum(p.nbytes for p in task.module.parameters() if not p.requires_grad)

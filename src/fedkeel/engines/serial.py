@@ -83,15 +83,14 @@ class SerialEngine:
         self, round: int, client: int, index: int, phase: Phase, plan: list[Rows], scales: list[float] | None
     ) -> Iterator[StepInput]:
         of = key(self.training.seed, "samples", round, client, index)
-        objective_draws = "key" in self.task.asks
-        random = objective_draws or any(rule.random for rule in phase.rules)
+        random = self.task.needs_keys or any(rule.random for rule in phase.rules)
         keys = step_keys(self.training, round, client, index, len(plan), self.task.device) if random else None
         by = None if scales is None else torch.tensor(scales, dtype=self.task.dtype, device=self.task.device)
         for step, rows in enumerate(plan):
             began = time.perf_counter()
             seeds = sample_keys(of, step, rows) if self.task.augments else None
             seed = key(of, "module", step) if self.task.stochastic else None
-            noise = keys[step] if objective_draws and keys is not None else None
+            noise = keys[step] if self.task.needs_keys and keys is not None else None
             batch = self.task.batch(client, rows, seeds, seed, noise)
             self.seconds.add("data", time.perf_counter() - began)
             scale = None if by is None else by[step]

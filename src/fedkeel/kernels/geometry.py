@@ -25,14 +25,14 @@ class Geometry:
     left: int
 
     @staticmethod
-    def of(height: int, width: int, kernel: tuple[int, int], stride: int, padding: int) -> Geometry:
-        out_height, out_width = (
-            (n + 2 * padding - k) // stride + 1 for n, k in zip((height, width), kernel, strict=True)
-        )
-        rows = live_taps(height, out_height, kernel[0], stride, padding)
-        columns = live_taps(width, out_width, kernel[1], stride, padding)
+    def of(height: int, width: int, kernel: tuple[int, int], stride: int, padding: int | tuple[int, int]) -> Geometry:
+        above, beside = (padding, padding) if isinstance(padding, int) else padding
+        out_height = (height + 2 * above - kernel[0]) // stride + 1
+        out_width = (width + 2 * beside - kernel[1]) // stride + 1
+        rows = live_taps(height, out_height, kernel[0], stride, above)
+        columns = live_taps(width, out_width, kernel[1], stride, beside)
         return Geometry(
-            height, width, out_height, out_width, kernel, rows, columns, stride, padding - rows[0], padding - columns[0]
+            height, width, out_height, out_width, kernel, rows, columns, stride, above - rows[0], beside - columns[0]
         )
 
     @property

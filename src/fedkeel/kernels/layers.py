@@ -1,7 +1,8 @@
 """Layers with weights per client, as autograd functions that write weight gradients into one flat buffer.
 
 A flat gradient `[clients, D]` is allocated once and each layer writes into its own part of it, so nothing is joined
-afterwards. Autograd only sees activations; `anchor` is a number that ties every layer to the graph.
+afterwards. Autograd only sees activations; `anchor` is a number that ties every layer to the graph. A weight that is
+no leaf has no such part: `into` is None, and its gradient goes the way of autograd.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from fedkeel.core.trees import Tree
 from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.gradient_slots import Into, describe, place, place_both
 from fedkeel.kernels.plain import Moments, RunningMoments
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -54,11 +56,11 @@ class Convolve(torch.autograd.Function):
     """y = x ∗ weight, `[clients, batch, height, width, channels]`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Tensor, where: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry) -> Tensor:
         ops = convolution_for(x)
         packed = ops.pack(weight, where, x.dtype)
         ctx.save_for_backward(x, packed)
-        ctx.into, ctx.where, ctx.ops = into, where, ops
+        ctx.into, ctx.where, ctx.ops, ctx.weight = into, where, ops, describe(weight)
         y: Tensor = ops.convolve(x, packed, where)
         return y
 
@@ -67,9 +69,10 @@ class Convolve(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, packed = ctx.saved_tensors
         dy = dy.contiguous()
-        ctx.ops.convolve_weight_gradient(x, dy, ctx.where, ctx.into)
+        into, dw = place(ctx.into, ctx.weight)
+        ctx.ops.convolve_weight_gradient(x, dy, ctx.where, into)
         dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None
+        return dx, None, dw, None, None
 
 
 class Normalise(torch.autograd.Function):
@@ -78,12 +81,13 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Tensor, Tensor], groups: int, epsilon: float, relu: bool,
+        into: tuple[Into, Into], groups: int, epsilon: float, relu: bool,
     ) -> Tensor:  # fmt: skip
         ops = norm_for(x, groups)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
-        ctx.save_for_backward(x, y, mean, inverse, gain)
+        # y is read behind a ReLU only; without one a network may change it in place
+        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         result: Tensor = y
         return result
@@ -92,8 +96,9 @@ class Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, y, mean, inverse, gain = ctx.saved_tensors
-        dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, ctx.relu, ctx.into, ctx.joins)
-        return dx, None, dz, None, None, None, None, None, None
+        into, slopes = place_both(ctx.into, gain)
+        dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, ctx.relu, into, ctx.joins)
+        return dx, None, dz, *slopes, None, None, None, None
 
 
 class BatchNormalise(torch.autograd.Function):
@@ -102,13 +107,14 @@ class BatchNormalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Tensor, Tensor], mask: Tensor | None, epsilon: float, relu: bool, running: RunningMoments
+        into: tuple[Into, Into], mask: Tensor | None, epsilon: float, relu: bool,
+        running: RunningMoments | None,
     ) -> Tensor:  # fmt: skip
         ops = batch_norm_for(x)
         stats = ops.batch_moments(x, mask, gain, bias, epsilon, running)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y: Tensor = ops.rescale(x, stats.scale, stats.shift, shortcut, relu)
-        ctx.save_for_backward(x, y, gain, mask, *stats)
+        ctx.save_for_backward(x, y if relu else x, gain, mask, *stats)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         return y
 
@@ -116,43 +122,94 @@ class BatchNormalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, y, gain, mask, *stats = ctx.saved_tensors
-        dx, dz = ctx.ops.rescale_gradient(
-            dy.contiguous(), y, x, Moments(*stats), gain, mask, ctx.relu, ctx.into, ctx.joins
-        )
-        return dx, None, dz, None, None, None, None, None, None, None
+        into, slopes = place_both(ctx.into, gain)
+        dx, dz = ctx.ops.rescale_gradient(dy.contiguous(), y, x, Moments(*stats), gain, mask, ctx.relu, into, ctx.joins)
+        return dx, None, dz, *slopes, None, None, None, None, None
 
 
 class Multiply(torch.autograd.Function):
     """y = x weightᵀ, `[clients, batch, features]`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into) -> Tensor:
         low = weight.to(x.dtype)
         ctx.save_for_backward(x, low)
-        ctx.into = into
+        ctx.into, ctx.weight = into, describe(weight)
         return torch.bmm(x, low.mT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, low = ctx.saved_tensors
-        ctx.into.copy_(torch.bmm(dy.mT, x))
-        return torch.bmm(dy, low) if ctx.needs_input_grad[0] else None, None, None, None
+        into, dw = place(ctx.into, ctx.weight)
+        into.copy_(torch.bmm(dy.mT, x))
+        return torch.bmm(dy, low) if ctx.needs_input_grad[0] else None, None, dw, None
 
 
 class AddBias(torch.autograd.Function):
     """x + bias along the last axis."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, bias: Tensor, into: Tensor) -> Tensor:
-        ctx.into = into
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, bias: Tensor, into: Into) -> Tensor:
+        ctx.into, ctx.weight = into, describe(bias)
         return x + bias.to(x.dtype).view(len(bias), *(1,) * (x.dim() - 2), -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.into.copy_(dy.flatten(1, -2).sum(1, dtype=ctx.into.dtype))
-        return dy, None, None, None
+        into, db = place(ctx.into, ctx.weight)
+        into.copy_(dy.flatten(1, -2).sum(1, dtype=into.dtype))
+        return dy, None, db, None
+
+
+class Rescale(torch.autograd.Function):
+    """unit · gain + bias along the last axis of `[clients, rows, features]`; the bias is optional."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, unit: Tensor, anchor: Tensor, gain: Tensor, bias: Tensor | None, into: tuple[Into, Into]
+    ) -> Tensor:
+        ctx.save_for_backward(unit, gain)
+        ctx.into, ctx.biased = into, bias is not None
+        scale = gain.to(unit.dtype).unsqueeze(1)
+        return unit * scale if bias is None else torch.addcmul(bias.to(unit.dtype).unsqueeze(1), unit, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        unit, gain = ctx.saved_tensors
+        dgain, slope = place(ctx.into[0], describe(gain))
+        dgain.copy_((dy * unit).sum(1, dtype=dgain.dtype))
+        tilt = None
+        if ctx.biased:
+            dbias, tilt = place(ctx.into[1], describe(gain))
+            dbias.copy_(dy.sum(1, dtype=dbias.dtype))
+        return dy * gain.to(dy.dtype).unsqueeze(1), None, slope, tilt, None
+
+
+class Embed(torch.autograd.Function):
+    """The rows of a table of each client, `[clients, rows, width]`, that numbers `[clients, count]` ask for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, anchor: Tensor, numbers: Tensor, into: Into, padding: int | None, dtype: torch.dtype
+    ) -> Tensor:
+        clients, rows, width = table.shape
+        flat = (numbers + rows * torch.arange(clients, device=numbers.device).unsqueeze(1)).flatten()
+        ctx.save_for_backward(flat, numbers)
+        ctx.into, ctx.weight, ctx.padding = into, describe(table), padding
+        return table.reshape(clients * rows, width).index_select(0, flat).to(dtype).view(*numbers.shape, width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        flat, numbers = ctx.saved_tensors
+        into, slope = place(ctx.into, ctx.weight)
+        clients, rows, width = into.shape
+        dy = dy if ctx.padding is None else dy.where((numbers != ctx.padding).unsqueeze(-1), 0.0)
+        sums = torch.zeros((clients * rows, width), dtype=into.dtype, device=dy.device)
+        into.copy_(sums.index_add_(0, flat, dy.reshape(-1, width).to(into.dtype)).view_as(into))
+        return slope, None, None, None, None, None
 
 
 class MaxPool(torch.autograd.Function):
@@ -191,13 +248,17 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
         if triton_norm.supports(x.shape[-1], groups):
             return triton_norm
+        from fedkeel.kernels import triton_group
+
+        if triton_group.supports(x.shape[-1], groups):
+            return triton_group
     return plain
 
 
 def batch_norm_for(x: Tensor) -> ModuleType:
     if x.is_cuda and x.dtype in GPU_TYPES:
-        from fedkeel.kernels import triton_batch, triton_norm
+        from fedkeel.kernels import triton_batch
 
-        if triton_norm.supports(x.shape[-1], groups=x.shape[-1]):
+        if triton_batch.supports(x.shape[-1]):
             return triton_batch
     return plain

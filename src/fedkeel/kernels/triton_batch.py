@@ -174,10 +174,15 @@ def _input_slopes(
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
+def supports(channels: int) -> bool:
+    """Whether these kernels take it: channels that a program can have eight of at least, or a power of two."""
+    return channels % 8 == 0 or channels & (channels - 1) == 0
+
+
 def launch_shape(x: Tensor) -> tuple[int, int, int, int, int]:
     """Return the rows of a client, pixels of an image, channels, and the rows and channels of one program."""
     rows, channels = x.shape[1] * x.shape[2] * x.shape[3], x.shape[4]
-    wide = min(channels, 64)
+    wide = min(channels & -channels, 64)  # a power of two that divides the channels
     return rows, x.shape[2] * x.shape[3], channels, min(triton.next_power_of_2(rows), 8192 // wide), wide
 
 

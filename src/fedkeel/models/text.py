@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedkeel.models.card import Shape
 
@@ -25,14 +27,29 @@ class LstmLayer(nn.Module):
             nn.init.uniform_(parameter, -(units**-0.5), units**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = c = x.new_zeros(len(x), self.units)
-        states = []
-        for arriving in self.input(x).unbind(1):
-            i, f, g, o = (arriving + self.hidden(h)).chunk(4, -1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * c.tanh()
-            states.append(h)
-        return torch.stack(states, 1)
+        zero = x.new_zeros(len(x), self.units)
+        return scan_lstm(self.input(x), self.hidden.weight, self.hidden.bias, zero, zero)[0]
+
+
+def scan_lstm(
+    arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute all states `[batch, steps, units]` of an LSTM from W x + b, and the last h and c.
+
+    As PyTorch's own functions do, it asks first whether another version of it is wanted.
+    """
+    if has_torch_function((arriving, weight)):
+        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(
+            scan_lstm, (arriving, weight), arriving, weight, bias, h, c
+        )
+        return found
+    states = []
+    for step in arriving.unbind(1):
+        i, f, g, o = (step + linear(h, weight, bias)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        states.append(h)
+    return torch.stack(states, 1), h, c
 
 
 class Last(nn.Module):

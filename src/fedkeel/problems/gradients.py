@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError
+from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.task import Batch, Part, Scores, Task
 
 DETACHED = "the loss does not depend on the parameters."
@@ -60,10 +63,10 @@ class Workspace:
             torch.manual_seed(batch.key)
         if not objective.differentiable:
             with torch.no_grad():
-                loss = self.task.loss(self.model, batch, objective, given)
+                loss = self.loss(batch, objective, given)
                 return Gradient(params.zeros(), loss, self.copy_buffers())
         with torch.enable_grad():
-            loss = self.task.loss(self.model, batch, objective, given)
+            loss = self.loss(batch, objective, given)
             try:
                 grads = torch.autograd.grad(loss, self.list, materialize_grads=True)  # zeros for unused parameters
             except RuntimeError as error:
@@ -72,6 +75,11 @@ class Workspace:
                 raise ExperimentError(DETACHED, "is it computed from them?") from None
         tree = Tree(torch.cat([grad.reshape(-1) for grad in grads]), params.layout)
         return Gradient(tree, loss.detach(), self.copy_buffers())
+
+    def loss(self, batch: Batch, objective: Objective, given: Given) -> Tensor:
+        """The objective on a batch; what the network drops depends on the step's key."""
+        with KeyedDropout(batch.noise) if self.task.stochastic else nullcontext():
+            return self.task.loss(self.model, batch, objective, given)
 
     def copy_buffers(self) -> Tree | None:
         """A copy of the module's buffers as they are now."""

@@ -4,33 +4,167 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
-from fedkeel.data.clients import Sample
+from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError
 
 
+class Place(NamedTuple):
+    """Where a network is trained: weights in `dtype`; frozen ones, which are only read, in that of the arithmetic.
+
+    Vectors, which are small, are not: norms take them in either.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype
+
+    def convert(self, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.to(self.device)
+        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.dim() > 1
+        return tensor.to(self.device, self.compute if frozen else self.dtype)
+
+
+HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""What frozen parameters were converted to, by parameter and place, as long as someone uses it."""
+
+
+def hold_once(parameter: nn.Parameter, place: Place) -> nn.Parameter:
+    """A frozen parameter at a place: the same tensor for all who ask."""
+    known = HELD.setdefault(parameter, {})
+    found: nn.Parameter | None = known[place]() if place in known else None
+    if found is None:
+        converted = place.convert(parameter)
+        found = parameter if converted is parameter else nn.Parameter(converted, requires_grad=False)
+        known[place] = TensorWeakRef(found)
+    return found
+
+
+def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a network to be trained; frozen parameters are shared with other copies at the same place.
+
+    Frozen norms stay in evaluation mode. Of the start weights, frozen parameters are taken where there are any.
+    """
+    frozen = [p for name, p in model.named_parameters() if not p.requires_grad and name not in start]
+    made = copy.deepcopy(model, {id(p): hold_once(p, place) for p in frozen})
+    replaced = {name: leaf for name, leaf in read_frozen(made).items() if name in start}
+    for name, value in replace_weights(start, replaced).items():
+        made.get_parameter(name).data = value
+    made._apply(place.convert)
+    for part in made.modules():
+        if isinstance(part, _NormBase) and is_frozen(part):
+            part.eval()
+            part.train = MethodType(stay, part)  # type: ignore[method-assign]
+    return made.train()
+
+
+def copy_trained(module: nn.Module) -> nn.Module:
+    """Copy a network to try something on; what is frozen is shared."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+
+
+def stay(part: nn.Module, mode: bool = True) -> nn.Module:
+    """Train a module that stays in evaluation mode."""
+    return part
+
+
+def is_frozen(part: nn.Module) -> bool:
+    """Whether a module has parameters of its own, and trains none of them."""
+    own = list(part.parameters(recurse=False))
+    return bool(own) and not any(parameter.requires_grad for parameter in own)
+
+
+def name_travelling_buffers(module: nn.Module) -> list[str]:
+    """Name the floating-point buffers that clients have copies of: not those of frozen modules, nor those that the
+    module itself leaves out of its state, as it can make them again."""
+    fixed = {
+        f"{name}.{own}".lstrip(".")
+        for name, part in module.named_modules()
+        for own in (part._buffers if is_frozen(part) else part._non_persistent_buffers_set)
+    }
+    return [name for name, buffer in module.named_buffers() if buffer.is_floating_point() and name not in fixed]
+
+
+def read_buffers(module: nn.Module, start: Mapping[str, Tensor]) -> Tree | None:
+    """The buffers that clients have copies of, as the start weights have them where they do; None without any."""
+    own = {name: module.get_buffer(name).detach() for name in name_travelling_buffers(module)}
+    known = own.keys() <= start.keys()  # a file may hold parameters alone
+    return Tree.of(replace_weights(start, own) if known else own) if own else None
+
+
+def read_frozen(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a network that are held once, for all clients."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
+def list_constants(module: nn.Module) -> list[Tensor]:
+    """List the floating-point parameters and buffers that all clients share."""
+    travelling = {*name_travelling_buffers(module)}
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    fixed = [buffer for name, buffer in module.named_buffers() if name not in travelling]
+    return [tensor for tensor in (*frozen, *fixed) if tensor.is_floating_point()]
+
+
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
-    """The first values of a module's whole-number buffers; those of norms are left out, as they change nothing."""
+    """The first values of the buffers that belong to no client; those of norms are left out, as they do not change."""
     norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
         raise ExperimentError("a norm with momentum=None averages over the batches of all clients.", "momentum=0.1")
-    idle = {f"{name}.num_batches_tracked".lstrip(".") for name in norms}
+    idle = {f"{name}.{own}".lstrip(".") for name, norm in norms.items() for own in norm._buffers}
     buffers = {} if module is None else dict(module.named_buffers())
-    return {n: b.detach().clone() for n, b in buffers.items() if not b.is_floating_point() and n not in idle}
+    idle.update(() if module is None else name_travelling_buffers(module))
+    return {n: b.detach().clone() for n, b in buffers.items() if n not in idle}
 
 
 @torch.no_grad()
-def compares_samples(module: nn.Module | None, sample: Callable[[], Sample]) -> bool:
+def only_norms_remember(module: nn.Module | None, call: Callable[[nn.Module], object]) -> bool:
+    """Whether a module keeps nothing of its samples but running moments of batch norms; tables do not change."""
+    if module is None:
+        return True
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    moments = {f"{name}.{kind}".lstrip(".") for name in norms for kind in ("running_mean", "running_var")}
+    others = [name for name in name_travelling_buffers(module) if name not in moments]
+    if not others:
+        return True
+    twin = copy_trained(module).train()
+    before = {name: (buffer := twin.get_buffer(name), buffer._version) for name in others}
+    with torch.random.fork_rng(devices=[]):
+        call(twin)
+    return all(twin.get_buffer(n) is buffer and buffer._version == version for n, (buffer, version) in before.items())
+
+
+def draws_numbers(module: nn.Module | None) -> bool:
+    """Whether a module draws random numbers while it trains: dropout of any kind, or one that says so."""
+
+    def draws(part: nn.Module) -> bool:
+        if isinstance(part, _DropoutNd):
+            return part.p > 0
+        if type(part).__name__ == "StochasticDepth":  # of torchvision
+            return float(getattr(part, "p", 0.0)) > 0
+        # a rate that a module applies itself: attention, recurrent layers, timm's DropPath, layers of transformers
+        rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+        return any(rates) or bool(getattr(part, "stochastic", False))
+
+    return module is not None and any(map(draws, module.modules()))
+
+
+@torch.no_grad()
+def compares_samples(module: nn.Module | None, call: Callable[[nn.Module], object]) -> bool:
     """Whether one sample is too few: batch norms over maps of 1×1 would see one value of each channel."""
     if module is None or not any(isinstance(part, _BatchNorm) for part in module.modules()):
         return False
     try:
         with torch.random.fork_rng(devices=[]):
-            copy.deepcopy(module).train()(*sample())
+            call(copy_trained(module).train())
     except ValueError as error:
         return "more than 1 value per channel" in str(error)
     return False

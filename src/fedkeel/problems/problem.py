@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel.data.clients import ClientData, Sample, TensorClients, to_tensors
+from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
 from fedkeel.errors import ExperimentError
 from fedkeel.randomness import choice, key
 
@@ -25,11 +26,12 @@ Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 class Problem:
     """What is to be learned, and from whom.
 
-    With a `model`, data are tuples whose last tensor is the target: `loss(model(*inputs), target)`. With `params`, a
-    dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are (a tensor or a
-    tuple). `loss` returns one value per sample, or their mean; set `separable` False where the loss of a batch is not
-    the mean of what it is of each sample (class weights are noticed). `metrics` likewise return one value per sample,
-    or their mean.
+    With a `model`, data are tuples whose last tensor is the target: `loss(model(*inputs), target)`, or dicts whose
+    target is called `labels`: `loss(model(**inputs), labels)`; the loss gets the `logits` of an output that has some.
+    With `params`, a dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are
+    (a tensor, a tuple or a dict). `loss` returns one value per sample, or their mean; set `separable` False where the
+    loss of a batch is not the mean of what it is of each sample (class weights are noticed). `metrics` likewise return
+    one value per sample, or their mean.
     """
 
     loss: Callable[..., Tensor]
@@ -76,14 +78,26 @@ class Problem:
         if "loss" in self.metrics:
             raise ExperimentError("a loss is measured already: a metric needs another name.", "for example own_loss")
 
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """What the parts of a sample are called, the target last; None where they have no names."""
+        if isinstance(self.clients, Sequence):
+            return names_of(self.clients[0], "client 0")
+        there = np.flatnonzero(self.clients.sizes)[:1]
+        return names_of(self.clients.rows(int(there[0]), np.zeros(1, np.int64)), "client 0") if len(there) else None
+
+    def with_names(self, data: ClientData) -> ClientData:
+        """Data that know their rows, as tensors also where they give them by name."""
+        return data if self.names is None else NamedRows(data)
+
     @property
     def data(self) -> ClientData:
-        return TensorClients(self.clients) if isinstance(self.clients, Sequence) else self.clients
+        return TensorClients(self.clients) if isinstance(self.clients, Sequence) else self.with_names(self.clients)
 
     @property
     def tests_of_clients(self) -> ClientData | None:
         if self.tests is None or not isinstance(self.tests, Sequence):
-            return self.tests
+            return None if self.tests is None else self.with_names(self.tests)
         if len(self.tests) != len(self.data.sizes):
             raise ExperimentError(
                 f"{len(self.tests)} test sets of clients were given for {len(self.data.sizes)} clients.",
@@ -94,7 +108,8 @@ class Problem:
     def test_data(self) -> ClientData | None:
         """The test set as the data of one client."""
         if self.test is None or hasattr(self.test, "rows"):
-            return self.test
+            return None if self.test is None else self.with_names(self.test)
+        check_names({"client 0": self.names, "the test set": names_of(self.test, "the test set")})
         return TensorClients([to_tensors(self.test, "the test set")])
 
     def digest(self) -> str:
@@ -108,6 +123,7 @@ class Problem:
             seen.update(repr(self.model).encode())
         functions = {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
         settings = [self.head, self.classes, self.separable, sorted((n, _name_of(f)) for n, f in functions.items())]
+        settings += [] if self.names is None else [self.names]
         seen.update(repr(settings).encode())
         weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
         for name, value in sorted(weights.items()):
@@ -136,8 +152,13 @@ class Recorded(Problem):
 
 def digest_of(module: nn.Module) -> str:
     """Identity of a network for run folders: its layers, as it prints them, and its weights."""
-    seen = hashlib.sha256(repr(module).encode())
-    for name, value in sorted(module.state_dict().items()):
+    return digest_tensors(module.state_dict(), repr(module))
+
+
+def digest_tensors(named: Mapping[str, Tensor], about: str = "") -> str:
+    """Identity of tensors by name."""
+    seen = hashlib.sha256(about.encode())
+    for name, value in sorted(named.items()):
         _feed(seen, name, value)
     return seen.hexdigest()[:16]
 

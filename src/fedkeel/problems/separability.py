@@ -5,7 +5,6 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that i
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample
+from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import ExperimentError, FedkeelError, ModelError
+from fedkeel.problems.module_state import copy_trained
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -31,8 +31,8 @@ def loss_is_a_mean(task: Task) -> bool:
     """
     there = np.flatnonzero(task.clients.sizes)[:SHOWN]
     some = [task.prepare(task.clients.rows(int(c), np.arange(min(SHOWN, task.clients.sizes[c])))) for c in there]
-    tensors = tuple(torch.cat(column) for column in zip(*some, strict=True))
-    model = task.initial.named() if task.module is None else copy.deepcopy(task.module).eval()
+    tensors = tuple(join_rows(column) for column in zip(*some, strict=True))
+    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     with torch.random.fork_rng(devices=[]):
         output = task.predict(model, tensors)
         whole = task.losses(model, tensors, output)
@@ -48,7 +48,7 @@ def try_out(task: Task) -> None:
     if task.clients.sizes[client] == 0:
         return  # refused elsewhere
     tensors = task.prepare(task.clients.rows(client, np.zeros(1, np.int64)))
-    model = task.initial.named() if task.module is None else copy.deepcopy(task.module).eval()
+    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     try:
         with torch.random.fork_rng(devices=[]):
             task.losses(model, tensors, task.predict(model, tensors))

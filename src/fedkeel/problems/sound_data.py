@@ -96,7 +96,7 @@ def check_labels(task: Task, name: str, data: ClientData) -> None:
     model = copy.deepcopy(task.module).cpu().eval()
     sample = [part.cpu() for part in task.prepare(raw)]
     with torch.random.fork_rng(devices=[]):
-        output: Any = model(*sample[:-1])
+        output: Any = task.predict(model, tuple(sample))
         if not isinstance(output, Tensor) or output.dim() != 2:
             return
         classes = output.shape[-1]

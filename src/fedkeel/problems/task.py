@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
+from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
+from fedkeel.problems import module_state
+from fedkeel.problems.calling import as_given, call_mixed, call_network
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
-from fedkeel.problems.module_state import compares_samples, read_counters, replace_weights
-from fedkeel.problems.problem import Problem
+from fedkeel.problems.module_state import Place
+from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.separability import check_mean, loss_is_a_mean
 
 CLIENT = "client "
@@ -29,9 +30,10 @@ CHUNK = 500  # samples scored at once; fixed, so that every engine adds the same
 
 
 class Batch(NamedTuple):
-    """The samples of one step; `key` seeds the randomness inside a module that has any (dropout).
+    """The samples of one step; `key` seeds what a module draws in ways of its own.
 
-    `histogram` counts the client's samples of each class and `noise` is the step's key, for objectives that ask.
+    `histogram` counts the client's samples of each class. `noise` is the step's key, for dropout and for objectives
+    that ask.
     """
 
     tensors: Sample
@@ -81,20 +83,18 @@ class Task:
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
         self.known_means: set[str] = set()
-        self.module = (
-            None if problem.model is None else copy.deepcopy(problem.model).to(self.device, self.dtype).train()
-        )
+        self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
+        self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
         self.augments = bool(getattr(problem.prepare, "augments", False))
-        self.initial = self._read_weights(start)
-        self.buffers = self._read_buffers(start)
-        self.counters = read_counters(self.module)
+        self.initial = self._read_weights()
+        self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
+        self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
-        self.stochastic = self.module is not None and any(
-            (isinstance(m, _DropoutNd) and m.p > 0) or getattr(m, "stochastic", False) for m in self.module.modules()
-        )
+        self.stochastic = module_state.draws_numbers(self.module)
+        self.needs_keys = self.stochastic or "key" in asks  # of steps
 
-    def _read_weights(self, start: Mapping[str, Tensor] | None) -> Tree:
+    def _read_weights(self) -> Tree:
         leaves: Mapping[str, Tensor]
         if self.module is None:
             assert self.problem.params is not None
@@ -106,17 +106,18 @@ class Task:
             leaves = {n: p.detach() for n, p in self.module.named_parameters() if p.requires_grad}
         if not leaves:
             raise ExperimentError("the model has no parameters to train.", "is requires_grad False on all of them?")
-        return Tree.of(leaves if start is None else replace_weights(start, leaves))
+        return Tree.of(module_state.replace_weights(self.start, leaves) if self.start else leaves)
 
-    def _read_buffers(self, start: Mapping[str, Tensor] | None) -> Tree | None:
-        if self.module is None:
-            return None
-        own = {n: b.detach() for n, b in self.module.named_buffers() if b.is_floating_point()}
-        known = start is not None and own.keys() <= start.keys()  # a file may hold parameters alone
-        return Tree.of(replace_weights(start, own) if start is not None and known else own) if own else None
+    @cached_property
+    def base(self) -> str | None:
+        """Identity of the frozen part of the network, as it was given or started from; None where all of it trains."""
+        # in the precision of the user, whatever that of the task is
+        frozen = {} if self.problem.model is None else module_state.read_frozen(self.problem.model)
+        started = {name: self.start[name].to(leaf) for name, leaf in frozen.items() if name in self.start}
+        return digest_tensors(frozen | started) if frozen else None
 
     def reset_counters(self) -> None:
-        """Set a module's whole-number buffers to their first values: they belong to no client."""
+        """Set the buffers of a module that belong to no client to their first values."""
         for name, value in self.counters.items():
             assert self.module is not None
             self.module.get_buffer(name).copy_(value)
@@ -138,12 +139,11 @@ class Task:
     @cached_property
     def needs_pairs(self) -> bool:
         """Whether the model cannot be trained on one sample."""
+        return module_state.compares_samples(self.module, partial(self.try_first, 1))
 
-        def one() -> Sample:
-            tensors = self.batch(int(self.clients.sizes.argmax()), np.zeros(1, np.int64)).tensors
-            return tensors[:-1] or tensors
-
-        return compares_samples(self.module, one)
+    def try_first(self, count: int, module: nn.Module) -> Any:
+        """Call a module with so many times the first sample of the client that has most."""
+        return self.predict(module, self.batch(int(self.clients.sizes.argmax()), np.zeros(count, np.int64)).tensors)
 
     def prepare(self, raw: Sample, keys: NDArray[np.uint64] | None = None) -> Sample:
         """Turn raw rows into what the model sees: on the device, floats in the task's precision."""
@@ -176,8 +176,9 @@ class Task:
         return self._histograms[client]
 
     # ---- losses --------------------------------------------------------------------------------------------------
-    def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Tensor | None:
-        return model(*(tensors[:-1] or tensors)) if isinstance(model, nn.Module) else None
+    def predict(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample) -> Any:
+        call = call_network if self.compute == self.dtype else partial(call_mixed, self.compute, self.dtype)
+        return call(model, tensors, self.problem.names) if isinstance(model, nn.Module) else None
 
     def output(
         self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, objective: Objective, noise: Tensor | None
@@ -211,7 +212,7 @@ class Task:
     def apply(self, f: Callable[..., Tensor], model: Any, tensors: Sample, output: Tensor | None) -> Tensor:
         """Call a loss or a metric as its problem writes it: with a module's output and the target, or with params."""
         if not isinstance(model, nn.Module):
-            return f(model, tensors if len(tensors) > 1 else tensors[0])
+            return f(model, as_given(tensors, self.problem.names))
         return f(output, tensors[-1]) if len(tensors) > 1 else f(output)
 
     def compute_loss(self, f: Callable[..., Any], model: Any, tensors: Sample, output: Any) -> Tensor:
@@ -285,13 +286,6 @@ def are_class_scores(output: Any, target: Tensor) -> bool:
     if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
         return False
     return target.dtype == torch.int64 and output.is_floating_point()
-
-
-def widen_labels(parts: Sample) -> Sample:
-    """Convert small whole-number targets to int64, the type that losses take as labels."""
-    *inputs, target = parts
-    counts = target.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
-    return (*inputs, target.to(torch.int64) if counts else target)
 
 
 def average_scores(scores: list[Scores]) -> dict[str, float]:

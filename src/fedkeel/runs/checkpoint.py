@@ -39,6 +39,8 @@ class Checkpoint:
     server: State
     places: Places
     scores: Mapping[int, list[Scores]] = field(default_factory=dict)
+    base: str | None = None
+    """Identity of the frozen part of the network, which is in no checkpoint; None where all of it trains."""
     whole: bool = True
     """Whether every byte of its file was checked: older versions left out the header."""
 
@@ -55,7 +57,7 @@ class Checkpoint:
             "layouts": layouts,
             "scores": {str(client): scores for client, scores in sorted(self.scores.items())},
             "checks": checks_of(folder, self.places),
-        }
+        } | ({} if self.base is None else {"base": self.base})
         write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
     @staticmethod
@@ -70,7 +72,8 @@ class Checkpoint:
             places = {int(client): str(name) for client, name in facts["places"].items()}
             scores = {int(client): [*map(read_scores, kept)] for client, kept in facts.get("scores", {}).items()}
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
-            found = Checkpoint(int(facts["round"]), server, places, scores, whole)
+            base = None if facts.get("base") is None else str(facts["base"])
+            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path.name}: {describe_error(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
@@ -87,6 +90,15 @@ class Checkpoint:
             if checks.get(name) not in (None, check):
                 raise Damaged(f"{name} is not the file that {path.name} names")
         return found
+
+
+def check_base(folder: Path, trained_on: str | None, given: str | None) -> None:
+    """Refuse a network whose frozen part is not the one that a run was trained on."""
+    if trained_on is not None and trained_on != given:
+        raise FolderError(
+            f"{folder} was trained on another frozen base: {trained_on}, not {given or 'none'}.",
+            "give the network the frozen weights that the run began with, or choose another folder with --out",
+        )
 
 
 def checks_of(folder: Path, places: Places) -> dict[str, str | None]:

@@ -155,7 +155,9 @@ class Judge:
         """
         task = self.task
         problem = replace(task.problem, tests=task.validation)
-        own = Task(problem, device=task.device, dtype=task.compute, personal_chunk=task.personal_chunk)
+        own = Task(
+            problem, device=task.device, dtype=task.compute, personal_chunk=task.personal_chunk, start=task.start
+        )
         return Scorer(Workspace(own))
 
     def by_clients(self, measures: Measures, personal: Measures) -> Measures:

@@ -202,6 +202,11 @@ def from_python(value: Any) -> bool:
     return isinstance(value, Recorded) or (isinstance(value, str) and value.startswith(PYTHON))
 
 
+def given_from_python(experiment: Experiment) -> bool:
+    """Whether a file cannot bring back the network of an experiment."""
+    return experiment.problem is not None or from_python(experiment.model) or isinstance(experiment.model, nn.Module)
+
+
 def lost(word: str) -> ExperimentError:
     return ExperimentError(
         f"the {word} of this experiment was given from Python, so a file cannot bring it back.",

@@ -18,8 +18,10 @@ from fedkeel.errors import FolderError, RequestError
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
-from fedkeel.problems.problem import Problem
+from fedkeel.problems.module_state import read_frozen
+from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.runs import checkpoint
+from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
@@ -44,6 +46,7 @@ class Run:
     path: Path | None
     problem: Problem | None
     history: list[dict[str, Tensor]] | None
+    base: str | None = None  # identity of the network's frozen part, which is not among the weights of the run
 
     @property
     def plan(self) -> Plan:
@@ -84,10 +87,10 @@ class Run:
     def model(self, *, trust: bool = False) -> nn.Module:
         """The deployed module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
         imported with `trust` only."""
+        from fedkeel.runs.prepare import problem_of, start_weights
+
         problem = self.problem
         if problem is None:
-            from fedkeel.runs.prepare import problem_of
-
             experiment = self.experiment
             if isinstance(experiment.model, NamedModel):
                 check_name(experiment.model, Trust.given(trust))
@@ -96,10 +99,15 @@ class Run:
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
         module = copy.deepcopy(problem.model).eval()
-        state = {name: tensor for tree in self.deployed.values() for name, tensor in tree.items()}
+        frozen = read_frozen(module)
+        start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
+        state = {name: tensor for name, tensor in start.items() if name in frozen}
+        state |= {name: tensor for tree in self.deployed.values() for name, tensor in tree.items()}
         for name, tensor in module.state_dict().items():
             if name in state:
                 tensor.copy_(state[name].to(tensor.device))
+        if frozen:
+            check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module
 
 
@@ -130,7 +138,7 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
-    return Run(experiment, records, final, found.server, folder, None, None)
+    return Run(experiment, records, final, found.server, folder, None, None, found.base)
 
 
 # ---- what settings are chosen by -----------------------------------------------------------------------------------

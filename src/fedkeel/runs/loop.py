@@ -26,7 +26,7 @@ from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
-from fedkeel.runs.checkpoint import Checkpoint
+from fedkeel.runs.checkpoint import Checkpoint, check_base
 from fedkeel.runs.evaluate import Judge
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
@@ -108,6 +108,7 @@ class Loop:
                     f"{self.folder.path} is at round {found.round} already, and keeps no parameters of rounds.",
                     "keep_params=True needs a new folder, or none",
                 )
+            check_base(self.folder.path, found.base, self.task.base)
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
@@ -130,7 +131,7 @@ class Loop:
         with delay_signals():
             self.folder.sync()
             places = self.store.save()
-            Checkpoint(self.done, self.server, places, self.judge.unchanged).save(
+            Checkpoint(self.done, self.server, places, self.judge.unchanged, self.task.base).save(
                 self.folder.checkpoints, self.experiment.fingerprint()
             )
             checkpoint.prune(self.folder.checkpoints)
@@ -164,7 +165,8 @@ class Loop:
         if self.folder is not None:
             self.folder.write_result(final)
         path = None if self.folder is None else self.folder.path
-        run = Run(self.experiment, self.records, final, self.server, path, self.task.problem, self.history)
+        given = self.task.problem, self.history, self.task.base
+        run = Run(self.experiment, self.records, final, self.server, path, *given)
         if progress is not None:
             progress.finished(run)
         return run
@@ -252,7 +254,7 @@ class Loop:
         if self.server_engine is None:
             alone = Method(self.method.name, (self.method.server_phase,), self.method.weights)
             problem = replace(self.task.problem, clients=[self.task.problem.proxy], tests=None)
-            task = Task(problem, device=self.task.device, dtype=self.task.dtype)
+            task = Task(problem, device=self.task.device, dtype=self.task.dtype, start=self.task.start)
             self.server_engine = SerialEngine(task, alone, Training(self.plan.seed, 1, self.plan.batch_size))
         start = self.method.weights.begin(reports, self.server)
         return self.server_engine.train_one(message, t, lr, 0, start).state

@@ -405,11 +405,23 @@ def test_memory_is_planned_from_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(task.initial.buffer, before)
 
 
-def test_dropout_is_refused_with_a_way_out() -> None:
-    with pytest.raises(FedkeelError, match="serial"):
-        StackedEngine(
-            Task(problem(model=nn.Sequential(network(), nn.Dropout(0.5)))), build("fedavg"), Training(0, 1, 3)
-        )
+def test_random_numbers_without_a_key_are_refused_with_a_way_out() -> None:
+    """What a network draws in ways of its own cannot be the same in every engine."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.randn_like(x)
+
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x, 0.5)
+
+    for layer, message in ((Noisy(), "serial"), (Silent(), "stochastic = True")):
+        task = Task(problem(model=nn.Sequential(network(), layer)))
+        method = build("fedavg")
+        engine = StackedEngine(task, method, Training(0, 1, 3))
+        with pytest.raises(FedkeelError, match=message):
+            engine.train(broadcast(method, init_server(method, task.initial)), 0, 0.1, [0, 1], [None] * 2)
 
 
 def test_whole_runs_agree() -> None:

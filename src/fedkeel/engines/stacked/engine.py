@@ -82,7 +82,7 @@ class StackedEngine:
         self.lift = lift or choose_lift(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
         self.scan = DropFinished(self.graphs if task.device.type == "cuda" else scan_steps)
-        self.together = together
+        self.together, self.described = together, task.module is None
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
         self.seconds = Clock()
@@ -109,6 +109,9 @@ class StackedEngine:
                 self.shrink(len(chosen))
                 continue
             outcomes |= {outcome.client: outcome for outcome in trained}
+            if not self.described and log.isEnabledFor(logging.INFO):  # not while engines are timed
+                log.info("%s", self.gradient.report.describe())
+                self.described = True
         return [outcomes[client] for client in clients]
 
     def estimate_steps(self, round: int, client: int) -> float:

@@ -5,8 +5,7 @@ Client i's loss depends on row i alone, so the gradient of the summed losses has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,26 +21,26 @@ from fedkeel.core.round import Gradient
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import Sample
+from fedkeel.engines.stacked.network_pass import (
+    ModuleCaller,
+    NetworkReport,
+    explain_unstackable,
+    join_gradients,
+    lower_frozen,
+    start_pass,
+)
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
-from fedkeel.errors import ExperimentError, ModelError
+from fedkeel.errors import ExperimentError
+from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
+from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.features import read_features
 from fedkeel.problems.gradients import DETACHED
+from fedkeel.problems.module_state import only_norms_remember
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
-
-
-class ModuleCaller(nn.Module):
-    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, f: Callable[..., Any], *args: Any) -> Any:
-        return f(self.model, *args)
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,13 @@ class StackedWorkspace:
     by_kernels = False
 
     def __init__(self, task: Task):
-        if task.stochastic:
-            raise ModelError(
-                "the stacked engine does not draw a module's own random numbers (dropout).", "use --engine serial"
-            )
         self.task = task
         self.inside = None if task.module is None else ModuleCaller(task.module)
-        # whose loss is not a mean over samples, or whose samples meet in batch statistics, sees no filled-up batch
-        self.separable = task.separable and task.buffers is None
+        self.lowered = lower_frozen(task)
+        self.report = NetworkReport()
+        self.multiplied = set[str]()  # leaves that the last pass used in products
+        # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
+        self.separable = task.separable and only_norms_remember(task.module, partial(task.try_first, 2))
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -99,18 +97,23 @@ class StackedWorkspace:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
         seen = {} if buffers is None else {name: leaf.clone() for name, leaf in buffers.items()}
         given, axes = aim.given(batch, reference)
-        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
-            lowered = {name: leaf.to(self.task.compute) for name, leaf in leaves.items()}
-            one = vmap(partial(self.client_loss, aim), in_dims=(0, 0, 0, axes))
-            losses, after = one(lowered, seen, self.lower_inputs(batch), given)
+        at = start_pass(self.task, params, batch.mask, self.multiplied)
+        with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable(), self.report.watch():
+            one = vmap(partial(self.client_loss, aim, at), in_dims=(0, 0, 0, axes))
+            losses, after = one(self.lower_leaves(leaves), seen, self.lower_inputs(batch), given)
+        self.multiplied = at.multiplied
         kept = None if buffers is None else Tree.of({n: t.detach() for n, t in after.items()}, buffers.layout)
         if not aim.objective.differentiable:
             return Gradient(params.zeros(), losses, kept)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
         each = torch.ones_like(losses)
-        grads = torch.autograd.grad(losses, list(leaves.values()), each, materialize_grads=True)
-        return Gradient(Tree.of(dict(zip(leaves, grads, strict=True)), params.layout), losses.detach(), kept)
+        grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
+        return Gradient(join_gradients(at, dict(zip(leaves, grads, strict=True))), losses.detach(), kept)
+
+    def lower_leaves(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Convert plain parameters to the precision of the arithmetic; those of modules are converted where used."""
+        return leaves if self.inside is not None else {n: leaf.to(self.task.compute) for n, leaf in leaves.items()}
 
     def lower_inputs(self, batch: StackedBatch) -> Sample:
         """Convert inputs to the precision of the arithmetic."""
@@ -119,6 +122,7 @@ class StackedWorkspace:
     def client_loss(
         self,
         aim: Target,
+        at: StackedPass,
         leaves: dict[str, Tensor],
         buffers: dict[str, Tensor],
         tensors: Sample,
@@ -127,7 +131,8 @@ class StackedWorkspace:
         """Compute the loss of one client and its buffers afterwards."""
 
         def loss(model: ModelOrParams) -> Tensor:
-            output = self.task.output(model, tensors, aim.objective, given.key)
+            with StackedFunctions(at, leaves, self.lowered, self.report.tally, given.key) as functions:
+                output = functions.finish(self.task.output(model, tensors, aim.objective, given.key))
             output = _pytree.tree_map(lambda part: None if part is None else part.to(self.task.dtype), output)
             return self.reduce_losses(aim, model, tensors, output, given)
 
@@ -157,12 +162,14 @@ class StackedWorkspace:
         own, prediction = replace(aim, objective=Loss()), output[0] if aim.objective.features else output
         return reduced + self.reduce_losses(own, model, tensors, prediction, given)
 
-    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Tensor | None) -> Tensor:
+    def losses_by_sample(self, model: ModelOrParams, tensors: Sample, output: Any) -> Tensor:
         """Compute the loss of each sample, for a loss that returns the mean of a batch."""
 
-        def one(tensors: Sample, output: Tensor | None) -> Tensor:
+        def one(tensors: Sample, output: Any) -> Tensor:
             single = tuple(t.unsqueeze(0) for t in tensors)
-            return self.task.losses(model, single, None if output is None else output.unsqueeze(0))
+            return self.task.losses(
+                model, single, _pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(0), output)
+            )
 
         return vmap(one, in_dims=(0, None if output is None else 0))(tensors, output)
 
@@ -174,10 +181,19 @@ class StackedWorkspace:
         assert self.inside is not None
         state = aim.message.get("buffers", buffers)
         shared = state is not None and state.buffer.dim() == 1
+        at = StackedPass(len(batch.tensors[0]), self.task.compute, torch.zeros((), device=self.task.device))
 
         def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
-            named = {f"model.{name}": leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
-            return functional_call(self.inside, named, (lambda model: self.task.predict(model, tensors),))  # type: ignore[arg-type]
+            lowered = {name: leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
+            named = {f"model.{name}": leaf for name, leaf in lowered.items()}
+
+            def predict(model: nn.Module) -> Any:
+                if self.by_kernels:
+                    return self.task.predict(model, tensors)
+                with StackedFunctions(at, lowered, self.lowered) as functions:
+                    return functions.finish(self.task.predict(model, tensors))
+
+            return functional_call(self.inside, named, (predict,))  # type: ignore[arg-type]
 
         self.inside.eval()
         try:
@@ -213,19 +229,6 @@ class StackedWorkspace:
         return Gradient(Tree(tree, params.layout), loss, kept)
 
 
-@contextmanager
-def explain_unstackable() -> Iterator[None]:
-    """Turn vmap's refusal of a module into an error that says what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
-        raise ModelError(
-            f"this model cannot be stacked: {str(error).splitlines()[0]}", "use --engine serial"
-        ) from error
-
-
 class KernelWorkspace(StackedWorkspace):
     """Gradients of networks whose layers are all known, by kernels that take the weights of every client."""
 
@@ -233,6 +236,7 @@ class KernelWorkspace(StackedWorkspace):
 
     def __init__(self, task: Task):
         super().__init__(task)
+        self.report = NetworkReport(whole=True)
         self.separable = task.separable  # batch norms leave out what only fills a batch up
 
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:

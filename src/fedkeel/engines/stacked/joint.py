@@ -15,6 +15,7 @@ from fedkeel.core.trees import stack
 from fedkeel.data.clients import ClientData, Rows, Sample
 from fedkeel.engines.engine import ClientOutcome, RoundRequest, Training, client_state
 from fedkeel.engines.stacked.engine import StackedEngine
+from fedkeel.problems.problem import digest_tensors
 from fedkeel.problems.task import Task
 
 
@@ -69,7 +70,8 @@ class JointEngine:
         first = engines[0]
         self.clients = JoinedClients([engine.task.clients for engine in engines])
         problem = replace(first.task.problem, clients=self.clients, test=None, tests=None, proxy=None)
-        task = Task(problem, device=first.task.device, dtype=first.task.compute, asks=first.task.asks)
+        given = first.task
+        task = Task(problem, device=given.device, dtype=given.compute, asks=given.asks, start=given.start)
         trainings = tuple(engine.training for engine in engines)
         joint = JointTraining(**vars(first.training), clients=self.clients, runs=trainings)
         self.stacked = StackedEngine(task, first.method, joint)
@@ -107,7 +109,7 @@ def stack_settings(engine: StackedEngine) -> tuple[object, ...]:
     task, training = engine.task, engine.training
     problem = task.problem
     trained = set(task.initial) | set(task.buffers or ())
-    fixed = {} if task.module is None else task.module.state_dict()
-    rest = tuple((n, tuple(t.flatten().tolist())) for n, t in fixed.items() if n not in trained)
-    network = (repr(task.module), rest, task.initial.layout, problem.loss, problem.prepare, problem.classes)
+    buffers = {} if task.module is None else dict(task.module.named_buffers())
+    fixed = digest_tensors({name: buffer for name, buffer in buffers.items() if name not in trained})
+    network = (repr(task.module), task.base, fixed, task.initial.layout, problem.loss, problem.prepare, problem.classes)
     return (*network, task.device, task.compute, engine.method, training.epochs, training.batch_size, training.steps)

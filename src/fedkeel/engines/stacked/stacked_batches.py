@@ -15,10 +15,10 @@ from fedkeel.core.method import Phase
 from fedkeel.core.round import StepInput
 from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
-from fedkeel.data.clients import Rows, Sample
-from fedkeel.data.prepare import Preparation
+from fedkeel.data.clients import Rows, Sample, join_rows
+from fedkeel.data.prepare import Preparation, widen_labels
 from fedkeel.engines.engine import Training, plan_rows, step_keys
-from fedkeel.problems.task import Task, widen_labels
+from fedkeel.problems.task import Task
 
 
 class StackedBatch(NamedTuple):
@@ -60,7 +60,7 @@ class RowStore:
             self.offsets[client] = offset
             offset += size
             parts.append(self.task.clients.rows(client, np.arange(size)))
-        rows = [torch.cat(column) for column in zip(*parts, strict=True)]
+        rows = [join_rows(column) for column in zip(*parts, strict=True)]
         if self.rows and len(self.rows[0]) >= offset:
             for mine, given in zip(self.rows, rows, strict=True):  # in place: captured steps read from there
                 mine[:offset].copy_(given)
@@ -104,8 +104,8 @@ class StackedSteps:
 
     @property
     def noisy(self) -> bool:
-        """Whether an objective reads the random key of the step."""
-        return "key" in self.store.task.asks
+        """Whether an objective, or a network that drops something, reads the random key of the step."""
+        return self.store.task.needs_keys
 
     @property
     def padded(self) -> bool:
@@ -184,7 +184,7 @@ def plan_stack(
 ) -> StackedSteps:
     """Plan a phase: the same rows and the same draws as if each client were alone."""
     task = store.task
-    random = "key" in task.asks or any(rule.random for rule in phase.rules)
+    random = task.needs_keys or any(rule.random for rule in phase.rules)
     plans = [plan_rows(task, training, round, client, number, phase) for client in clients]
     steps, wide = max(map(len, plans)), max(len(rows) for plan in plans for rows in plan)
     index = np.zeros((steps, len(clients), wide), dtype=np.int64)

@@ -1,0 +1,138 @@
+"""One pass of a user's network for all clients: where gradients go, and what is said of the functions that it calls."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.core.trees import Tree
+from fedkeel.errors import ModelError
+from fedkeel.kernels.function_mode import COSTLY
+from fedkeel.kernels.operators import StackedPass
+from fedkeel.problems.calling import without_turns
+from fedkeel.problems.module_state import list_constants
+from fedkeel.problems.task import Task
+
+
+class ModuleCaller(nn.Module):
+    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, f: Callable[..., Any], *args: Any) -> Any:
+        return f(self.model, *args)
+
+
+@dataclass
+class NetworkReport:
+    """Which functions of a network run stacked, which vmap takes one by one, and which run client by client.
+
+    `whole` says that all layers have kernels. Shapes and numbers taken one by one cost no more stacked: they are not
+    mentioned. What was counted is that of one pass.
+    """
+
+    whole: bool = False
+    tally: Counter[tuple[str, str]] = field(default_factory=Counter)
+    looped: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note in the first pass what PyTorch warns of: functions that it calls once for each client."""
+        if self.complete or self.whole:
+            before = self.tally.copy()
+            yield
+            self.tally.clear()
+            self.tally.update(before)
+            return
+        self.tally.clear()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            yield
+        self.complete = True
+        for warning in seen:
+            if found := re.search(r"batching rule for aten::(\w+)", str(warning.message)):
+                self.looped.append(found[1])
+                warnings.filterwarnings("ignore", "There is a performance drop because")  # it has been said
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+    def lines(self) -> dict[str, str]:
+        """Return what runs in which way, and what that costs."""
+        if self.whole:
+            return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
+        kinds = {kind: {n: c for (k, n), c in self.tally.items() if k == kind} for kind in ("stacked", "vmapped")}
+        vmapped = {name: count for name, count in kinds["vmapped"].items() if name in COSTLY}
+        found = {"stacked": _list(kinds["stacked"]) or "nothing"}
+        if vmapped:
+            found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
+        if self.looped:
+            found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
+        return found
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        return "; ".join(f"{kind}: {what}" for kind, what in self.lines().items())
+
+
+def _list(counts: dict[str, int]) -> str:
+    return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in counts.items())
+
+
+def start_pass(task: Task, params: Tree, mask: Tensor | None, multiplied: set[str]) -> StackedPass:
+    """Begin a pass: a place for gradients, and a number that ties what writes into it to the graph.
+
+    Where most weights are `multiplied`, all are brought to the precision of the arithmetic at once: one kernel, not one
+    for each.
+    """
+    into = Tree(torch.empty_like(params.buffer, memory_format=torch.contiguous_format), params.layout)
+    anchor = torch.zeros((), dtype=task.dtype, device=params.buffer.device, requires_grad=True)
+    count = sum(prod(params.layout.shapes[name]) for name in multiplied)
+    lower = task.compute != task.dtype and 2 * count > params.layout.size
+    shortened = Tree(params.buffer.to(task.compute), params.layout) if lower else None
+    return StackedPass(len(params.buffer), task.compute, anchor, into, mask, shortened)
+
+
+def lower_frozen(task: Task) -> dict[int, Tensor]:
+    """Return what all clients share, by identity, in the precision of the arithmetic; matrices have it already."""
+    if task.module is None or task.compute == task.dtype:
+        return {}
+    return {id(part): part.detach().to(task.compute) for part in list_constants(task.module)}
+
+
+def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
+    """Add what autograd has found to what operators have written; leaves that were not used have no gradient."""
+    assert at.into is not None
+    for name, grad in found.items():
+        place = at.into[name]
+        if grad is None and name not in at.written:
+            place.zero_()
+        elif grad is not None:
+            place.add_(grad) if name in at.written else place.copy_(grad)
+    return at.into
+
+
+@contextmanager
+def explain_unstackable() -> Iterator[None]:
+    """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
+    try:
+        with without_turns():
+            yield
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ModelError(
+            f"this model cannot be stacked: {str(error).splitlines()[0]}",
+            "use --engine serial, which computes in float32",
+        ) from error

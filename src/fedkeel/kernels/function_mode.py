@@ -1,0 +1,265 @@
+"""Any network for all clients at once: its own `forward` runs once inside vmap, and known functions are taken over.
+
+What a network calls, through modules or directly, decides: an operator of `operators` where there is one, else vmap of
+that function alone.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree
+
+from fedkeel.kernels import operators as of
+from fedkeel.kernels import pending_norms as norms
+from fedkeel.kernels import recurrent
+from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
+from fedkeel.kernels.composites import COMPOSITES
+from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, dropout
+from fedkeel.kernels.layers import GPU_TYPES
+from fedkeel.kernels.operators import Operand, StackedPass
+from fedkeel.kernels.pending_norms import PendingNorm
+from fedkeel.models.text import scan_lstm
+from fedkeel.randomness import key_words
+
+OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.linear: of.linear,
+    F.conv1d: of.conv1d,
+    F.conv2d: of.conv2d,
+    F.group_norm: norms.group_norm,
+    torch.group_norm: norms.group_norm,
+    F.batch_norm: norms.batch_norm,
+    torch.batch_norm: norms.batch_norm_aten,
+    F.layer_norm: of.layer_norm,
+    torch.layer_norm: of.layer_norm,
+    F.rms_norm: of.rms_norm,
+    torch.rms_norm: of.rms_norm,
+    F.embedding: of.embedding,
+    F.scaled_dot_product_attention: of.attention,
+    F.max_pool2d: of.max_pool2d,
+    torch.max_pool2d: of.max_pool2d,
+    F.avg_pool2d: of.fold(F.avg_pool2d, 4),
+    F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
+    torch.cat: of.cat,
+    scan_lstm: recurrent.scan_lstm,
+}
+RELU = {F.relu, torch.relu, Tensor.relu}
+RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
+ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
+DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+QUERIES = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda",
+                                                 "is_nested", "layout")),
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, torch.is_floating_point,
+    torch.numel, Tensor.is_complex, torch.is_complex,
+}  # fmt: skip
+"""What asks for a shape or a type, and never for values."""
+
+
+COSTLY = {
+    *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
+    *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
+    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split(),
+    *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
+    *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
+}  # fmt: skip
+"""Functions that take longer under vmap than their arithmetic does; a product of matrices is one product there too."""
+
+
+class StackedFunctions(KeyedDropout):
+    """Takes over the functions that a network calls; to be entered inside vmap, for one pass.
+
+    `weights` are the leaves as the network sees them, `lowered` the frozen ones by identity in the precision of the
+    arithmetic. A norm returns a stand-in without values, and is computed with what follows it. `tally` counts functions
+    by ("stacked" or "vmapped", name); `key` is that of the step, for networks that drop something.
+    """
+
+    def __init__(
+        self,
+        at: StackedPass,
+        weights: Mapping[str, Tensor],
+        lowered: Mapping[int, Tensor] | None = None,
+        tally: Counter[tuple[str, str]] | None = None,
+        key: Tensor | None = None,
+    ):
+        super().__init__(key)
+        self.at, self.level = at, current_level()
+        self.names = {id(weight): name for name, weight in weights.items()}
+        self.mixed = any(weight.dtype != at.compute for weight in weights.values())
+        self.lowered = dict(lowered or {})
+        self.tally: Counter[tuple[str, str]] = Counter() if tally is None else tally
+        self.hole = torch.full((), torch.nan, dtype=at.compute, device=at.anchor.device)
+        self.pending: dict[int, PendingNorm] = {}
+        self.values: dict[int, Tensor] = {}
+        self.stand_ins: list[Tensor] = []  # alive, so that no other tensor gets the identity of one
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in QUERIES:
+            return self.at.compute if func == DTYPE and id(args[0]) in self.names else func(*args, **kwargs)
+        if current_level() != self.level:  # the network itself uses vmap or grad
+            return func(*self.ready(args), **self.ready(kwargs))
+        if self.pending and (joined := self.join(func, args, kwargs)) is not None:
+            return joined
+        if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
+            self.tally["stacked", name_of(func)] += 1
+            return taken
+        if func in DRAWING:
+            self.tally["stacked", name_of(func)] += 1
+            given, options = self.ready(args), self.ready(kwargs)
+            if DRAWING[func] is dropout and given and given[0].is_cuda and given[0].dtype in GPU_TYPES:
+                return self.drop(*given, **options)
+            return DRAWING[func](self.draw, *given, **options)
+        if func in COMPOSITES:
+            with self:
+                made = COMPOSITES[func](*args, **kwargs)
+            if made is not None:
+                return made
+        self.tally["vmapped", name_of(func)] += 1
+        return func(*self.ready(args), **self.ready(kwargs))
+
+    # ---- values ----------------------------------------------------------------------------------------------------
+    def take(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply an operator to tensors with their client axes."""
+        found: list[Operand] = []
+
+        def note(value: Tensor) -> Operand:
+            found.append(self.operand(value))
+            return found[-1]
+
+        given, options = map_tensors(note, args), map_tensors(note, kwargs)
+        if not any(part.stacked for part in found):
+            return None
+        with outside():
+            result = operator(self.at, *given, **options)
+        if result is None:
+            return None
+        if isinstance(result, PendingNorm):
+            return self.stand_in(result)
+        return map_tensors(partial(put_back, level=self.level), result)
+
+    def operand(self, value: Tensor) -> Operand:
+        name = self.names.get(id(value))
+        return Operand(*take_off(self.actual(value) if name is None else value, self.level), name)
+
+    def ready(self, given: Any) -> Any:
+        """Replace stand-ins by values, and weights by weights in the precision of the arithmetic."""
+        if not (self.mixed or self.lowered or self.stand_ins):
+            return given
+        return map_tensors(self.actual, given)
+
+    def actual(self, value: Tensor) -> Tensor:
+        one = id(value)
+        if one in self.pending:
+            self.values[one] = self.compute(self.pending.pop(one))
+        if one in self.values:
+            return self.values[one]
+        if self.mixed and one in self.names and one not in self.lowered:
+            self.lowered[one] = value.to(self.at.compute)
+        return self.lowered.get(one, value)
+
+    def drop(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Drop single numbers on a GPU, with the mask that `dropout` would draw."""
+        if not training or p == 0:
+            return x
+        key, keyed = take_off(self.next_key(), self.level)
+        value, stacked = take_off(x, self.level)
+        with outside():
+            clients = self.at.clients
+            value = value if stacked else value.expand(clients, *value.shape)
+            words = key_words(key if keyed else key.expand(clients), self.calls)
+            return put_back(Drop.apply(value, *(word.contiguous() for word in words), p), self.level)
+
+    # ---- norms that wait -------------------------------------------------------------------------------------------
+    def stand_in(self, norm: PendingNorm) -> Tensor:
+        """Return a tensor of the right shape in place of a norm; its values, if they were ever used, are no numbers."""
+        hole = self.hole.expand(norm.x.shape[1:])
+        self.stand_ins.append(hole)
+        self.pending[id(hole)] = norm
+        return hole
+
+    def compute(self, norm: PendingNorm, relu: bool = False) -> Tensor:
+        with outside():
+            return put_back(norm.compute(relu), self.level)
+
+    def join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Join a shortcut or a ReLU to a norm that waits for it; compute norms before anything is changed in place."""
+        first = args[0] if args else None
+        norm = self.pending.get(id(first))
+        in_place = changes_in_place(func, kwargs)
+        if norm is None and in_place and not (isinstance(first, Tensor) and not first.is_floating_point()):
+            self.flush()  # not for the counters of batch norms
+        if func in RELU or func in RELU_IN_PLACE:
+            if norm is None:
+                return None
+            self.tally["stacked", "relu"] += 1
+            value = self.compute(norm, relu=True)
+            if in_place:
+                del self.pending[id(first)]
+                self.values[id(first)] = value
+            return value
+        if (func in ADD or func in ADD_IN_PLACE) and len(args) == 2 and not kwargs:
+            other = args[1]
+            if norm is None and not in_place:
+                first, other, norm = other, first, self.pending.get(id(other))
+            if norm is None or norm.shortcut is not None or other is first or not isinstance(other, Tensor):
+                return None
+            beside, stacked = take_off(self.actual(other), self.level)
+            if not stacked or beside.shape != norm.x.shape:
+                return None
+            self.tally["stacked", "add"] += 1
+            if in_place:
+                self.pending[id(first)] = norm.add(beside)
+                return first
+            return self.stand_in(norm.add(beside))
+        return None
+
+    def flush(self) -> None:
+        """Compute all norms that wait."""
+        for one in list(self.pending):
+            self.values[one] = self.compute(self.pending.pop(one))
+
+    def finish(self, output: Any) -> Any:
+        """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""
+        for one, norm in list(self.pending.items()):
+            if getattr(norm.norm, "running", None):
+                self.values[one] = self.compute(self.pending.pop(one))
+        return _pytree.tree_map_only(Tensor, self.actual, output) if self.stand_ins else output
+
+
+def map_tensors(f: Callable[[Tensor], Any], given: Any) -> Any:
+    """Apply f to the tensors in arguments; PyTorch's own walk through containers takes several times as long."""
+    if isinstance(given, Tensor):
+        return f(given)
+    if type(given) in (tuple, list):
+        return type(given)(map_tensors(f, part) for part in given)
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        return tuple(map_tensors(f, part) for part in given)
+    if type(given) is dict:
+        return {name: map_tensors(f, part) for name, part in given.items()}
+    return given
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    return str(getattr(func, "__name__", func))
+
+
+def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into its argument, by its name."""
+    name = name_of(func)
+    marked = name.endswith("_") and not name.endswith("__")
+    return marked or kwargs.get("inplace") is True or name in IN_PLACE or "out" in kwargs
+
+
+IN_PLACE = {f"__{kind}__" for kind in "iadd isub imul itruediv ifloordiv ipow iand ior ixor setitem".split()}

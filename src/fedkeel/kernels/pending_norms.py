@@ -1,0 +1,133 @@
+"""Group and batch norms that wait for what follows: a shortcut that is added and a ReLU join them in one pass."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedkeel.errors import ModelError
+from fedkeel.kernels.gradient_slots import Into
+from fedkeel.kernels.layers import BatchNormalise, Normalise
+from fedkeel.kernels.operators import Operand, StackedPass
+from fedkeel.kernels.plain import RunningMoments
+
+
+class Norm(Protocol):
+    """Norms images `[clients, batch, height, width, channels]`, adds a shortcut, and applies a ReLU."""
+
+    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class PendingNorm:
+    """A norm that has not been computed, and a shortcut that is added to it."""
+
+    x: Tensor  # [clients, batch, channels, …]
+    norm: Norm
+    shortcut: Tensor | None = None
+
+    def add(self, shortcut: Tensor) -> PendingNorm:
+        return replace(self, shortcut=shortcut)
+
+    def compute(self, relu: bool = False) -> Tensor:
+        images = as_images(self.x)
+        beside = None if self.shortcut is None else as_images(self.shortcut.to(images.dtype))
+        y = self.norm(images.contiguous(), beside, relu)
+        return y.view(*self.x.shape[:2], *self.x.shape[3:], -1).movedim(-1, 2)
+
+
+def as_images(x: Tensor) -> Tensor:
+    """View `[clients, batch, channels, …]` as images with channels last."""
+    last = x.movedim(2, -1)
+    if last.dim() == 5:
+        return last
+    return last.reshape(*last.shape[:2], 1, -1, last.shape[-1])
+
+
+@dataclass
+class GroupNorm:
+    """A norm over groups of channels; its gradients have a place the first time that it is computed."""
+
+    at: StackedPass
+    groups: int
+    epsilon: float
+    weight: Operand
+    bias: Operand
+
+    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+        into: tuple[Into, Into] = (self.at.claim(self.weight), self.at.claim(self.bias))
+        y: Tensor = Normalise.apply(
+            images, self.at.anchor, shortcut, self.weight.value, self.bias.value, into, self.groups, self.epsilon, relu
+        )
+        return y
+
+
+@dataclass
+class BatchNorm:
+    """A norm over the samples of a client; running moments follow once, however often it is computed."""
+
+    at: StackedPass
+    epsilon: float
+    weight: Operand | None
+    bias: Operand | None
+    running: list[RunningMoments] = field(default_factory=list)
+
+    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+        mask = self.at.mask
+        if mask is not None and mask.shape[1] != images.shape[1]:
+            raise ModelError(
+                "this model cannot be stacked: a batch norm sees another number of samples than the batch has.",
+                "use --engine serial, or a batch_size that divides every client's samples",
+            )
+        one = torch.ones((), dtype=self.at.anchor.dtype, device=images.device)
+        gain = self.by_client(self.weight, one, images.shape[-1])
+        bias = self.by_client(self.bias, torch.zeros_like(one), images.shape[-1])
+        into = (self.at.claim(self.weight), self.at.claim(self.bias))
+        running = self.running.pop() if self.running else None
+        y: Tensor = BatchNormalise.apply(
+            images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running
+        )
+        return y
+
+    def by_client(self, weight: Operand | None, neutral: Tensor, channels: int) -> Tensor:
+        """Return one row for each client."""
+        value = neutral.expand(channels) if weight is None else weight.value
+        return value if weight is not None and weight.stacked else value.expand(self.at.clients, channels).contiguous()
+
+
+def group_norm(
+    at: StackedPass, x: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None,
+    eps: float = 1e-5, *rest: Any,
+) -> PendingNorm | None:  # fmt: skip
+    if weight is None or bias is None or not weight.stacked or not bias.stacked or x.axes < 2:
+        return None
+    return PendingNorm(at.stack(x), GroupNorm(at, num_groups, eps, weight, bias))
+
+
+def batch_norm(
+    at: StackedPass, x: Operand, running_mean: Operand | None, running_var: Operand | None,
+    weight: Operand | None = None, bias: Operand | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> PendingNorm | None:  # fmt: skip
+    if not training or x.axes < 2:
+        return None
+    running = []
+    if running_mean is not None and running_var is not None:
+        if not (running_mean.stacked and running_var.stacked):
+            return None
+        both = (running_mean.value, running_var.value)
+        running = [RunningMoments(both, both, momentum)]
+    return PendingNorm(at.stack(x), BatchNorm(at, eps, weight, bias, running))
+
+
+def batch_norm_aten(
+    at: StackedPass, x: Operand, weight: Operand | None, bias: Operand | None, running_mean: Operand | None,
+    running_var: Operand | None, training: bool, momentum: float, eps: float, *rest: Any,
+) -> PendingNorm | None:  # fmt: skip
+    """`torch.batch_norm`, which has another order of arguments."""
+    return batch_norm(at, x, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -1,0 +1,198 @@
+"""Recurrent layers of stacked clients: a product and a small kernel for each step; the weight's gradient at once.
+
+`lstm`, `gru` and the others stand for PyTorch's functions of these names, for one client; what they call is taken over.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fedkeel.kernels.gradient_slots import Into, describe, place
+from fedkeel.kernels.operators import Operand, StackedPass
+from fedkeel.models import text
+
+Scanned = tuple[Tensor, ...]
+"""States of all steps `[batch, steps, units]`, and the last of each kind of state."""
+Scan = Callable[[Tensor, Tensor, Tensor | None, Scanned], Scanned]
+"""Steps through W x + b with the recurrent weight and bias, from the first states."""
+
+
+# ---- stacked -------------------------------------------------------------------------------------------------------
+def scan_lstm(
+    at: StackedPass, arriving: Operand, weight: Operand, bias: Operand | None, h: Operand, c: Operand
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not weight.stacked:
+        return None
+    gates = at.add_bias(at.stack(arriving), bias).permute(2, 0, 1, 3).contiguous()  # [steps, clients, batch, …]
+    states, last = LstmScan.apply(gates, at.anchor, weight.value, at.claim(weight), at.stack(h), at.stack(c))
+    return states.permute(1, 2, 0, 3), states[-1], last
+
+
+class LstmScan(torch.autograd.Function):
+    """i, f, g, o = gates_t + h U;  c = σ(f) c + σ(i) tanh(g);  h = σ(o) tanh(c).
+
+    gates: `[steps, clients, batch, 4 · units]`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, anchor: Tensor, weight: Tensor, into: Into, h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        low = weight.to(gates.dtype)
+        step, fused = low.mT, has_fused_cell(gates.device, gates.dtype)
+        hs, cs, kept = [h.contiguous()], [c.contiguous()], []
+        for t in range(len(gates)):
+            hidden = torch.bmm(hs[-1], step)
+            h, c, active = fused_cell(gates[t], hidden, cs[-1]) if fused else plain_cell(gates[t] + hidden, cs[-1])
+            hs.append(h)
+            cs.append(c)
+            kept.append(active)
+        states = torch.stack(hs)
+        ctx.save_for_backward(low, states, *cs, *kept)
+        ctx.into, ctx.weight, ctx.fused = into, describe(weight), fused
+        return states[1:].clone(), cs[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dstates: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
+        low, states, *rest = ctx.saved_tensors
+        steps = len(states) - 1
+        cs, kept = rest[: steps + 1], rest[steps + 1 :]
+        dh, slopes = dstates[-1], []
+        for t in reversed(range(steps)):
+            back = fused_cell_gradient if ctx.fused else plain_cell_gradient
+            dgates, dc = back(dh.contiguous(), dc, cs[t], cs[t + 1], kept[t])
+            slopes.append(dgates)
+            dh = torch.baddbmm(dstates[t - 1], dgates, low) if t else torch.bmm(dgates, low)
+        slopes.reverse()
+        into, dw = place(ctx.into, ctx.weight)
+        by_client = [part.transpose(0, 1).flatten(1, 2) for part in (torch.stack(slopes), states[:-1])]
+        into.copy_(torch.bmm(by_client[0].mT, by_client[1]))
+        return torch.stack(slopes), None, dw, None, dh, dc
+
+
+def plain_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one step: h, c, and the gates behind their functions."""
+    i, f, g, o = gates.chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    c = f * c + i * g
+    return o * c.tanh(), c, torch.cat([i, f, g, o], -1)
+
+
+def plain_cell_gradient(dh: Tensor, dc: Tensor, before: Tensor, c: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = active.chunk(4, -1)
+    bent = c.tanh()
+    dc = dc + dh * o * (1 - bent.square())
+    slopes = (dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g.square()), dh * bent * o * (1 - o))
+    return torch.cat(slopes, -1), dc * f
+
+
+def fused_cell(gates: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Do the same in PyTorch's kernel, which knows no clients: their samples form one batch."""
+    parts = torch.ops.aten._thnn_fused_lstm_cell(*(part.flatten(0, 1) for part in (gates, hidden, c)))
+    h, c, active = (part.unflatten(0, gates.shape[:2]) for part in parts)
+    return h, c, active
+
+
+def fused_cell_gradient(dh: Tensor, dc: Tensor, before: Tensor, c: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    given = (part.contiguous().flatten(0, 1) for part in (dh, dc, before, c, active))
+    dgates, dbefore, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(*given, False)
+    return dgates.unflatten(0, dh.shape[:2]), dbefore.unflatten(0, dh.shape[:2])
+
+
+@cache
+def has_fused_cell(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has a kernel for a step of an LSTM on this device, in this precision."""
+    if device.type != "cuda":
+        return False
+    try:
+        one = torch.zeros((1, 1, 4), dtype=dtype, device=device)
+        _, c, active = fused_cell(one, one, one[..., :1].contiguous())
+        fused_cell_gradient(c, c, c, c, active)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+# ---- for one client ------------------------------------------------------------------------------------------------
+def lstm(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`torch.lstm`, except for packed sequences."""
+    if isinstance(hx, Tensor):
+        return None
+
+    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
+        return text.scan_lstm(arriving, weight, bias, first[0], first[1])
+
+    y, (h, c) = run_layers(scan, x, tuple(hx), *given)
+    return y, h, c
+
+
+def gru(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
+    """`torch.gru`, except for packed sequences."""
+    if not isinstance(given[0], Sequence):
+        return None
+    y, (h,) = run_layers(scan_gru, x, (hx,), *given)
+    return y, h
+
+
+def scan_gru(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
+    (h,), states = first, []
+    for step in arriving.unbind(1):
+        (r, z, n), (hr, hz, hn) = step.chunk(3, -1), F.linear(h, weight, bias).chunk(3, -1)
+        z = torch.sigmoid(z + hz)
+        new = torch.tanh(n + torch.sigmoid(r + hr) * hn)
+        h = new + z * (h - new)
+        states.append(h)
+    return torch.stack(states, 1), h
+
+
+def rnn(bend: Callable[[Tensor], Tensor], x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
+    """`torch.rnn_tanh` and `torch.rnn_relu`, except for packed sequences."""
+    if not isinstance(given[0], Sequence):
+        return None
+
+    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
+        (h,), states = first, []
+        for step in arriving.unbind(1):
+            h = bend(step + F.linear(h, weight, bias))
+            states.append(h)
+        return torch.stack(states, 1), h
+
+    y, (h,) = run_layers(scan, x, (hx,), *given)
+    return y, h
+
+
+rnn_tanh, rnn_relu = partial(rnn, torch.tanh), partial(rnn, torch.relu)
+
+
+def run_layers(
+    scan: Scan, x: Tensor, first: Scanned, weights: Sequence[Tensor], has_biases: bool, layers: int, dropout: float,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Run the layers and directions of a recurrent network, whose weights stand in PyTorch's order."""
+    x = x if batch_first else x.transpose(0, 1)
+    directions, size = 1 + bidirectional, 4 if has_biases else 2
+    lasts: list[Scanned] = []
+    for layer in range(layers):
+        sides = []
+        for backwards in range(directions):
+            number = layer * directions + backwards
+            w, u, *biases = weights[number * size : number * size + size]
+            b, v = biases or (None, None)
+            arriving = F.linear(x.flip(1) if backwards else x, w, b)
+            states, *last = scan(arriving, u, v, tuple(part[number] for part in first))
+            sides.append(states.flip(1) if backwards else states)
+            lasts.append(tuple(last))
+        x = torch.cat(sides, -1) if bidirectional else sides[0]
+        if dropout and train and layer < layers - 1:
+            x = F.dropout(x, dropout)
+    return x if batch_first else x.transpose(0, 1), [torch.stack(kind) for kind in zip(*lasts, strict=True)]

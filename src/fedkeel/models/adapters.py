@@ -1,0 +1,153 @@
+"""Low-rank adapters: a network is frozen, and small matrices beside some of its layers are trained."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from fedkeel.errors import ModelError
+from fedkeel.models.classifier import head as find_head
+from fedkeel.randomness import key
+
+Patterns = str | Sequence[str]
+
+
+class Adapted(nn.Module):
+    """What adapted layers share: beside their frozen weights, which keep their names, `lora_a` and `lora_b`."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    rank: int
+    alpha: float
+
+    def add_adapter(self, rank: int, alpha: float, generator: torch.Generator) -> None:
+        """Draw A as torch.nn.Linear draws its weights; B is 0."""
+        weight: Any = self.weight
+        drawn = torch.empty(rank, *weight.shape[1:])
+        nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+        self.lora_a = nn.Parameter(drawn.to(weight))
+        self.lora_b = nn.Parameter(weight.new_zeros(len(weight), rank, *(1 for _ in weight.shape[2:])))
+        self.rank, self.alpha = rank, alpha
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha}"
+
+
+class AdaptedLinear(Adapted, nn.Linear):
+    """W x + b + (α / r) B A x, of which A and B are trained.  B = 0 is the layer itself.  (LoRA, Hu et al. 2022)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # scaled where it is narrow
+        return F.linear(x, self.weight, self.bias) + F.linear(self.scale * F.linear(x, self.lora_a), self.lora_b)
+
+
+class AdaptedConv2d(Adapted, nn.Conv2d):
+    """W ∗ x + b + (α / r) B (A ∗ x): A is a convolution to r channels, B mixes them.  (LoRA, Hu et al. 2022)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        how: tuple[Any, ...] = (self.stride, self.padding, self.dilation)
+        change = F.conv2d(self.scale * F.conv2d(x, self.lora_a, None, *how), self.lora_b)
+        return F.conv2d(x, self.weight, self.bias, *how) + change
+
+
+def lora(
+    module: nn.Module,
+    rank: int,
+    *,
+    alpha: float | None = None,
+    on: Patterns = ("*.attention.*",),
+    head: Patterns | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Return the network with its weights frozen, and low-rank adapters and a head that train.
+
+    `on` are patterns of names of layers (torch.nn.Linear, ungrouped Conv2d) that get an adapter W + (alpha / rank) B A;
+    alpha is the rank where it is not given, so that B A counts once. `head` are patterns of parameters, or of the
+    modules they are in, that train as a whole: the last layer where they are not given, of a `transformers` model all
+    that is not its base; () trains adapters alone. The given network stays as it is, and shares its frozen weights with
+    the one returned.
+    """
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"adapters go into a torch.nn.Module, not {type(module).__name__}.", "fk.lora(net, rank=8)")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ModelError(f"the rank of adapters is a whole number of at least 1, not {rank!r}.", "rank=8")
+    if not isinstance(alpha, float | int | None) or (alpha is not None and not 0 < alpha < math.inf):
+        raise ModelError(f"the alpha of adapters is a number above 0, not {alpha!r}.", "alpha=16")
+    adapted = copy.deepcopy(module, {id(p): nn.Parameter(p.detach()) for p in module.parameters()})
+    whole = head_names(adapted, head)
+    chosen = choose_layers(adapted, list_patterns(on), whole)
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_(name in whole)
+        if name in whole:
+            parameter.data = parameter.data.clone()
+    generator = torch.Generator().manual_seed(key(seed, "lora"))
+    for name in chosen:
+        layer: Any = adapted.get_submodule(name)
+        layer.__class__ = AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d
+        layer.add_adapter(rank, float(rank if alpha is None else alpha), generator)
+    for part in adapted.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # its fast path would multiply by the frozen weights alone
+    return adapted
+
+
+def list_patterns(given: Patterns) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def head_names(module: nn.Module, patterns: Patterns | None) -> frozenset[str]:
+    """Name the parameters that train as a whole."""
+    names = [name for name, _ in module.named_parameters()]
+    if patterns is None:
+        base = getattr(module, "base_model_prefix", "")  # how `transformers` calls what is below a head
+        outside = [name for name in names if base and not name.startswith(f"{base}.")]
+        return frozenset(outside if 0 < len(outside) < len(names) else find_head(module))
+    found: set[str] = set()
+    for pattern in list_patterns(patterns):
+        here = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
+        if not here:
+            raise ModelError(f"no parameter of the head is called {pattern!r}.", f"parameters: {list_names(names)}")
+        found.update(here)
+    return frozenset(found)
+
+
+def choose_layers(module: nn.Module, patterns: Sequence[str], whole: frozenset[str]) -> list[str]:
+    """Name the layers to adapt, in the order of the network; those that train as a whole are passed over."""
+    layers = [name for name in adaptable_layers(module) if f"{name}.weight".lstrip(".") not in whole]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise ModelError(
+                f"no layer that can have an adapter is called {pattern!r}.",
+                f"layers: {list_names(layers)}" if layers else "adapters go beside torch.nn.Linear and Conv2d",
+            )
+    return [name for name in layers if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def adaptable_layers(module: nn.Module) -> Iterator[str]:
+    """Yield the names of layers that may get an adapter: those whose own `forward` multiplies by their weights."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, NonDynamicallyQuantizableLinear):
+            continue  # torch.nn.MultiheadAttention multiplies by its weights itself
+        if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+            yield name
+        elif isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
+            if layer.groups == 1 and layer.padding_mode == "zeros":
+                yield name
+
+
+def list_names(names: Iterable[str]) -> str:
+    """List names, those that differ in a number once: `layer.*.query`."""
+    return ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))

@@ -1,0 +1,68 @@
+"""How a user's network is called: inputs by position or by name, and what of its output a loss is given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.data.clients import Sample
+
+
+def call_network(network: nn.Module, tensors: Sample, names: Sequence[str] | None) -> Any:
+    """Call a network with all parts of samples but the target, by name where they have names.
+
+    Return its logits where it says which they are.
+    """
+    inputs = tensors[:-1] or tensors
+    if names is None or (len(inputs) == 1 and not takes_name(network, names[0])):
+        return read_logits(network(*inputs))
+    return read_logits(network(**dict(zip(names, inputs, strict=False))))
+
+
+def as_given(tensors: Sample, names: Sequence[str] | None) -> Any:
+    """Samples as their client's data are: a tensor, a tuple or a dict."""
+    if names is not None:
+        return dict(zip(names, tensors, strict=True))
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def takes_name(network: nn.Module, name: str) -> bool:
+    """Whether a network takes an input of that name; a single one is given by position where it does not."""
+    parameters = inspect.signature(network.forward).parameters
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def call_mixed(
+    compute: torch.dtype, dtype: torch.dtype, network: nn.Module, tensors: Sample, names: Sequence[str] | None
+) -> Any:
+    """Call a network in the lower precision where its frozen base has that and what is trained does not."""
+    kinds = {p.dtype for p in network.parameters() if p.is_floating_point()}
+    if len(kinds) < 2:
+        return call_network(network, tensors, names)
+    with torch.autocast(tensors[0].device.type, compute):
+        output = call_network(network, tensors, names)
+    return output.to(dtype) if isinstance(output, Tensor) else output
+
+
+@contextmanager
+def without_turns() -> Iterator[None]:
+    """Ask networks to take no turn that depends on data, as if they were traced: `transformers` looks into masks."""
+    before = torch.compiler.is_compiling
+    torch.compiler.is_compiling = lambda: True
+    try:
+        yield
+    finally:
+        torch.compiler.is_compiling = before
+
+
+def read_logits(output: Any) -> Any:
+    """Return the `logits` of an output that has some, as those of `transformers` do; any other output as it is."""
+    if output is None or isinstance(output, Tensor | tuple | list):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return output if logits is None else logits

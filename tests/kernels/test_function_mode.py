@@ -1,0 +1,122 @@
+"""Which functions of a network are taken over, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import fedkeel as fk
+from fedkeel.core.objectives import Loss
+from fedkeel.engines.stacked.describe_network import describe_network
+from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
+from fedkeel.engines.stacked.stacked_batches import StackedBatch
+from fedkeel.errors import ModelError
+from fedkeel.problems.task import Task
+from support.zoo import NETWORKS, draw_inputs
+
+
+def task_of(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> Task:
+    draw = torch.Generator().manual_seed(0)
+    inputs = draw_inputs(shapes, 4, draw)
+    return Task(fk.Problem(model=model, loss=cross_entropy, clients=[(*inputs, torch.tensor([0, 1, 2, 0]))]))
+
+
+def describe(name: str) -> dict[str, str]:
+    make, shapes = NETWORKS[name]
+    return describe_network(task_of(make(), shapes))
+
+
+def test_norms_take_shortcuts_and_relus_with_them() -> None:
+    """A residual network as torchvision writes it calls nothing between its convolutions and norms."""
+    said = describe("ResNet as torchvision writes it")
+    assert said == {"stacked": "conv2d ×6, batch_norm ×6, relu ×5, max_pool2d, add ×2, adaptive_avg_pool2d, linear"}
+
+
+def test_what_is_not_taken_over_is_said() -> None:
+    assert "conv_transpose2d (" in describe("U-Net")["vmapped one by one"]
+    assert "conv2d" in describe("ConvNeXt")["vmapped one by one"]  # one in groups
+    assert "bilinear" in describe("two inputs")["client by client"]
+    for name in ("a vision transformer", "a transformer encoder", "LSTM", "RMS norms", "DenseNet"):
+        assert list(describe(name)) == ["stacked"]
+
+
+def test_a_network_that_looks_at_values_is_refused_with_the_reason() -> None:
+    class Curious(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+
+    with pytest.raises(ModelError, match=r"cannot be stacked: .*control flow") as caught:
+        describe_network(task_of(Curious(), ((4,),)))
+    assert "serial" in (caught.value.hint or "")
+
+
+def test_short_batches_that_a_network_joins_are_refused() -> None:
+    """Which of the joined samples only fill a batch up cannot be told."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.norm(torch.cat([x, -x])).chunk(2)
+            return self.layer(one * other)
+
+    task = task_of(Joined(), ((4,),))
+    batch = StackedBatch((torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)), None, (4, 4))
+    workspace, moments = StackedWorkspace(task), task.buffers
+    assert moments is not None
+    workspace(task.initial.expand(2), batch, Loss(), {}, moments.expand(2))
+    short = batch._replace(mask=torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]]), sizes=(4, 2))
+    with pytest.raises(ModelError, match="another number of samples"):
+        workspace(task.initial.expand(2), short, Loss(), {}, moments.expand(2))
+
+
+def test_a_network_that_remembers_its_samples_sees_no_filled_up_batch() -> None:
+    class Memory(nn.Module):
+        def __init__(self, learns: bool) -> None:
+            super().__init__()
+            self.learns, self.layer = learns, nn.Linear(4, 3)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.learns:
+                self.mean.lerp_(x.detach().mean(0), 0.1)
+            return self.layer(x - self.mean)
+
+    assert StackedWorkspace(task_of(Memory(learns=False), ((4,),))).separable
+    assert not StackedWorkspace(task_of(Memory(learns=True), ((4,),))).separable
+
+
+def test_frozen_weights_are_one_copy_and_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    model[0].weight.requires_grad_(False)
+    task = task_of(model, ((4,),))
+    batch = StackedBatch((torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)), None, (4, 4))
+    workspace, products, linear = StackedWorkspace(task), [], F.linear
+
+    def note(x: Tensor, weight: Tensor, *bias: Tensor | None) -> Tensor:
+        products.append((tuple(x.shape), tuple(weight.shape)))
+        return linear(x, weight, *bias)
+
+    monkeypatch.setattr(F, "linear", note)
+    found = workspace(task.initial.expand(2), batch, Loss(), {}, None)
+    assert found.tree.layout.size == 15
+    assert ((2, 4, 4), (5, 4)) in products  # two clients of four samples, and the weight as it is
+
+
+def test_gradients_are_written_where_they_belong() -> None:
+    """A weight that is used once needs no copy; one that is used twice, or through a view, gets the sum."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    workspace = StackedWorkspace(task_of(model, ((4,),)))
+    batch = StackedBatch((torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)), None, (4, 4))
+    found = workspace(workspace.task.initial.expand(2), batch, Loss(), {}, None)
+    assert found.tree.buffer.isfinite().all()
+    assert found.tree["0.weight"].untyped_storage().data_ptr() == found.tree.buffer.untyped_storage().data_ptr()

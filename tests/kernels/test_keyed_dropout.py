@@ -1,0 +1,58 @@
+"""Dropout as a function of a key."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedkeel.kernels.keyed_dropout import KeyedDropout
+from fedkeel.randomness import keyed_bits
+
+KEY = torch.tensor(17)
+
+
+def test_the_share_that_is_dropped_and_the_mean_of_the_rest() -> None:
+    x = torch.ones(200, 500)
+    for share in (0.1, 0.5, 0.9):
+        with KeyedDropout(KEY):
+            y = F.dropout(x, share)
+        assert abs(float((y == 0).float().mean()) - share) < 0.005
+        torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - share)))
+    with KeyedDropout(KEY):
+        assert not F.dropout(x, 1.0).any()
+        assert F.dropout(x, 0.5, training=False) is x
+
+
+def test_whole_channels_are_dropped_together() -> None:
+    with KeyedDropout(KEY):
+        y = nn.Dropout2d(0.5)(torch.ones(20, 30, 3, 3))
+    assert set(y.flatten(2).std(-1).unique().tolist()) == {0.0}
+    assert 0.4 < float((y == 0).float().mean()) < 0.6
+
+
+def test_each_call_and_each_key_draws_other_numbers_and_a_shorter_batch_the_first_of_them() -> None:
+    def draw(key: int, calls: int, samples: int) -> torch.Tensor:
+        with KeyedDropout(torch.tensor(key)):
+            return [F.dropout(torch.ones(samples, 50), 0.5) for _ in range(calls)][-1]
+
+    first = draw(1, 1, 8)
+    assert torch.equal(first, draw(1, 1, 8))
+    assert torch.equal(first[:5], draw(1, 1, 5))
+    for other in (draw(1, 2, 8), draw(2, 1, 8)):
+        assert 0.4 < float((first == other).float().mean()) < 0.6
+
+
+def test_bits_are_even_and_independent() -> None:
+    """Each of the 32 bits is set in half of the numbers, and pairs of bits agree in half of them."""
+    bits = torch.stack([(keyed_bits(torch.tensor(k), 0, 20_000) >> b) & 1 for k in (0, 1) for b in range(32)]).double()
+    assert float((bits.mean(1) - 0.5).abs().max()) < 0.02
+    assert float((torch.corrcoef(bits) - torch.eye(64)).abs().max()) < 0.04
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    before = torch.random.get_rng_state()
+    with KeyedDropout(KEY):
+        layer(torch.zeros(2, 3, 8))
+    assert torch.equal(before, torch.random.get_rng_state())
