@@ -81,6 +81,22 @@ def test_what_is_described_tells_methods_models_and_data_apart():
     assert differing(model="cnn-small" if "cnn-small" in fk.MODELS else "logistic") == {"messages"}
 
 
+def test_another_frozen_base_is_refused():
+    """It does not travel: each side has its own copy, and trained parts fit one of them only."""
+
+    def described(value):
+        given = make_problem()
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
+        for i, weight in enumerate(model.parameters()):
+            torch.nn.init.constant_(weight, value if i < 2 else 0.0)
+            weight.requires_grad = i >= 2
+        problem = fk.Problem(model=model, loss=given.loss, clients=given.clients, test=given.test)
+        return side(experiment(problem, "fedavg"))
+
+    assert {name for name, value in described(0.1).items() if value != described(0.2)[name]} == {"base"}
+    assert "base" not in TOLD
+
+
 def test_a_rule_of_the_users_that_was_edited_on_one_side_is_another_method(tmp_path, monkeypatch):
     text = "import fedkeel as fk\n\nclass Pull(fk.Proximal):\n    pass\n"
     (tmp_path / "pulls.py").write_text(text)

@@ -25,6 +25,7 @@ def describe_side(plan: Plan, task: Task, method: Method) -> dict[str, str]:
         "method": hash_of({name: value for name, value in composed.items() if name != "papers"}),
         "messages": hash_of([describe_slots(state) for state in expected_messages(method, task)]),
         "data": describe_data(plan),
+        "base": task.base or "none",  # of a network with a frozen part, which does not travel
     }
 
 
