@@ -14,7 +14,7 @@ test test-fast test-flower test-flower-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or hypothesis"
 
 test-fast: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -79,9 +79,8 @@ def settings_named(text: str, experiment: Mapping[str, Any]) -> Iterator[tuple[s
             yield word, float(pair["number"] or pair["count"]), of(experiment) if of else experiment["method"][word]
 
 
-@pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_labels_name_the_setting(paper: str, table: str) -> None:
-    for cell in find(f"{paper}:{table}"):
+def test_labels_name_the_setting() -> None:
+    for cell in (cell for paper in PAPERS for cell in find(paper)):
         named = [*settings_named(cell.row, cell.experiment), *settings_named(cell.column, cell.experiment)]
         # a number alone is the Dirichlet coefficient
         numbers = [float(part) for part in cell.column.split(", ") if re.fullmatch(r"[\d.]+", part)]

@@ -24,9 +24,19 @@ if TYPE_CHECKING:
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
-@examples("fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
+@examples(
+    "fedkeel sweep sweep.toml",
+    "fedkeel sweep sweep.toml --out runs/tuned --device cuda",
+    "fedkeel sweep specgradfilter-tuning --device cuda",
+)
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Experiment, grids, methods and seeds.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SWEEP.toml",
+            help="Experiment, grids, methods and seeds; or a paper's own tuning: specgradfilter-tuning.",
+        ),
+    ],
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
@@ -55,11 +65,12 @@ def sweep(
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.presets import find_preset
     from fedkeel.studies.ray_cluster import runs_on_ray
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
-    data = read(file, "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
+    data = read(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
 

@@ -29,6 +29,11 @@ def accuracy(name: str) -> Callable[[Found], float | None]:
     return lambda found: (found["accuracy_spread"] or {}).get(name)
 
 
+def embedded(name: str, *kinds: str) -> Callable[[Found], float | None]:
+    """A number of the first of these kinds that was embedded."""
+    return lambda found: next((found["kinds"][kind].get(name) for kind in kinds if kind in found["kinds"]), None)
+
+
 def share(value: float) -> str:
     return f"{100 * value:.1f}"
 
@@ -49,6 +54,9 @@ COLUMNS: tuple[Column, ...] = (
     ("spectrum", "disagreement below the cut, δ²", lambda found: found["heterogeneity"]["low"], short),
     ("spectrum", "above it, δ²", lambda found: found["heterogeneity"]["high"], short),
     ("spectrum", "share below, %", low_share, share),
+    ("embedding", "spread of perturbations", embedded("spread", "perturbation"), short),
+    ("embedding", "spread of features", embedded("spread", "feature"), short),
+    ("embedding", "silhouette of classes", embedded("separation", "sample", "feature"), short),
     ("cka", "CKA of the last layer", last_cka, short),
     ("hessian", "top eigenvalue", lambda found: found["eigenvalues"][0], short),
     ("hessian", "trace", lambda found: found["trace"], short),

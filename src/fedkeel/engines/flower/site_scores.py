@@ -11,7 +11,8 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.problems.task import Batch, Scores, Task, are_class_scores
+from fedkeel.problems.metrics import are_class_scores
+from fedkeel.problems.task import Batch, Scores, Task
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve
 CONFIDENCES = 15  # steps in which confidence is compared with accuracy
