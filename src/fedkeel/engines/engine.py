@@ -171,6 +171,15 @@ def mean_scale(method: Method, lengths: Sequence[int], scales: Sequence[list[flo
     return math.fsum(one for scale in sent for one in scale) / max(1, sum(map(len, sent)))
 
 
+def known_facts(method: Method, task: Task, training: Training, round: int, lr: float, client: int) -> State:
+    """Compute the facts of a client's round without its data: what a server need not ask a node for."""
+    taken = task.epoch_size(client, training.batch_size)
+    lengths = [training.steps_of(phase, round, client, taken) for phase in method.phases]
+    rate = torch.tensor(lr, dtype=task.dtype, device=task.device)
+    mean = rate * mean_scale(method, lengths, scale_rates(method, round, lengths))
+    return client_facts(task, client, sent_steps(method, lengths), mean)
+
+
 def client_state(method: Method, task: Task, state: State | None) -> State:
     """Return a client's state, from wherever it stays, or the initial one of a client that has never taken part."""
     if isinstance(state, KeptState):

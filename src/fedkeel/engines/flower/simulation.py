@@ -76,7 +76,7 @@ def start_simulation(
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, grid, registry, Terms(diverged=True), on_close=simulation.stop)
+    return FlowerEngine(task, method, training, grid, registry, Terms(diverged=True), on_close=simulation.stop)
 
 
 class Simulation:
