@@ -86,7 +86,7 @@ class SlotBounds:
             text = json.dumps(
                 {"recent": {name: [*sizes] for name, sizes in self.recent.items()}, "largest": self.largest}
             )
-            write_atomically(self.file, lambda path: path.write_text(text, encoding="utf-8"))
+            write_atomically(self.file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
 
     def restore(self) -> bool:
         """Read what an earlier session has remembered; False where there is nothing that can be read."""

@@ -29,7 +29,7 @@ class SiteLedger:
     def write(self, round: int, sites: Mapping[int, Scores], together: Scores) -> None:
         """Append what was measured after a round, at each site and together."""
         line = {"round": round, "together": means(together), "sites": {str(c): means(s) for c, s in sites.items()}}
-        with self.file.open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         for client, scores in sites.items():
             told = ", ".join(f"{name} {value:.4g}" for name, value in means(scores).items() if value is not None)
