@@ -1,6 +1,6 @@
 """Install a built wheel in empty environments, use it there, and write down what worked.
 
-    python scripts/try_wheel.py dist/fedkeel-*.whl --python python3.11 --python python3.12 --torch 2.9.1 --torch 2.10.0
+    python scripts/try_wheel.py dist/fedkeel-*.whl --python python3.11 --python python3.12 --torch 2.10.0 --torch 2.13.0
     python scripts/try_wheel.py --page      # makes docs/compatibility.md of results/compatibility.jsonl
 
 Every pair of a Python and a PyTorch gets a fresh environment with the wheel and nothing of this checkout but its tests.
