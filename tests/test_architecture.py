@@ -34,6 +34,7 @@ ALLOWED = {
     "runs": WINGS,
     **dict.fromkeys(["papers", "federation"], f"runs {WINGS}"),
     **dict.fromkeys(["studies", "catalogue"], f"papers federation runs {WINGS}"),
+    "testing": f"catalogue papers federation runs {WINGS}",
     "report": f"studies catalogue papers federation runs {WINGS}",
     "cli": f"report studies catalogue papers federation runs {WINGS}",
     "__main__": f"cli report studies catalogue papers federation runs {WINGS}",
