@@ -12,7 +12,7 @@ import fedkeel
 
 ROOT = Path(fedkeel.__file__).parent
 
-GROUND = "errors importing randomness ranges streams text typed_values"
+GROUND = "errors importing plugins randomness ranges streams text typed_values"
 MATERIAL = f"kernels core data models {GROUND}"
 WINGS = f"analysis optim methods rules engines problems {MATERIAL}"
 ALLOWED = {
@@ -21,6 +21,7 @@ ALLOWED = {
     "errors": "text",
     "typed_values": "errors ranges text",
     "importing": "errors ranges text typed_values",
+    "plugins": "errors importing ranges text typed_values",
     # what everything is made of
     **dict.fromkeys(["core", "data", "models"], GROUND),
     "kernels": f"core data models {GROUND}",
