@@ -160,7 +160,7 @@ def test_lists_show_what_packages_bring(install, fedkeel, monkeypatch, constant_
 def test_a_broken_package_is_told_in_a_line_and_stops_nothing_else(install, fedkeel, monkeypatch, constant_weights):
     one = cards.costs(fk.METHODS["fedavg"]())
     monkeypatch.setattr(cards, "costs", lambda method: one)
-    groups = "[fedkeel.methods]\nbad = their_bad:bad\n[fedkeel.models]\nbad = their_bad:bad\n[fedkeel.datasets]\nbad = their_bad:x\n"
+    groups = "".join(f"[fedkeel.{group}]\nbad = their_bad:bad\n" for group in ("methods", "models", "datasets"))
     install("broken", groups, their_bad="raise SystemExit('no licence')")
     for command, word in (("methods", "method"), ("models", "model"), ("datasets", "data set")):
         done = fedkeel(command)

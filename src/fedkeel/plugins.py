@@ -1,7 +1,7 @@
 """What installed packages bring: names under entry points such as `fedkeel.methods`.
 
-Nothing is looked for when fedkeel is imported. A name that fedkeel does not know is looked for among the entry points of
-installed packages, and only the module behind that one name is imported.
+Nothing is looked for when fedkeel is imported. A name that fedkeel does not know is looked for among the entry points
+of installed packages, and only the module behind that one name is imported.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def one_line(text: str) -> str:
 
 
 class Registry(dict[str, Any]):
-    """What fedkeel has by name. A name that it lacks is looked for in installed packages; a walk shows fedkeel's own."""
+    """What fedkeel has by name; a name that it lacks is looked for in installed packages. A walk sees fedkeel's own."""
 
     def __init__(self, group: str, kind: Kind, known: dict[str, Any], take: Callable[[Any], Any] = lambda one: one):
         super().__init__(known)
@@ -100,5 +100,5 @@ class Registry(dict[str, Any]):
             raise KeyError(name)
         return self.take(look_up(plugin.value, self.kind, Trust.INSTALLED))
 
-    def get(self, name: str, otherwise: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, otherwise: Any = None) -> Any:
         return self[name] if name in self else otherwise

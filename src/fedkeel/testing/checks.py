@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import is_dataclass
 from typing import Any
 
 from fedkeel.core.method import Method
@@ -32,8 +31,8 @@ def check_method(
     `method` is a Method, a function that returns one, or a name. With `neutral`, hyper-parameters of that function,
     the method must be `base`: neutral={"mu": 0.0}. `skip` names laws that a method breaks on purpose.
     """
-    for law in skip:
-        require_known(law, LAWS, "unknown law", "laws")
+    for name in skip:
+        require_known(name, LAWS, "unknown law", "laws")
     trial = Trial(as_method(method))
     for name, law in LAWS.items():
         if name not in skip:
@@ -49,9 +48,9 @@ def check_rule(
 
     A weighting stands in weights, a rule that climbs in perturb, any other in gradient, or in the `place` given.
     """
-    name, kind = type(rule).__name__, type(rule)
+    name, options = type(rule).__name__, getattr(type(rule), "__dataclass_params__", None)
     hold(isinstance(rule, Rule), f"{rule!r} is no rule.", "a rule is an object of a subclass of fk.Rule")
-    frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = options is not None and options.frozen
     hold(frozen, f"rule {name} is no frozen dataclass.", "@dataclass(frozen=True) above the class")
     acts = bool(rule.stages) or isinstance(rule, Weighting)
     hold(acts, f"rule {name} does nothing: it overrides no stage.", "see docs/guides/extending.md")

@@ -73,7 +73,7 @@ def check_division(divided: Partition, name: str, samples: int, clients: int | N
         f"{name} gives away samples that do not exist.",
         f"indices lie in 0 … {samples - 1}",
     )
-    ascending = all(bool((np.diff(mine) >= 0).all()) for mine in divided)
+    ascending = all(bool((np.diff(mine) >= 0).all()) for mine in map(divided.__getitem__, range(len(divided))))
     hold(ascending, f"{name} does not list the samples of a client in order.", "collect(…) sorts them")
 
 

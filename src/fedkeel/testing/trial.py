@@ -52,8 +52,10 @@ def sample_problem(method: Method, sizes: Sequence[int] = SIZES, **changes: Any)
         return torch.randn(count, 6, generator=generator) + labels[:, None], labels
 
     clients, test = [draw(count) for count in sizes], draw(4)
-    parts = {"model": sample_network(method), "loss": CrossEntropy(), "clients": clients, "test": test, "classes": 3,
-             "proxy": test, "tests": clients}  # fmt: skip
+    parts: dict[str, Any] = {
+        "model": sample_network(method), "loss": CrossEntropy(), "clients": clients, "test": test, "classes": 3,
+        "proxy": test, "tests": clients,
+    }  # fmt: skip
     return Problem(**parts | changes)
 
 
