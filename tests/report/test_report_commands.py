@@ -62,7 +62,6 @@ def test_wrong_folders_are_refused(call, tmp_path):
     ("given", "named"),
     [
         (["runs"], "without RUN…"),
-        (["--figures", "figs"], "without --figures"),
         (["runs", "--target", "0.5"], "without RUN… and --target"),
     ],
 )
