@@ -12,6 +12,7 @@ import pytest
 import fedkeel as fk
 from fedkeel import importing
 from fedkeel.catalogue import cards
+from fedkeel.cli import completion
 from fedkeel.engines.choose import check_name
 from fedkeel.importing import Trust
 from fedkeel.methods import build, composition
@@ -107,6 +108,7 @@ def test_names_of_every_group_are_found_when_they_are_asked_for(install):
     assert find_plugin("methods", "pulled").package == "theirs"
     assert "turns" not in fk.PARTITIONS
     check_name("slow")
+    assert completion.complete_methods("fedavg,pul") == ["fedavg,pulled"]
     assert "their_things" not in sys.modules  # nothing is imported before it is needed
     recalled = composition.load_rule({"rule": "Pull", "mu": 0.3}, Trust.NOTHING)
     assert "their_things" not in sys.modules
@@ -154,7 +156,8 @@ def test_lists_show_what_packages_bring(install, fedkeel, monkeypatch, constant_
     assert "theirs: from the package theirs" in fedkeel("datasets").out
     for command, name in (("methods", "pulled"), ("models", "line"), ("datasets", "theirs")):
         listed = json.loads(fedkeel(command, "--json").out)[command]
-        assert name in [entry["name"] for entry in listed]
+        (entry,) = (entry for entry in listed if entry["name"] == name)
+        assert "theirs" in entry.get("package", entry.get("family"))
 
 
 def test_a_broken_package_is_told_in_a_line_and_stops_nothing_else(install, fedkeel, monkeypatch, constant_weights):

@@ -54,8 +54,10 @@ def datasets(
         if partition or figure or source:
             raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
         if json:
-            cards = [*DATASETS.values(), *(card for _, card in load_plugins("datasets", DATASETS, card_of))]
-            typer.echo(in_json({"datasets": [dataset_entry(one) for one in cards]}))
+            entries = [dataset_entry(one) for one in DATASETS.values()]
+            for plugin, one in load_plugins("datasets", DATASETS, card_of):
+                entries.append(dataset_entry(one) | {"package": plugin.package})
+            typer.echo(in_json({"datasets": entries}))
         else:
             show_table(stdout())
         return

@@ -36,9 +36,11 @@ def models(
     if json:
         from fedkeel.cli.listings import model_entry
 
-        found = dict(MODELS) if name is None else {name: card_of(name)}
-        found |= {} if name else {plugin.name: card for plugin, card in load_plugins("models", MODELS, countable)}
-        typer.echo(in_json({"models": [model_entry(key, one, count_parameters(one)) for key, one in found.items()]}))
+        found = MODELS if name is None else {name: card_of(name)}
+        entries = [model_entry(key, one, count_parameters(one)) for key, one in found.items()]
+        for plugin, card in load_plugins("models", MODELS, countable) if name is None else ():
+            entries.append(model_entry(plugin.name, card, count_parameters(card)) | {"package": plugin.package})
+        typer.echo(in_json({"models": entries}))
         return
     if name is None:
         made = table(["model!", "parameters>", "what it is"])
