@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.rule import Rule
-from fedkeel.data import DATASETS
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
+from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
@@ -163,7 +163,7 @@ def meant(word: str) -> str:
     """What someone may have meant by a word where a file should stand."""
     if word in METHODS:
         return f"a method is chosen with --method {word}"
-    if word in DATASETS:
+    if is_known(word):
         return f"a data set is chosen with --dataset {word}"
     if (Path(word) / "experiment.toml").exists():
         return f"`fedkeel resume {shlex.quote(word)}` goes on with this run"
@@ -228,8 +228,8 @@ def as_list(value: Any) -> list[Any]:
 def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The partition so far as a table: given, or the data set's own."""
     given = data.get("partition")
-    if given is None and data.get("dataset") in DATASETS:
-        given = DATASETS[data["dataset"]].preset.get("partition")
+    if given is None and is_known(data.get("dataset")):
+        given = find_card(data["dataset"]).preset.get("partition")
     return as_table(given)
 
 

@@ -99,7 +99,9 @@ def read_data(given: Any, whose: str, label: Label | None = None) -> Any:
     if isinstance(given, Tensor | np.ndarray | tuple | list):
         return given
     extra = "; one that can only be walked through is given as list(…)" if isinstance(given, IterableDataset) else ""
-    raise DataError(f"{whose} is of type {type(given).__name__}; expected: {EXPECTED}.", f"clients=[(x0, y0), …]{extra}")
+    raise DataError(
+        f"{whose} is of type {type(given).__name__}; expected: {EXPECTED}.", f"clients=[(x0, y0), …]{extra}"
+    )
 
 
 def is_list_of_samples(given: Any) -> bool:

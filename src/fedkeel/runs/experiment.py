@@ -16,9 +16,9 @@ from torch import nn
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import Schedule
-from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import explain_new_default, load_partition, names_own, save_partition
+from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
@@ -201,8 +201,8 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
 def note_new_default(data: Mapping[str, Any]) -> None:
     """Log what an older file without a form of partition now means."""
     given = data.get("partition")
-    if given is None and data.get("dataset") in DATASETS:
-        given = DATASETS[data["dataset"]].preset.get("partition")
+    if given is None and is_known(data.get("dataset")):
+        given = find_card(data["dataset"]).preset.get("partition")
     if (changed := explain_new_default(given)) is not None:
         log.warning("%s", changed)
 

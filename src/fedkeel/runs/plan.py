@@ -14,12 +14,12 @@ from torch import nn
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
-from fedkeel.data import DATASETS
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
+from fedkeel.data.storage.loading import find_card
 from fedkeel.engines.engine import Training
-from fedkeel.errors import DataError, ExperimentError, require_known
+from fedkeel.errors import ExperimentError
 from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
@@ -46,7 +46,7 @@ class Division:
 
     @property
     def card(self) -> DatasetCard:
-        return DATASETS[self.dataset]
+        return find_card(self.dataset)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     method = read_method(asked["method"], Trust.TYPED)
     if problem is not None:
         return method, problem
-    preset = DATASETS[require_known(dataset, DATASETS, "unknown data set", "data sets", DataError)].preset
+    preset = find_card(dataset).preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]
     return method, Division(dataset, partition, model, asked["augment"] or preset.get("augment", "none"))
