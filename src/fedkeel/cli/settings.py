@@ -27,7 +27,7 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 
 MOST_SEEDS = 1000
 
-TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
+TABLES = ("epochs", "evaluation", "optimizer", "schedule", "server_schedule")
 """Keys whose fields are set one by one; a text is the name in such a table."""
 
 
@@ -78,8 +78,8 @@ def experiments(request: Request) -> list[Asked]:
         elif path[0] == "partition" and len(path) > 1:
             data["partition"] = with_field(partition_of(data), path[1:], value)
         elif path[0] in TABLES and len(path) == 2:
-            given_so_far = data.get(path[0])
-            table = {"name": given_so_far} if isinstance(given_so_far, str) else given_so_far
+            before = data.get(path[0])
+            table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else None
             data[path[0]] = with_field(table, path[1:], value)
         elif len(path) > 1:
             raise ExperimentError(

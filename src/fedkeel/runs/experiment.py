@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import Schedule
@@ -52,7 +53,8 @@ class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
     `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number (0.5: half of
-    one) or a range drawn per client and round, `steps` a number of local steps instead; `schedule` and
+    one), a range drawn per client and round, {"clients": [1, 5, 2]}, a number for each client, or {"samples": 500}, as
+    many as bring each client about so many samples; `steps` a number of local steps instead; `schedule` and
     `server_schedule` say how the clients' and the server's rate change; clip = 0 does not clip; `optimizer` is the
     clients': a name, a table of its name and fields, or a rule, and without `lr` its own rate is taken; `participants`
     a list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
@@ -68,7 +70,7 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Passes | tuple[Count, Count] | None = None
+    epochs: Passes | tuple[Count, Count] | ClientEpochs | Mapping[str, Any] | None = None
     steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
@@ -128,7 +130,8 @@ class Experiment:
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
                 value = f"{PYTHON}{type(value).__qualname__} {digest_of(value)}"
-            data[field.name] = value.save() if isinstance(value, Evaluation | Schedule) else _plain(value)
+            has_fields = isinstance(value, ClientEpochs | Evaluation | Schedule)
+            data[field.name] = value.save() if has_fields else _plain(value)
         if isinstance(source, Problem):
             data["problem"] = f"{PYTHON}{source.digest()}"
         else:

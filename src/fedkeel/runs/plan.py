@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fedkeel.core.client_epochs import ClientEpochs, read_epochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
@@ -57,7 +58,7 @@ class Plan:
     source: Division | Problem
     rounds: int
     participation: float | str
-    epochs: float | tuple[int, int] | None
+    epochs: float | tuple[int, int] | ClientEpochs | None
     steps: int | None
     batch_size: int
     lr: float
@@ -97,6 +98,8 @@ class Plan:
         if self.steps is not None:
             return self.steps * self.batch_size / max(size, 1.0)
         assert self.epochs is not None
+        if isinstance(self.epochs, ClientEpochs):
+            return self.epochs.most_of(size)
         return self.epochs[1] if isinstance(self.epochs, tuple) else self.epochs
 
     @property
@@ -142,6 +145,8 @@ def plan(asked: Mapping[str, Any]) -> Plan:
     values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in given.items()}
     if isinstance(values["evaluation"], Mapping):
         values["evaluation"] = Evaluation.load(values["evaluation"])
+    if isinstance(values["epochs"], Mapping):
+        values["epochs"] = read_epochs(values["epochs"])
     for key in ("schedule", "server_schedule"):
         if values[key] is not None:
             values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
