@@ -46,6 +46,12 @@ def test_tables_train_with_metrics_and_early_stopping(tmp_path, monkeypatch):
     assert made["run"].curve("auc")[-1] == pytest.approx(roc_auc_score(target, output.softmax(-1)[:, 1]))
 
 
+def test_a_pool_is_divided():
+    run = example("One pool, divided by a partition")["run"]
+    assert (len(run.sizes), sum(run.sizes)) == (8, 500)
+    assert run.best > 0.7
+
+
 def test_metrics_are_those_of_the_task(examples):
     output, target = predictions(examples["Regression"])
     run = examples["Regression"]["run"]

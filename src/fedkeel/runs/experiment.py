@@ -60,7 +60,7 @@ class Experiment:
     a list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
     client's training data that sweeps may choose on; `on_nonfinite` "drop" leaves a diverged client's report out,
     "stop" ends the run; `buffers` "average" or "keep".
-    Seeds are whole numbers below 2^63 in absolute value.
+    Seeds are whole numbers below 2^63 in absolute value. `data` are your own, as they come (docs/guides/own_data.md).
     """
 
     method: str | Method | Mapping[str, Any] = "fedavg"
@@ -91,10 +91,11 @@ class Experiment:
     evaluate_every: Count = 1
     init: str | None = None
     evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
+    data: Any = None  # your own, as they come: one pool with a partition, else a list of clients
 
     def __post_init__(self) -> None:
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
-        method = asked.pop("method")  # what it may be, `read_method` says
+        method, _ = asked.pop("method"), asked.pop("data")  # what they may be, others say
         plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])
@@ -217,7 +218,11 @@ def from_python(value: Any) -> bool:
 
 def given_from_python(experiment: Experiment) -> bool:
     """Whether a file cannot bring back the network of an experiment."""
-    return experiment.problem is not None or from_python(experiment.model) or isinstance(experiment.model, nn.Module)
+    return (
+        isinstance(experiment.plan.source, Problem)
+        or from_python(experiment.model)
+        or isinstance(experiment.model, nn.Module)
+    )
 
 
 def lost(word: str) -> ExperimentError:

@@ -25,6 +25,7 @@ from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
 from fedkeel.models import card_of
+from fedkeel.problems.divided import make_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem
 from fedkeel.rules.optimisers import Optimiser
@@ -165,10 +166,11 @@ def _own_rate(method: Method) -> dict[str, float]:
 
 def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     """The method, and what it is trained on."""
-    dataset, problem = asked["dataset"], asked["problem"]
-    if (dataset is None) == (problem is None):
+    dataset, problem, data = asked["dataset"], asked["problem"], asked["data"]
+    if sum(one is not None for one in (dataset, problem, data)) != 1:
         raise ExperimentError(
-            "an experiment has either a dataset or a problem of its own.", 'dataset="digits", or problem=fk.Problem(…)'
+            "an experiment has either a dataset or a problem of its own.",
+            'dataset="digits", problem=fk.Problem(…), or data=… with a model',
         )
     for word in ("partition", "model", "augment"):
         if problem is not None and asked[word] is not None:
@@ -178,6 +180,12 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     method = read_method(asked["method"], Trust.TYPED)
     if problem is not None:
         return method, problem
+    if data is not None:
+        if asked["augment"] is not None:
+            raise ExperimentError("data of your own are not augmented.", "leave augment out, or Problem(prepare=…)")
+        partition = None if asked["partition"] is None else load_partition(asked["partition"])
+        split = asked["seed"] if asked["partition_seed"] is None else asked["partition_seed"]
+        return method, make_problem(data, asked["model"], partition, split, asked["seed"])
     preset = find_card(dataset).preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]
