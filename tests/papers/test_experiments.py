@@ -172,7 +172,8 @@ def test_protocol_of_fedfsa() -> None:
 def test_questions_ask_nothing_that_was_reported() -> None:
     cells: list[Cell] = find("questions")
     assert all(cell.reported is None for cell in cells)
-    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol"}
+    asked = {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol", "together"}
+    assert {cell.table for cell in cells} == asked
 
 
 def test_the_question_of_the_split_changes_nothing_else() -> None:
@@ -182,6 +183,16 @@ def test_the_question_of_the_split_changes_nothing_else() -> None:
             assert experiment("questions:split", f"{row}, class-wise, {alpha}") == printed
             split = {"kind": "dirichlet", "form": "client-prior-refill", "clients": 100, "alpha": alpha}
             assert experiment("questions:split", f"{row}, balanced, {alpha}") == printed | {"partition": split}
+
+
+def test_the_question_of_what_is_together_leaves_one_part_out_at_a_time() -> None:
+    whole = experiment("questions:together", "all three, ResNet-18, 0.1")["method"]
+    for row, change in (
+        ("ratio 0.05", {"ratio": 0.05}),
+        ("without the dual", {"base": "fedavg"}),
+        ("without the average", {"name": "specgradfilter"}),
+    ):
+        assert experiment("questions:together", f"{row}, ResNet-18, 0.1")["method"] == whole | change
 
 
 def test_the_question_of_the_protocol_changes_one_thing_at_a_time() -> None:

@@ -4,10 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from invented import made_up
 
 from fedkeel.cli.figures import find_extent, fit_tracks
 from fedkeel.cli.main import call
 from fedkeel.papers.figures import find_figure, find_needs, read_figures
+from fedkeel.papers.reproduce import experiment_of, folder_of
+from fedkeel.report.figure_page import compare_with_paper
+from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.numbers import COLUMNS, TRACKED
+from fedkeel.studies.diagnose import write_diagnostic
 from fedkeel.studies.extent import Extent
 
 
@@ -94,3 +100,40 @@ def test_diagnostic_figures_are_drawn_at_their_own_settings(name, tmp_path):
             assert found["split"] == "test"
         if path.stem == "embedding":
             assert {"plane" in kind for kind in found["kinds"].values()} == {figure.shared}
+
+
+def test_numbers_of_diagnostics_are_held_against_what_the_paper_says(tmp_path):
+    figure = find_figure("fedfft:figure-8")
+    places = {"FedSAM": 9.0, "FedSMOO-D": 2.0, "FedFFT-D": 4.0}  # of the fourth there is nothing
+    runs = FigureRuns(figure, [], tmp_path)
+    for cell in figure.cells:
+        if cell.row in places:
+            folder = folder_of(experiment_of(cell, 0), tmp_path)
+            made_up(folder, rounds=2, tracked=False)
+            found = {"eigenvalues": [places[cell.row]], "trace": 1.0, "sharpness": 0.1, "rho": 0.05, "round": 2}
+            write_diagnostic(folder, "hessian", found)
+    told = compare_with_paper(runs)
+    assert "FedSAM is above FedFFT-D, by +5 (top eigenvalue)" in told.same
+    assert "FedSMOO-D is not above FedFFT-D, by -2 (top eigenvalue)" in told.differs
+    assert "FedSAM is not above FedFFT-D, by +0 (trace)" in told.differs
+    assert not [line for line in (*told.same, *told.differs) if line.startswith("FedGloSS-D is")]
+
+
+def test_the_lowest_band_is_held_against_the_mean_of_the_others(tmp_path):
+    figure = find_figure("fedfft:figure-1")
+    runs = FigureRuns(figure, [], tmp_path)
+    for cell in figure.cells[:2]:
+        low = 6.0 if cell.column.endswith("0.1") else 1.0
+        rows = {"distance": (1.0, 1.0, 1.0), "variance": (low, 2.0, 2.0)}
+        extra = {f"perturbation-spectrum/{n}/{m}": v for n, row in rows.items() for m, v in enumerate(row, 1)}
+        made_up(folder_of(experiment_of(cell, 0), tmp_path), rounds=2, tracked=False, extra=extra)
+    told = compare_with_paper(runs)
+    words = "CIFAR-10 lowest band of perturbations over the others"
+    assert f"cifar10, 0.1 has 3, expected above 1 ({words})" in told.same
+    assert f"cifar10, 0.6 has 0.5, expected above 1 ({words})" in told.differs
+
+
+def test_every_number_that_a_figure_names_is_known():
+    known = {column[1] for column in COLUMNS} | TRACKED.keys()
+    for figure in read_figures():
+        assert {number for panel in figure.panels for number in panel.numbers} <= known, figure.name

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit  # scipy.stats takes a second to import
+from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
 LEVEL = 0.95
 
@@ -48,7 +48,7 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
     deviation, mean = statistics.stdev(differences), statistics.fmean(differences)
     if deviation == 0:
         return 1.0 if mean == 0 else 0.0
-    return float(2 * student.sf(abs(mean) * math.sqrt(len(differences)) / deviation, len(differences) - 1))
+    return float(2 * stdtr(len(differences) - 1, -abs(mean) * math.sqrt(len(differences)) / deviation))
 
 
 def welch_interval(sides: Sequence[tuple[float, Sequence[float]]]) -> Interval:

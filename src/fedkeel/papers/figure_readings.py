@@ -6,6 +6,7 @@ over       it is above another line, at every place that both have
 best       its highest number is at this place
 rises      it ends higher than it begins; `falls`: lower
 steady     its highest and lowest number are at most so far apart
+above      all its numbers are above this one
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, uni
     for expected in expects:
         numbers = look_up([expected[word] for word in ("line", "over") if word in expected])
         for panel, lines in numbers.items():
-            where = f" ({panel})" if len(numbers) > 1 else ""
+            where = f" ({panel})" if len(numbers) > 1 or any(panel in line for line in lines.values()) else ""
             found += [Reading(one.words + where, one.holds) for one in read_one(expected, lines, unit)]
     return found
 
@@ -64,8 +65,11 @@ def read_one(expected: Mapping[str, Any], lines: Mapping[str, Mapping[str, float
             yield Reading(
                 f"{name} varies by {width:.2f} {unit}; steady is at most {rest['steady']:g}", width <= rest["steady"]
             )
+    elif rest.keys() <= {"above"}:
+        for value in line.values():
+            yield Reading(f"{name} has {value:.3g}, expected above {rest['above']:g}", value > rest["above"])
     else:
-        raise RequestError(f"no figure expects this: {dict(expected)}", "one of over, best, rises, falls, steady")
+        raise RequestError(f"no figure expects this: {dict(expected)}", "over, best, rises, falls, steady or above")
 
 
 def read_lead(
@@ -75,7 +79,8 @@ def read_lead(
     if not leads:
         return
     ahead = sum(lead > 0 for lead in leads)
-    by = f"by {leads[0]:+.2f}" if len(leads) == 1 else f"by {min(leads):+.2f} to {max(leads):+.2f}"
+    low, high = (f"{lead:+.2f}" if unit else f"{lead:+.3g}" for lead in (min(leads), max(leads)))
+    by = f"by {low}" if len(leads) == 1 else f"by {low} to {high}"
     places = "" if len(leads) == 1 else f" at {ahead} of {len(leads)} places"
     word = "is above" if ahead or len(leads) > 1 else "is not above"
     yield Reading(f"{name} {word} {other}{places}, {by} {unit}".rstrip(), ahead == len(leads))

@@ -10,6 +10,7 @@ x          kind "parameter": the setting on the x axis, such as "method.ratio"
 over       kind "parameter": numbers are gains over this row of another table, in the same column
 measure    kind "curves": what is drawn by round; kind "bars": "seconds" for the time of a round
 charts     kind "charts": files of a report, such as "landscape-surface", of all runs in one frame
+numbers    kind "charts": numbers of diagnostics, by their names in a report, that `expects` is held against
 track      what runs measure while they train, and `analyse` what is looked at when they are done
 extent     fields of `fedkeel.studies.extent.Extent` for `analyse`; `shared = true`: embeddings of all runs in one plane
 keep       "best": runs keep their best model, too
@@ -50,6 +51,7 @@ class Panel:
     over: tuple[Cell, ...] = ()
     measure: str = "accuracy"
     charts: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
 
     def line_of(self, cell: Cell) -> str:
         """Name the line that a cell belongs to."""
@@ -167,7 +169,7 @@ def _panels(given: dict[str, Any]) -> list[Panel]:
     over = given.pop("over", None)
     if over:
         given["over"] = tuple(cell for cell in find(over["table"]) if cell.row == over["row"])
-    given["charts"] = tuple(given.get("charts", ()))
+    given |= {name: tuple(given.get(name, ())) for name in ("charts", "numbers")}
     title = given.pop("title", "")
     alone = given["kind"] == "parameter" or given.get("lines") == "column" or given["kind"] == "charts"
     if alone:

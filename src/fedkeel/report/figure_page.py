@@ -42,7 +42,8 @@ class Comparison:
 def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Comparison:
     """Say in words and numbers how the runs compare with what the paper shows."""
     figure = runs.figure
-    unit = UNITS.get(figure.panels[0].measure, "") if figure.panels else ""
+    measured = [panel.measure for panel in figure.panels if panel.kind != "charts"]
+    unit = UNITS.get(measured[0], "") if measured else ""
     readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
     judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
     full = [one for one in judged if one.difference is not None and not one.shortened]

@@ -13,6 +13,7 @@ from fedkeel.papers.ledger import Entry, longest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
 from fedkeel.papers.verdicts import Judgement, judge
+from fedkeel.report.numbers import read_number
 from fedkeel.report.series import curve
 from fedkeel.report.source import Group, Source
 from fedkeel.runs.folder import EXPERIMENT, ROUNDS
@@ -103,6 +104,9 @@ class FigureRuns:
                 for group in self.group_lines(panel):
                     if group.label in lines and (drawn := curve(group, panel.measure)):
                         lines[group.label]["mean over rounds"] = sum(drawn.mean) / len(drawn.mean)
+            elif panel.kind == "charts":
+                found |= self.read_diagnostics(panel, names)
+                continue
             elif panel.kind in ("parameter", "curves", "bars"):
                 cells = [cell for cell in panel.cells if panel.line_of(cell) in lines]
                 lengths = {one.rounds for cell in cells if (one := self.judged[place_of(cell)]).entries}
@@ -112,6 +116,19 @@ class FigureRuns:
                     if value := self.number_of(panel, cell, common):
                         lines[panel.line_of(cell)][panel.point_of(cell)] = value[0]
             found[title] = lines
+        return found
+
+    def read_diagnostics(self, panel: Panel, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+        """The numbers of diagnostics that a panel names, each as a panel of its own, by line."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for number in panel.numbers:
+            values = {
+                group.label: value
+                for group in self.group_lines(panel)
+                if group.label in names and (value := read_number(group, number)) is not None
+            }
+            title = f"{panel.title} {number}".strip()
+            found[title] = {name: {number: values[name]} if name in values else {} for name in names}
         return found
 
     def missing(self) -> list[Cell]:

@@ -17,6 +17,7 @@ from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import Chart, embed
 from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
+from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 from fedkeel.report.tables import cards, commands, summary
@@ -33,6 +34,7 @@ PARTS = {
     "numbers": "Diagnostics in numbers",
     "kept": "What the methods adapt",
     "clients": "Clients",
+    "sites": "Sites of the federation",
 }
 """The parts of a page that a run may have nothing for."""
 
@@ -97,7 +99,7 @@ def parts(made: Content, points: int) -> str:
         found["sweeps"].append(static_chart(chart))
     tables = "".join(map(numbers, made.settings))
     notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
-    before = {"numbers": tables, "clients": notes}
+    before = {"numbers": tables, "clients": notes, "sites": "".join(map(sites, made.settings))}
     return "".join(
         f'<section id="{name}"><h2>{words}</h2>{before.get(name, "")}'
         f'<div class="grid">{"".join(found[name])}</div></section>'
