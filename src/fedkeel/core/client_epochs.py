@@ -85,6 +85,7 @@ class EpochsBySize(ClientEpochs):
 
 def read_epochs(table: Mapping[str, Any]) -> ClientEpochs:
     """Read a table of a file or of Python."""
-    kind = EpochsByClient if "clients" in table else EpochsBySize
+    kind: Any = EpochsByClient if "clients" in table else EpochsBySize
     check_table(kind, table, ExperimentError, "epochs", "key")
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+    made: ClientEpochs = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+    return made

@@ -131,8 +131,9 @@ class Experiment:
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
                 value = f"{PYTHON}{type(value).__qualname__} {digest_of(value)}"
-            has_fields = isinstance(value, ClientEpochs | Evaluation | Schedule)
-            data[field.name] = value.save() if has_fields else _plain(value)
+            elif isinstance(value, ClientEpochs | Evaluation | Schedule):
+                value = value.save()
+            data[field.name] = _plain(value)
         if isinstance(source, Problem):
             data["problem"] = f"{PYTHON}{source.digest()}"
         else:

@@ -86,7 +86,7 @@ def read_card(card: DatasetCard, folder: Path) -> DatasetCard:
         return card
     try:
         found = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        facts = {name: tuple(value) if isinstance(value := found[name], list) else value for name in READ}
+        facts: dict[str, Any] = {name: tuple(value) if isinstance(value := found[name], list) else value for name in READ}
         return replace(card, **facts, checksums={"data": str(found["digest"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(folder / CARD, "cannot be read") from error
@@ -123,12 +123,12 @@ def fetch(draft: Draft) -> None:
             for batch in rows.iter(batch_size=BATCH):
                 images = np.stack([picture(one, asked.size, shape) for one in batch[image]])
                 file.write(images)
-                seen.update(images)
+                seen.update(images.tobytes())
                 if split == "train":
                     sums += moments(images)
         labels = number(rows[label], words, label)
         draft.save(f"{split}_labels", labels)
-        seen.update(labels)
+        seen.update(labels.tobytes())
         if asked.group is not None:
             draft.save(f"{split}_groups", np.array([groups.index(str(v)) for v in rows[asked.group]], np.int64))
     channels, pixels = (1 if len(shape) == 2 else 3), len(first) * shape[0] * shape[1]
