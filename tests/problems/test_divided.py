@@ -31,6 +31,7 @@ def test_a_pool_is_divided_as_a_data_set_is(pool):
     run = fk.run(made, engine="serial")
     assert (run.result["judged_on"], problem.title) == ("accuracy", "mine")
     assert run.result["rounds"] == 2
+    assert made == made.with_() != fk.Experiment(data=(train[0], train[1]), model="logistic", partition=DIRICHLET)
     other = made.with_(seed=1).plan.source
     assert not torch.equal(other.clients[0][1], problem.clients[0][1]), "another seed, another split"
     fixed = made.with_(seed=1, partition_seed=0).plan.source

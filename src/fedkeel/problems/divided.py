@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,13 @@ from fedkeel.randomness import key
 
 PARTS = ("train", "test", "label", "name")
 MODEL = 'model="logistic", or a torch.nn.Module'
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """Data as they were given; equal to themselves alone, since tensors are not compared as values are."""
+
+    given: Any
 
 
 def make_problem(data: Any, model: Any, partition: Partitioner | None, partition_seed: int, seed: int) -> Problem:

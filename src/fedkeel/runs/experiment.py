@@ -26,6 +26,7 @@ from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import read_optimiser
+from fedkeel.problems.divided import OwnData
 from fedkeel.problems.given import find_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
@@ -95,7 +96,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
-        method, _ = asked.pop("method"), asked.pop("data")  # what they may be, others say
+        method, data = asked.pop("method"), asked.pop("data")  # what they may be, others say
+        if data is not None and not isinstance(data, OwnData):
+            object.__setattr__(self, "data", OwnData(data))
         plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])

@@ -185,7 +185,7 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
             raise ExperimentError("data of your own are not augmented.", "leave augment out, or Problem(prepare=…)")
         partition = None if asked["partition"] is None else load_partition(asked["partition"])
         split = asked["seed"] if asked["partition_seed"] is None else asked["partition_seed"]
-        return method, make_problem(data, asked["model"], partition, split, asked["seed"])
+        return method, make_problem(data.given, asked["model"], partition, split, asked["seed"])
     preset = find_card(dataset).preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]

@@ -86,7 +86,9 @@ def read_card(card: DatasetCard, folder: Path) -> DatasetCard:
         return card
     try:
         found = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        facts: dict[str, Any] = {name: tuple(value) if isinstance(value := found[name], list) else value for name in READ}
+        facts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value := found[name], list) else value for name in READ
+        }
         return replace(card, **facts, checksums={"data": str(found["digest"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(folder / CARD, "cannot be read") from error
