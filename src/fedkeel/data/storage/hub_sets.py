@@ -141,7 +141,7 @@ def fetch(draft: Draft) -> None:
         "test": len(splits["test"]), "mean": mean.round(4).tolist(), "std": std.round(4).tolist(),
         "natural": asked.group, "digest": seen.hexdigest()[:16],
     }  # fmt: skip
-    (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8")
+    (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8", newline="\n")
 
 
 def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:
