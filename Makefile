@@ -1,15 +1,16 @@
 # On a fresh machine with git, make and Python 3.11 or newer:
 #   make run    sets up .venv, installs fedkeel and trains the quick start
 #   make test   sets up .venv and passes the tests
-# Both take the CPU build of PyTorch; `make run CONSTRAINTS=` takes the build that pip would choose (CUDA on Linux).
+# Both take the version of PyTorch in constraints/cpu.txt; `make run CONSTRAINTS=` takes the one that pip would choose.
+# `make run TORCH_INDEX=…` takes PyTorch from another index, such as that of its CPU builds, which have no CUDA.
 PYTHON ?= python3
 BIN := .venv/bin
 CONSTRAINTS ?= constraints/cpu.txt
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 # modules are compiled when they are first imported: most of PyTorch never is
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile $(addprefix -c ,$(CONSTRAINTS))
-# alone and without its dependencies, so that the second index is asked for nothing else
-TORCH := $(PIP) --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) torch
+# alone and without its dependencies, so that the other index is asked for nothing else
+TORCH := $(PIP) --no-deps $(addprefix --index-url ,$(TORCH_INDEX)) torch
 
 .PHONY: run test test-fast test-flower test-flower-fast check bench clean
 

@@ -1,10 +1,11 @@
 # fedkeel on CPUs, of this checkout:  scripts/build_container.sh cpu
-FROM docker.io/library/python:3.12-slim
+FROM python:3.12-slim
 
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# where PyTorch's CPU builds are: --build-arg TORCH_INDEX=…
+ARG TORCH_INDEX=
 WORKDIR /src
 COPY constraints constraints
-RUN pip install --no-cache-dir --no-deps --constraint constraints/cpu.txt --extra-index-url "$TORCH_INDEX" torch
+RUN pip install --no-cache-dir --no-deps --constraint constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints/cpu.txt ".[download]" && rm -rf /src

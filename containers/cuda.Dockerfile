@@ -1,6 +1,6 @@
 # fedkeel on NVIDIA GPUs, of this checkout:  scripts/build_container.sh cuda
 # PyTorch's own wheels bring CUDA along; the host gives the driver (docker run --gpus all).
-FROM docker.io/library/python:3.12-slim
+FROM python:3.12-slim
 
 # Triton compiles small C files when it starts a kernel
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*

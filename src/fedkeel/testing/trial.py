@@ -170,7 +170,7 @@ class Trial:
 
     @property
     def clients(self) -> Sequence[Any]:
-        return self.problem.clients  # type: ignore[return-value]
+        return self.problem.clients
 
 
 def as_method(given: Any) -> Method:
