@@ -128,7 +128,7 @@ def test_names_with_quotes_do_not_break_the_file(tmp_path):
 
 
 def test_what_cannot_be_exported(tmp_path, toy):
-    with pytest.raises(ExperimentError, match="problem from Python"):
+    with pytest.raises(ExperimentError, match="made in a program cannot travel"):
         export(fk.Experiment(problem=toy), tmp_path / "a")
     with pytest.raises(RequestError, match="unknown source of data: folders"):
         export(experiment(), tmp_path / "a", data="folders")

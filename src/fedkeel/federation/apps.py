@@ -6,10 +6,11 @@ import contextlib
 import json
 import logging
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
+from fedkeel.errors import FedkeelError, FolderError, RequestError
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
+from fedkeel.federation.membership import BOUNDS, NODES, SIZES, ask_sizes_once, beside, read_owners
 from fedkeel.importing import Trust
-from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
@@ -41,14 +42,13 @@ from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
-SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
-"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
-
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
 def read_app(folder: Path, trust: bool) -> tuple[Experiment, Trust]:
     """Read the experiment beside an app; its author may vouch for the names in its files."""
     level = Trust.TYPED if trust else Trust.INSTALLED
+    if trust and (place := str(folder.resolve())) not in sys.path:
+        sys.path.append(place)  # modules of the user's travel with the app
     return Experiment.load(read_settings(folder), trust=level), level
 
 
@@ -88,7 +88,7 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
         problem = problem_of(plan)
     else:
         share = float(context.run_config.get("site-test", 0.0))
-        problem = node_problem(plan, source, client, clients, settings, trust, share)
+        problem = node_problem(plan, source, client, clients, settings, trust, share, context.run_config)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
@@ -121,6 +121,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
                 clients=int(config["clients"]),
                 bind=bool(config.get("bind-nodes", True)),
                 site_test=float(config.get("site-test", 0.0)),
+                config=config,
             )
 
     return app
@@ -157,11 +158,13 @@ def serve(
     clients: int = 0,
     bind: bool = False,
     site_test: float = 0.0,
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent.
 
     With `bind`, a client belongs to the node that first has its data, and is known by that node's key. `site_test` is
-    the share of their own data that nodes keep for tests, and score the model on.
+    the share of their own data that nodes keep for tests, and score the model on. `config` is the app's: it names the
+    columns of tables.
     """
     on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
@@ -183,7 +186,9 @@ def serve(
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side = describe_without_sizes(plan, count)
-            problem = server_problem(plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test)
+            problem = server_problem(
+                plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test, config, site_test > 0
+            )
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
@@ -217,52 +222,6 @@ def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:
     """Describe the server before it knows how much data its clients have; nothing that is compared depends on that."""
     task = task_maker(plan, torch.device("cpu"), torch.float32)(server_problem(plan, [2] * clients, ""))
     return describe_side(plan, task, method_of(plan, task))
-
-
-def beside(out: Path, suffix: str) -> Path:
-    """Return a file of the federation beside its run folder, which is like any other run's."""
-    return out.with_name(f"{out.name}{suffix}")
-
-
-def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float, factor: float) -> list[int]:
-    """Return how many samples each client has; all nodes are asked once, and the answer is kept beside the run."""
-    file = beside(out, SIZES)
-    if not file.exists():
-        registry.wait(registry.clients, wait, registry.clients)
-        sizes = [registry.sizes[client] for client in range(registry.clients)]
-        check_sizes(sizes, factor)
-        write_text(file, json.dumps(sizes))
-    sizes = [int(size) for size in json.loads(read_text(file))]
-    if len(sizes) != registry.clients:
-        raise RunError(f"{file} counts {len(sizes)} clients, not {registry.clients}.", "choose another folder")
-    registry.sizes = dict(enumerate(sizes))
-    return sizes
-
-
-def check_sizes(sizes: Sequence[int], factor: float) -> None:
-    """Refuse a client that says it has far more samples than the others: clients often weigh by their size."""
-    usual = statistics.median_low(sizes)
-    for client, size in enumerate(sizes):
-        log.info("client %d says that it has %d samples, %.1f %% of all", client, size, 100 * size / max(1, sum(sizes)))
-    largest = max(range(len(sizes)), key=sizes.__getitem__)
-    times = sizes[largest] / max(1, usual)
-    if times > factor:
-        raise RunError(
-            f"client {largest} says that it has {sizes[largest]} samples, {times:.0f} times the median.",
-            "ask the site; if it is so, raise norm-factor for the first start",
-        )
-
-
-def read_owners(file: Path) -> dict[int, int]:
-    """Read which node each client belongs to."""
-    if not file.exists():
-        return {}
-    try:
-        return {int(client): int(node) for client, node in json.loads(read_text(file)).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise FolderError(
-            f"{file} is damaged: it names the node of each client.", 'restore it from a copy: {"0": 123, "1": 456}'
-        ) from None
 
 
 def start_log(file: Path) -> None:

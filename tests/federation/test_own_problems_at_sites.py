@@ -1,0 +1,216 @@
+"""Problems of the user's own at real sites: their data are files or what a loader gives, and have a stated form."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import InProcess, same
+from typer.testing import CliRunner
+
+import fedkeel as fk
+from fedkeel.cli.main import app as commands
+from fedkeel.engines.flower.site_ledger import read_sites
+from fedkeel.errors import DataError
+from fedkeel.federation.apps import node_of, read_app, serve
+from fedkeel.federation.own_problem import describe_sample, read_site
+from fedkeel.federation.site_files import read_site_files
+from fedkeel.importing import Trust
+from fedkeel.problems.given import find_problem
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital"
+COLUMNS = "radius,texture,smoothness,concavity,symmetry"
+SETTINGS = ("rounds=3", "participation=1.0", "epochs=1", "batch_size=16", "lr=0.1")
+
+
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch):
+    """The tables of three hospitals, and the folder of the example as the current one."""
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from write_tables import write_tables
+
+    write_tables(tmp_path)
+    yield tmp_path
+    for name in ("wards", "write_tables", "serve"):
+        sys.modules.pop(name, None)
+
+
+def export(out, *more):
+    """Export the example by its command."""
+    given = ["export", "flower", "wards:problem", str(out), "--data", "folder", "--clients", "3", "--columns", COLUMNS]
+    said = CliRunner().invoke(
+        commands, [*given, "--label", "benign", *more, *(w for s in SETTINGS for w in ("--set", s))]
+    )
+    assert said.exit_code == 0, said.output
+    return out
+
+
+class Hospitals(InProcess):
+    """Nodes of an exported app; `config` is what its pyproject.toml would say."""
+
+    def __init__(self, app, folder, **config):
+        exp, _ = read_app(app, True)
+        self.experiment = exp
+        self.config = {"data": "folder", "clients": 3, "columns": COLUMNS, "label": "benign"} | config
+        super().__init__(
+            fk.Experiment(dataset="digits", model="logistic", partition="iid:clients=3"),
+            node_of=lambda context: node_of(exp, context),
+            settings=lambda client: {"data-dir": str(folder / f"site-{client}")},
+            run_config=self.config,
+        )
+
+    def train(self, out, **how):
+        settings = {"source": "folder", "clients": 3, "wait": 0.0, "config": self.config}
+        return serve(self.experiment, self, out=out, **settings | how)
+
+
+def like():
+    return torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)
+
+
+def read_all(folder):
+    return [read_site_files(folder / f"site-{i}", COLUMNS.split(","), "benign", like()) for i in range(3)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_tables_at_sites_give_what_the_same_rows_in_one_place_give(hospitals, method):
+    app = export(hospitals / "app", "--method", method)
+    grid = Hospitals(app, hospitals)
+    done = grid.train(hospitals / "run")
+    exp, together = grid.experiment, find_problem("wards:problem")
+    here = fk.Problem(model=together.model, loss=together.loss, clients=read_all(hospitals), classes=2)
+    same(fk.run(exp.with_(problem=here), engine="serial"), done)
+
+
+def test_an_app_carries_its_module_and_the_columns(hospitals):
+    app = export(hospitals / "app")
+    assert (app / "wards.py").read_text() == (EXAMPLE / "wards.py").read_text()
+    assert 'problem = "wards:problem"' in (app / "experiment.toml").read_text()
+    assert f'columns = "{COLUMNS}"' in (app / "pyproject.toml").read_text()
+    assert "inputs float32 (5,), labels int64 (), 2 classes" in (app / "README.md").read_text()
+    assert "trust=True" in (app / "client_app.py").read_text()
+    first = read_app(app, True)[0].fingerprint()
+    find_problem.__globals__["_make"].cache_clear()
+    sys.modules.pop("wards")
+    torch.manual_seed(7)  # another process has drawn other numbers
+    assert read_app(app, True)[0].fingerprint() == first
+
+
+def test_from_tables_to_a_served_model(hospitals, tmp_path):
+    app = export(hospitals / "app", "--method", "scaffold")
+    grid = Hospitals(app, hospitals, **{"site-test": 0.2})
+    done = grid.train(hospitals / "run", site_test=0.2)
+    sites = read_sites(hospitals / "run-sites.jsonl")
+    assert sum(sites[i]["samples"] for i in range(3)) == sites[-1]["samples"] == 114
+    assert done.records[-1].accuracy == sites[-1]["accuracy"] > 0.8
+    file = tmp_path / "model.safetensors"
+    said = CliRunner().invoke(commands, ["export", "model", str(hospitals / "run"), str(file)])
+    assert said.exit_code == 0, said.output
+    import serve as served
+
+    model = served.load_model(str(file))
+    x, y = (torch.cat(part) for part in zip(*read_all(hospitals), strict=True))
+    with torch.no_grad():
+        wanted = model(x).softmax(-1)[:, 1]
+    for row in (0, 100, 500):
+        assert served.answer(model, str(x[row].tolist()).encode())["benign"] == pytest.approx(
+            float(wanted[row]), abs=1e-4
+        )
+    assert float(((wanted > 0.5) == (y == 1)).float().mean()) > 0.8
+    assert "error" in served.answer(model, b'{"a": [1]}')
+
+
+def write(folder, text, name="t.csv"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_columns_are_found_by_name_in_any_order(tmp_path):
+    one = write(tmp_path / "a", "x,y,label\n1,2,0\n3,4,1\n")
+    other = write(tmp_path / "b", "label,y,more,x\n0,2,9,1\n1,4,9,3\n")
+    form = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    for a, b in zip(*(read_site_files(place, ["x", "y"], "label", form) for place in (one, other)), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(read_site_files(one, [], "label", form)[0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x,label\n1,0\n", "no column: y"),
+        ("x,y,label\n1,,0\n", "column y of .* lacks 1 of 1 values"),
+        ("x,y,label\n1,nan,0\n", "lacks 1 of 1"),
+        ("x,y,label\n1,high,0\n", "holds a word in sample 1: 'high'"),
+        ("x,y,label\n1,2\n", "line 2 of .* has 2 cells, not 3"),
+        ("x,y,label\n1,2,0.5\n", "holds fractions"),
+        ("x,x,label\n1,2,0\n", "names a column twice"),
+        ("", "not a CSV file"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
+    with pytest.raises(DataError, match=told):
+        read_site_files(write(tmp_path / "a", text), ["x", "y"], "label", (torch.zeros(1, 2), torch.zeros(1).long()))
+
+
+def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "p").mkdir()
+    parquet.write_table(pyarrow.table({"label": [0, 1], "x": [1.0, 3.0], "y": [2, 4]}), tmp_path / "p" / "t.parquet")
+    csv = write(tmp_path / "c", "x,y,label\n1,2,0\n3,4,1\n")
+    form = torch.zeros(1, 2), torch.zeros(1).long()
+    for a, b in zip(*(read_site_files(f, ["x", "y"], "label", form) for f in (tmp_path / "p", csv)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_images_lie_in_a_folder_for_each_class(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for label, grey in ((0, 0), (2, 255)):
+        (tmp_path / str(label)).mkdir()
+        image.fromarray(np.full((4, 4), grey, np.uint8)).save(tmp_path / str(label) / "one.png")
+    inputs, labels = read_site_files(tmp_path, [], "label", (torch.zeros(1, 1, 2, 2), torch.zeros(1).long()))
+    assert labels.tolist() == [0, 2]
+    assert inputs.shape == (2, 1, 2, 2)
+    assert inputs.amax((1, 2, 3)).tolist() == [0.0, 1.0]
+
+
+def test_a_loader_must_give_the_form_of_the_problem(monkeypatch):
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 3), loss=functional.cross_entropy, classes=3,
+        clients=[(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))],
+    )  # fmt: skip
+    given = {}
+
+    def read(settings):
+        return given[settings["what"]]
+
+    module = SimpleNamespace(read=read, __name__="own_loaders")
+    read.__module__ = "own_loaders"
+    monkeypatch.setitem(sys.modules, "own_loaders", module)
+    given |= {
+        "good": (np.zeros((4, 2), np.float32), np.array([0, 1, 2, 0])),
+        "wide": (np.zeros((4, 3), np.float32), np.array([0, 1, 2, 0])),
+        "classes": (np.zeros((4, 2), np.float32), np.array([0, 1, 2, 3])),
+        "missing": (np.full((4, 2), np.nan, np.float32), np.array([0, 1, 2, 2])),
+        "names": {"x": np.zeros((4, 2), np.float32), "labels": np.array([0, 1, 2, 2])},
+    }
+    assert [
+        tuple(part.shape) for part in read_site(problem, "own_loaders:read", {"what": "good"}, {}, Trust.TYPED)
+    ] == [
+        (4, 2),
+        (4,),
+    ]
+    for what, told in (("wide", "(3,)"), ("classes", "0 to 3"), ("missing", "8 numbers"), ("names", "other names")):
+        with pytest.raises(DataError) as refused:
+            read_site(problem, "own_loaders:read", {"what": what}, {}, Trust.TYPED)
+        assert told in refused.value.message
+    assert describe_sample(problem) == "inputs float32 (2,), labels int64 (), 3 classes"
