@@ -30,7 +30,8 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, FolderError, RequestError
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
-from fedkeel.federation.membership import BOUNDS, NODES, SIZES, ask_sizes_once, beside, read_owners
+from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
+from fedkeel.federation.operations import Operations
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -107,7 +108,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         out = Path(str(config["out"])).expanduser()
-        with tell_errors(out):
+        with tell_errors(out, int(config.get("history", 0))) as watch:
             experiment, _ = read_app(folder, trust)
             serve(
                 experiment,
@@ -121,7 +122,9 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
                 clients=int(config["clients"]),
                 bind=bool(config.get("bind-nodes", True)),
                 site_test=float(config.get("site-test", 0.0)),
+                membership=str(config.get("membership", FIXED)),
                 config=config,
+                watch=watch,
             )
 
     return app
@@ -134,14 +137,18 @@ class ServerStopped(Exception):
 
 
 @contextlib.contextmanager
-def tell_errors(out: Path) -> Iterator[None]:
-    """Log to the file beside a run folder; a user's error ends in one line there and in Flower's log."""
+def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
+    """Log to the file beside a run folder; a user's error ends in one line there, in the audit and in Flower's log."""
     start_log(beside(out, ".log"))
+    watch = None
     try:
-        yield
+        watch = Operations(out, history)
+        yield watch
     except FedkeelError as error:
         line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
         log.error("%s", line)
+        if watch is not None:
+            watch.stop(line)
         raise ServerStopped(line) from None
 
 
@@ -158,13 +165,15 @@ def serve(
     clients: int = 0,
     bind: bool = False,
     site_test: float = 0.0,
+    membership: str = FIXED,
     config: Mapping[str, Any] = MappingProxyType({}),
+    watch: Operations | None = None,
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent.
 
     With `bind`, a client belongs to the node that first has its data, and is known by that node's key. `site_test` is
     the share of their own data that nodes keep for tests, and score the model on. `config` is the app's: it names the
-    columns of tables.
+    columns of tables. `membership` says when the sizes of clients' own data are asked; `watch` hears what happens.
     """
     on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
@@ -181,28 +190,32 @@ def serve(
         problem = problem_of(plan) if source == PARTITION else None
         owners = read_owners(beside(out, NODES)) if bind else None
         count = clients if problem is None else len(problem.data.sizes)
-        roster = NodeRegistry(grid, count, experiment.fingerprint(), owners=owners)
+        roster = NodeRegistry(grid, count, experiment.fingerprint(), owners=owners, watch=watch)
         if bind:
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side = describe_without_sizes(plan, count)
-            problem = server_problem(
-                plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test, config, site_test > 0
-            )
+            sizes = ask_sizes(out, roster, wait, terms.norm_factor, membership, terms.minimum)
+            problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
-        roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
+        roster.wait(count, wait, max(1, math.ceil(terms.minimum * count - 1e-9)))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None
-        engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites)
+        engine = FlowerEngine(
+            loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites, watch=watch
+        )
 
         def tuner() -> FlowerEngine:
             task = prepared.make_task(problem)
             return FlowerEngine(task, loop.method, plan.training, grid, roster, terms, final=True)
 
-        return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
+        if watch is not None:
+            facts = {"experiment": experiment.fingerprint(), "method": plan.method.name}
+            watch.start(loop.done, plan.rounds, problem.data.sizes.tolist(), **facts)
+        return prepared.start(engine, Choice("flower", "flower"), LogProgress(roster, watch), tuner).drive()
 
 
 def check_site_test(share: float, source: str, test: str) -> None:
@@ -238,7 +251,10 @@ def start_log(file: Path) -> None:
 
 
 class LogProgress:
-    """Reports progress as lines of the log."""
+    """Reports progress as lines of the log, and to who watches."""
+
+    def __init__(self, registry: NodeRegistry, watch: Operations | None):
+        self.registry, self.watch = registry, watch
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         log.info("%s: %d of %s rounds are done", experiment.plan.method.name, done, experiment.plan.rounds)
@@ -246,6 +262,10 @@ class LogProgress:
     def round(self, record: RoundRecord) -> None:
         accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
         log.info("round %d: loss %s%s, %.1f s", record.round, record.loss, accuracy, record.seconds)
+        if self.watch is not None:
+            self.watch.see_round(record, len(self.registry.nodes))
 
     def finished(self, run: Run) -> None:
         log.info("done: model %s", run.result["model_digest"])
+        if self.watch is not None:
+            self.watch.finish(run)

@@ -17,7 +17,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.checks import FAILED
-from fedkeel.engines.flower.memory import NodeMemory
+from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.flower.site_scores import score_site
@@ -84,6 +84,8 @@ def train_client(node: Node, message: Message, context: Context) -> Message:
     shapes, final = expected_messages(engine.method, engine.task), bool(asked["final"])
     memory = NodeMemory(context, shapes.state, node.client, node.folder, node.identity)
     facts: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
+    if node.folder is not None and asked.get("audit"):
+        keep_witness(witness_file(node.folder, node.client, node.identity), round, str(asked["audit"]))
     start: State | None
     if any(name.startswith("state/") for name in message.content.array_records):
         start = unpack(message.content.array_records, "state/", shapes.state)
