@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.mods import Mod
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
@@ -65,17 +66,18 @@ def read_terms(config: Mapping[str, Any]) -> Terms:
 
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
-def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
+def client_app(folder: Path, *, trust: bool = False, mods: Sequence[Mod] = ()) -> ClientApp:
     """Make the app of every node; the node's settings say which client it is, and where its data and state are.
 
-    With `trust`, code that the app's files and settings name is imported.
+    With `trust`, code that the app's files and settings name is imported. `mods` are Flower's modifiers of messages;
+    they see what is trained and sent.
     """
 
     def node(context: Context) -> Node:
         experiment, level = read_app(folder, trust)
         return node_of(experiment, context, level)
 
-    return make_client_app(node)
+    return make_client_app(node, mods)
 
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:

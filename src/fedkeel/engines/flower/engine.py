@@ -169,8 +169,9 @@ class FlowerEngine:
             "copy": self.terms.copy,
             "restart": False,
             "final": self.final,
-            "audit": self.watch.head,
         } | more
+        if self.watch.head:  # an empty text is none that Flower counts
+            facts["audit"] = self.watch.head
         return RecordDict({**records, "config": ConfigRecord(facts)})
 
     def compose_restoring(
