@@ -116,7 +116,7 @@ def test_tls_and_authentication_are_on(tmp_path):
     assert "--root-certificates" in node
     assert "--auth-supernode-private-key" in node
     assert "server.key" not in node  # the server's key stays with the server
-    for path in (tmp_path / "app").iterdir():
+    for path in filter(Path.is_file, (tmp_path / "app").rglob("*")):
         assert "insecure" not in path.read_text()
         assert not stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH
 

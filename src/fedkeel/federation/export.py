@@ -7,13 +7,13 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import tomli_w
 
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
+from fedkeel.federation.deploy_files import read_template, write_deploy_files
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
 from fedkeel.federation.site_files import LABEL
@@ -73,10 +73,11 @@ def export(
     with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
+        text = read_template(name)
         write_text(folder / name, text if name in SCRIPTS else text.format(**values))
     write_text(folder / "experiment.toml", tomli_w.dumps(saved))
-    return [folder / name for name in (*FILES, "experiment.toml")] + copy_modules(own, folder)
+    written = [folder / name for name in (*FILES, "experiment.toml")] + copy_modules(own, folder)
+    return written + write_deploy_files(folder, values, nodes, data == FOLDER)
 
 
 def copy_modules(names: Sequence[str], folder: Path) -> list[Path]:
