@@ -20,6 +20,7 @@ from fedkeel.engines.flower.site_ledger import read_sites
 from fedkeel.errors import DataError
 from fedkeel.federation.apps import node_of, read_app, serve
 from fedkeel.federation.own_problem import describe_sample, read_site
+from fedkeel.federation.site_check import check_work
 from fedkeel.federation.site_files import read_site_files
 from fedkeel.importing import Trust
 from fedkeel.problems.given import find_problem
@@ -101,6 +102,27 @@ def test_an_app_carries_its_module_and_the_columns(hospitals):
     sys.modules.pop("wards")
     torch.manual_seed(7)  # another process has drawn other numbers
     assert read_app(app, True)[0].fingerprint() == first
+
+
+def test_an_experiment_file_may_name_the_problem(hospitals, tmp_path):
+    (tmp_path / "e.toml").write_text('problem = "wards:problem"\nmethod = "fedavg"\nrounds = 2\n')
+    given = ["export", "flower", str(tmp_path / "e.toml"), str(tmp_path / "app"), "--data", "folder", "--clients", "3"]
+    refused = CliRunner().invoke(commands, given)
+    assert refused.exit_code != 0  # a file names code of its own
+    said = CliRunner().invoke(commands, [*given, "--trust"])
+    assert said.exit_code == 0, said.output
+    assert 'problem = "wards:problem"' in (tmp_path / "app" / "experiment.toml").read_text()
+
+
+def test_a_site_checks_its_tables_beforehand(hospitals):
+    app = export(hospitals / "app")
+    where = {"data-dir": str(hospitals / "site-1")}
+    found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+    assert (found["data"].state, found["data"].line) == ("ok", "190 samples of 2 classes")
+    write(hospitals / "site-1", "radius,benign\n1,0\n", "patients.csv")
+    found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+    assert found["data"].state == "failed"
+    assert "no column: texture" in found["data"].line
 
 
 def test_from_tables_to_a_served_model(hospitals, tmp_path):

@@ -78,8 +78,9 @@ def rollback(
     """
     from fedkeel.cli.console import stderr
     from fedkeel.errors import RequestError
+    from fedkeel.federation.audit import AUDIT, AuditLog
     from fedkeel.federation.history import list_rounds, roll_back
-    from fedkeel.federation.operations import Operations
+    from fedkeel.federation.membership import beside
 
     if not out.is_dir():
         raise RequestError(f"there is no folder {out}", "give the folder that `out` of the app names")
@@ -87,9 +88,8 @@ def rollback(
         for number in list_rounds(out):
             typer.echo(number)
         return
-    watch = Operations(out)
     undone = roll_back(out, to)
-    watch.audit.write("rolled back", {"round": to, "undone": undone})
+    AuditLog(beside(out, AUDIT)).write("rolled back", {"round": to, "undone": undone})
     stderr().print(f"{out} is at round {to}; {undone} rounds are undone.")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,6 +71,8 @@ class AuditLog:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.number, self.head = self.number + 1, line["hash"]
 
 

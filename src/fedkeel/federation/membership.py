@@ -8,11 +8,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.folder import write_text
+
+if TYPE_CHECKING:  # it needs Flower, which those who only read these files need not have
+    from fedkeel.engines.flower.node_registry import NodeRegistry
 
 log = logging.getLogger("fedkeel")
 

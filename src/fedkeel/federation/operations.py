@@ -38,7 +38,8 @@ class Operations(Watch):
         elif event == "counted":
             gauges.clients_counted, gauges.rounds_done = len(facts["clients"]), facts["round"]
             gauges.touch()
-        gauges.write(beside(self.out, METRICS))
+        if event != "joined":  # there may be many at once
+            gauges.write(beside(self.out, METRICS))
 
     def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
         if self.history and (round - 1) % self.history == 0 and round > 1:
