@@ -150,7 +150,7 @@ def test_alerts_are_exit_codes(tmp_path):
     Gauges(**running, state=STOPPED).write(tmp_path / "run.prom")
     said = CliRunner().invoke(commands, ["site", "status", str(tmp_path / "run")])
     assert said.exit_code == ENDED
-    assert CliRunner().invoke(commands, ["site", "status", str(tmp_path / "none")]).exit_code == 1
+    assert CliRunner().invoke(commands, ["site", "status", str(tmp_path / "none")]).exit_code not in (FINE, ENDED)
 
 
 def test_a_server_that_stops_says_so(tmp_path):

@@ -104,7 +104,7 @@ def audit(
     """Verify the audit log of a federation: who joined, what was counted or refused, hashes of models.
 
     Each line holds the hash of the one before it. A log that was made anew as a whole is noticed by the sites, which
-    keep the hash that they were sent with every round. Exit code 1: it was altered.
+    keep the hash that they were sent with every round. Exit code 2: it was altered.
     """
     import json
 
@@ -136,7 +136,7 @@ def status(
     """Say how a federation is, for alerts: by a line and by the exit code.
 
     0: it runs or has finished; 3: the server stopped with an error; 4: nothing has happened for too long; 5: the last
-    round counted fewer clients than it asked; 1: there is nothing to read. The numbers are those of OUT.prom, which
+    round counted fewer clients than it asked; 2: there is nothing to read. The numbers are those of OUT.prom, which
     Prometheus reads through the textfile collector of its node exporter.
     """
     import time
