@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
@@ -28,7 +29,7 @@ class Training:
     """How much local work a client does: so many epochs, a share of one included, or so many steps."""
 
     seed: int
-    epochs: float | tuple[int, int]
+    epochs: float | tuple[int, int] | ClientEpochs
     batch_size: int
     steps: int | None = None
 
@@ -36,8 +37,10 @@ class Training:
         """Return the key of a client's randomness."""
         return key(self.seed, purpose, round, client, *numbers)
 
-    def epochs_of(self, round: int, client: int) -> float:
-        """Return the client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
+    def epochs_of(self, round: int, client: int, size: int) -> float:
+        """Return the client's local epochs in a round: fixed, its own, or drawn from a range (stragglers do fewer)."""
+        if isinstance(self.epochs, ClientEpochs):
+            return self.epochs.of(client, size)
         if not isinstance(self.epochs, tuple):
             return self.epochs
         low, high = self.epochs
@@ -46,7 +49,7 @@ class Training:
 
     def steps_of(self, phase: Phase, round: int, client: int, size: int) -> int:
         """Return the steps of a phase of a client with so many samples in an epoch."""
-        return phase.count_steps(size, self.batch_size, self.epochs_of(round, client), self.steps)
+        return phase.count_steps(size, self.batch_size, self.epochs_of(round, client, size), self.steps)
 
 
 class KeptState(dict[str, Any]):
@@ -102,18 +105,33 @@ class ScoreRequest(NamedTuple):
 class Engine(Protocol):
     """The contract; `train` may finish clients in any order, but returns them in the order they were asked for.
 
-    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluate_all`.
+    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluate_all`. One of a
+    user's own is a class that is made of (task, method, training): what is learned, from what rules, and how much.
     """
 
     name: str
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[ClientOutcome]: ...
+    ) -> list[ClientOutcome]:
+        """Train these clients by `local_round`, and return what each sends and remembers, in the order of `clients`.
 
-    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]: ...
+        `message` is what the server sends to all of them, never written into; `round` counts from 0 and keys all
+        randomness; `lr` is the round's rate; `states` are what the clients remember, None before they first take part.
+        """
+        ...
 
-    def close(self) -> None: ...
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        """Score a model on each part of a split (`task.parts(split)`), in their order.
+
+        `split` is "test", "validation" or a client's own test set; `buffers` are the model's running statistics, None
+        for models without.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory; called once, at the end."""
+        ...
 
 
 def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
