@@ -134,7 +134,8 @@ def test_long_messages_stay_on_one_line(monkeypatch):
 
 
 # ---- help ----
-COMMANDS = ["run", "resume", "methods", "datasets", "models", "cite", "doctor", "export model", "site check"]
+COMMANDS = ["run", "resume", "methods", "datasets", "models", "cite", "doctor", "export model", "export flower",
+            "site check", "site rollback", "site audit", "site status"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -116,7 +116,7 @@ def test_tls_and_authentication_are_on(tmp_path):
     assert "--root-certificates" in node
     assert "--auth-supernode-private-key" in node
     assert "server.key" not in node  # the server's key stays with the server
-    for path in (tmp_path / "app").iterdir():
+    for path in filter(Path.is_file, (tmp_path / "app").rglob("*")):
         assert "insecure" not in path.read_text()
         assert not stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH
 
@@ -128,7 +128,7 @@ def test_names_with_quotes_do_not_break_the_file(tmp_path):
 
 
 def test_what_cannot_be_exported(tmp_path, toy):
-    with pytest.raises(ExperimentError, match="problem from Python"):
+    with pytest.raises(ExperimentError, match="made in a program cannot travel"):
         export(fk.Experiment(problem=toy), tmp_path / "a")
     with pytest.raises(RequestError, match="unknown source of data: folders"):
         export(experiment(), tmp_path / "a", data="folders")

@@ -16,8 +16,9 @@ from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import Rows
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
-from fedkeel.federation.apps import check_sizes, node_of, read_app, serve
+from fedkeel.federation.apps import node_of, read_app, serve
 from fedkeel.federation.local_data import RemoteClients, call_loader, check_values, read_folder, server_problem
+from fedkeel.federation.membership import check_sizes
 from fedkeel.importing import Trust
 from fedkeel.runs.prepare import divide
 

@@ -23,13 +23,13 @@ class InProcess:
     `spoil(round, client, reply)` may change a reply, or lose it by returning None; `absent` nodes are not there.
     """
 
-    def __init__(self, experiment, spoil=None, folder=None, node_of=None, settings=None, run_config=None):
+    def __init__(self, experiment, spoil=None, folder=None, node_of=None, settings=None, run_config=None, mods=()):
         problem = problem_of(experiment.plan)
         task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem)
         training = experiment.plan.training
         engine = SerialEngine(task, method_of(experiment.plan, task), training)
         more = folder, experiment.fingerprint(), describe_side(experiment.plan, task, engine.method)
-        self.app = make_client_app(node_of or (lambda context: Node(client_number(context), engine, *more)))
+        self.app = make_client_app(node_of or (lambda context: Node(client_number(context), engine, *more)), mods)
         self.settings, self.run_config = settings or (lambda client: {}), run_config or {}
         self.spoil = spoil or (lambda round, client, reply: reply)
         self.clients, self.absent, self.asked = len(task.clients.sizes), set(), []

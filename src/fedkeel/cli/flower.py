@@ -14,9 +14,13 @@ from fedkeel.cli.run import Trusting
 @examples(
     "fedkeel export flower experiment.toml app",
     "fedkeel export flower experiment.toml app --data folder --clients 12",
+    "fedkeel export flower wards:problem app --data folder --clients 3 --columns age,pressure --label outcome",
 )
 def flower(
-    experiment: Annotated[Path, argument(metavar="EXPERIMENT.toml", help="Settings of one experiment.")],
+    experiment: Annotated[
+        Path,
+        argument(metavar="EXPERIMENT", help="Settings of one experiment (.toml), or a problem of yours, module:name."),
+    ],
     folder: Annotated[Path, argument(metavar="DIR", help="A new folder for the app.")],
     method: Annotated[str | None, option(metavar="NAME", help="Another method than the file's.")] = None,
     settings: Annotated[
@@ -31,15 +35,20 @@ def flower(
         ),
     ] = "partition",
     clients: Annotated[int, option(metavar="N", help="How many nodes have data of their own.")] = 0,
+    columns: Annotated[
+        str, option(metavar="NAMES", help="Columns of nodes' tables that are inputs; else all, by the alphabet.")
+    ] = "",
+    label: Annotated[str, option(metavar="NAME", help="The column of nodes' tables that is predicted.")] = "label",
     trust: Trusting = False,
 ) -> None:
     """Write a Flower app that trains an experiment in a real federation.
 
     DIR holds the two apps, the experiment, and scripts that make keys and start the server and the nodes with TLS and
-    authentication; its README.md has the commands. A run folder's experiment.toml is an experiment, too.
+    authentication; its README.md has the commands. A run folder's experiment.toml is an experiment, too. A problem's
+    module is copied into the app; its first client shows what the data of all sites look like.
     """
     from fedkeel.cli.console import stderr
-    from fedkeel.cli.settings import Request, experiments
+    from fedkeel.cli.settings import Request, experiments, read
     from fedkeel.errors import RequestError
     from fedkeel.federation.export import export
 
@@ -48,10 +57,12 @@ def flower(
             "--clients counts nodes with data of their own, but here each takes its part of the data set.",
             f"add --data folder, or write --set partition.clients={clients}",
         )
+    named = str(experiment) if ":" in str(experiment) and not experiment.exists() else None
     file = experiment / "experiment.toml" if experiment.is_dir() else experiment
     asked = experiments(
         Request(
-            file=file,
+            file=None if named else file,
+            problem=named,
             file_hint="give an experiment's .toml file, or a run's folder",
             methods=() if method is None else (method,),
             assignments=tuple(settings or ()),
@@ -62,6 +73,9 @@ def flower(
         raise RequestError(
             f"an app trains one method with one seed, but {experiment} has {len(asked)} runs.", "--method NAME"
         )
-    written = export(asked[0].experiment, folder, data=data, clients=clients)
+    problem = named or (read(file).get("problem") if asked[0].experiment.problem is not None else None)
+    written = export(
+        asked[0].experiment, folder, data=data, clients=clients, problem=problem, columns=columns, label=label
+    )
     stderr().print(f"{len(written)} files; {folder / 'README.md'} has the commands:")
     typer.echo(folder)

@@ -61,4 +61,92 @@ def check(
         raise typer.Exit(1)
 
 
-pages.add(group, check)
+Out = Annotated[Path, argument(metavar="OUT", help="The server's run folder, as `out` of the app names it.")]
+
+
+@examples("fedkeel site rollback runs/wards", "fedkeel site rollback runs/wards 40")
+def rollback(
+    out: Out,
+    to: Annotated[
+        int | None, argument(metavar="[ROUND]", help="The round to go back to; without it they are listed.")
+    ] = None,
+) -> None:
+    """Bring a federation back to an older round; the next `flwr run` goes on from there.
+
+    The server keeps every tenth checkpoint (`history` in the app's pyproject.toml). What is undone is put aside, not
+    removed. A site whose state is newer begins from the server's copy of it, or from zero.
+    """
+    from fedkeel.cli.console import stderr
+    from fedkeel.errors import RequestError
+    from fedkeel.federation.audit import AUDIT, AuditLog
+    from fedkeel.federation.history import list_rounds, roll_back
+    from fedkeel.federation.membership import beside
+
+    if not out.is_dir():
+        raise RequestError(f"there is no folder {out}", "give the folder that `out` of the app names")
+    if to is None:
+        for number in list_rounds(out):
+            typer.echo(number)
+        return
+    undone = roll_back(out, to)
+    AuditLog(beside(out, AUDIT)).write("rolled back", {"round": to, "undone": undone})
+    stderr().print(f"{out} is at round {to}; {undone} rounds are undone.")
+
+
+@examples("fedkeel site audit runs/wards", "fedkeel site audit runs/wards --witness client-000003-audit.jsonl")
+def audit(
+    out: Out,
+    witness: Annotated[
+        list[Path] | None, option(metavar="FILE", help="What a site was sent: …-audit.jsonl in its state-dir.")
+    ] = None,
+    as_json: Annotated[bool, option("--json", help="Print the events, a JSON object a line.")] = False,
+) -> None:
+    """Verify the audit log of a federation: who joined, what was counted or refused, hashes of models.
+
+    Each line holds the hash of the one before it. A log that was made anew as a whole is noticed by the sites, which
+    keep the hash that they were sent with every round. Exit code 2: it was altered.
+    """
+    import json
+
+    from fedkeel.federation.audit import AUDIT, check_witness, read_chain
+    from fedkeel.federation.membership import beside
+
+    lines = read_chain(beside(out, AUDIT))
+    seen = {file: check_witness(lines, file) for file in witness or ()}
+    if as_json:
+        for line in lines:
+            typer.echo(json.dumps(line))
+        return
+    for line in lines:
+        facts = {name: value for name, value in line.items() if name not in ("line", "time", "event", "before", "hash")}
+        told = ", ".join(
+            f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in facts.items()
+        )
+        typer.echo(f"{line['time']} {line['event']}: {told}")
+    typer.echo(f"{len(lines)} lines, unaltered; the last one is {lines[-1]['hash'] if lines else 'none'}")
+    for file, latest in seen.items():
+        typer.echo(f"{file} has witnessed it up to line {latest}")
+
+
+@examples("fedkeel site status runs/wards", "fedkeel site status runs/wards --silent 7200 || page-the-operator")
+def status(
+    out: Out,
+    silent: Annotated[float, option(metavar="SECONDS", help="How long nothing may happen.")] = 3600.0,
+) -> None:
+    """Say how a federation is, for alerts: by a line and by the exit code.
+
+    0: it runs or has finished; 3: the server stopped with an error; 4: nothing has happened for too long; 5: the last
+    round counted fewer clients than it asked; 2: there is nothing to read. The numbers are those of OUT.prom, which
+    Prometheus reads through the textfile collector of its node exporter.
+    """
+    import time
+
+    from fedkeel.federation.gauges import METRICS, judge, read_gauges
+    from fedkeel.federation.membership import beside
+
+    code, line = judge(read_gauges(beside(out, METRICS)), silent, time.time())
+    typer.echo(line)
+    raise typer.Exit(code)
+
+
+pages.add(group, check, rollback, audit, status)

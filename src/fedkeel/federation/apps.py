@@ -6,10 +6,11 @@ import contextlib
 import json
 import logging
 import math
-import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.flower.engine import FlowerEngine
+from fedkeel.engines.flower.mods import Mod
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
+from fedkeel.errors import FedkeelError, FolderError, RequestError
 from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
+from fedkeel.federation.membership import BOUNDS, FIXED, NODES, SIZES, ask_sizes, beside, read_owners
+from fedkeel.federation.operations import Operations
 from fedkeel.importing import Trust
-from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
@@ -41,14 +44,13 @@ from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
 
-SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
-"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
-
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
 def read_app(folder: Path, trust: bool) -> tuple[Experiment, Trust]:
     """Read the experiment beside an app; its author may vouch for the names in its files."""
     level = Trust.TYPED if trust else Trust.INSTALLED
+    if trust and (place := str(folder.resolve())) not in sys.path:
+        sys.path.append(place)  # modules of the user's travel with the app
     return Experiment.load(read_settings(folder), trust=level), level
 
 
@@ -64,17 +66,18 @@ def read_terms(config: Mapping[str, Any]) -> Terms:
 
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------
-def client_app(folder: Path, *, trust: bool = False) -> ClientApp:
+def client_app(folder: Path, *, trust: bool = False, mods: Sequence[Mod] = ()) -> ClientApp:
     """Make the app of every node; the node's settings say which client it is, and where its data and state are.
 
-    With `trust`, code that the app's files and settings name is imported.
+    With `trust`, code that the app's files and settings name is imported. `mods` are Flower's modifiers of messages;
+    they see what is trained and sent.
     """
 
     def node(context: Context) -> Node:
         experiment, level = read_app(folder, trust)
         return node_of(experiment, context, level)
 
-    return make_client_app(node)
+    return make_client_app(node, mods)
 
 
 def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED) -> Node:
@@ -88,7 +91,7 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
         problem = problem_of(plan)
     else:
         share = float(context.run_config.get("site-test", 0.0))
-        problem = node_problem(plan, source, client, clients, settings, trust, share)
+        problem = node_problem(plan, source, client, clients, settings, trust, share, context.run_config)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
@@ -107,7 +110,7 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         out = Path(str(config["out"])).expanduser()
-        with tell_errors(out):
+        with tell_errors(out, int(config.get("history", 0))) as watch:
             experiment, _ = read_app(folder, trust)
             serve(
                 experiment,
@@ -121,6 +124,9 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
                 clients=int(config["clients"]),
                 bind=bool(config.get("bind-nodes", True)),
                 site_test=float(config.get("site-test", 0.0)),
+                membership=str(config.get("membership", FIXED)),
+                config=config,
+                watch=watch,
             )
 
     return app
@@ -133,14 +139,18 @@ class ServerStopped(Exception):
 
 
 @contextlib.contextmanager
-def tell_errors(out: Path) -> Iterator[None]:
-    """Log to the file beside a run folder; a user's error ends in one line there and in Flower's log."""
+def tell_errors(out: Path, history: int = 0) -> Iterator[Operations]:
+    """Log to the file beside a run folder; a user's error ends in one line there, in the audit and in Flower's log."""
     start_log(beside(out, ".log"))
+    watch = None
     try:
-        yield
+        watch = Operations(out, history)
+        yield watch
     except FedkeelError as error:
         line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
         log.error("%s", line)
+        if watch is not None:
+            watch.stop(line)
         raise ServerStopped(line) from None
 
 
@@ -157,11 +167,15 @@ def serve(
     clients: int = 0,
     bind: bool = False,
     site_test: float = 0.0,
+    membership: str = FIXED,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    watch: Operations | None = None,
 ) -> Run:
     """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent.
 
     With `bind`, a client belongs to the node that first has its data, and is known by that node's key. `site_test` is
-    the share of their own data that nodes keep for tests, and score the model on.
+    the share of their own data that nodes keep for tests, and score the model on. `config` is the app's: it names the
+    columns of tables. `membership` says when the sizes of clients' own data are asked; `watch` hears what happens.
     """
     on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
@@ -178,26 +192,32 @@ def serve(
         problem = problem_of(plan) if source == PARTITION else None
         owners = read_owners(beside(out, NODES)) if bind else None
         count = clients if problem is None else len(problem.data.sizes)
-        roster = NodeRegistry(grid, count, experiment.fingerprint(), owners=owners)
+        roster = NodeRegistry(grid, count, experiment.fingerprint(), owners=owners, watch=watch)
         if bind:
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side = describe_without_sizes(plan, count)
-            problem = server_problem(plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test)
+            sizes = ask_sizes(out, roster, wait, terms.norm_factor, membership, terms.minimum)
+            problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
-        roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
+        roster.wait(count, wait, max(1, math.ceil(terms.minimum * count - 1e-9)))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None
-        engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites)
+        engine = FlowerEngine(
+            loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites, watch=watch
+        )
 
         def tuner() -> FlowerEngine:
             task = prepared.make_task(problem)
             return FlowerEngine(task, loop.method, plan.training, grid, roster, terms, final=True)
 
-        return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
+        if watch is not None:
+            facts = {"experiment": experiment.fingerprint(), "method": plan.method.name}
+            watch.start(loop.done, plan.rounds, problem.data.sizes.tolist(), **facts)
+        return prepared.start(engine, Choice("flower", "flower"), LogProgress(roster, watch), tuner).drive()
 
 
 def check_site_test(share: float, source: str, test: str) -> None:
@@ -219,52 +239,6 @@ def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:
     return describe_side(plan, task, method_of(plan, task))
 
 
-def beside(out: Path, suffix: str) -> Path:
-    """Return a file of the federation beside its run folder, which is like any other run's."""
-    return out.with_name(f"{out.name}{suffix}")
-
-
-def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float, factor: float) -> list[int]:
-    """Return how many samples each client has; all nodes are asked once, and the answer is kept beside the run."""
-    file = beside(out, SIZES)
-    if not file.exists():
-        registry.wait(registry.clients, wait, registry.clients)
-        sizes = [registry.sizes[client] for client in range(registry.clients)]
-        check_sizes(sizes, factor)
-        write_text(file, json.dumps(sizes))
-    sizes = [int(size) for size in json.loads(read_text(file))]
-    if len(sizes) != registry.clients:
-        raise RunError(f"{file} counts {len(sizes)} clients, not {registry.clients}.", "choose another folder")
-    registry.sizes = dict(enumerate(sizes))
-    return sizes
-
-
-def check_sizes(sizes: Sequence[int], factor: float) -> None:
-    """Refuse a client that says it has far more samples than the others: clients often weigh by their size."""
-    usual = statistics.median_low(sizes)
-    for client, size in enumerate(sizes):
-        log.info("client %d says that it has %d samples, %.1f %% of all", client, size, 100 * size / max(1, sum(sizes)))
-    largest = max(range(len(sizes)), key=sizes.__getitem__)
-    times = sizes[largest] / max(1, usual)
-    if times > factor:
-        raise RunError(
-            f"client {largest} says that it has {sizes[largest]} samples, {times:.0f} times the median.",
-            "ask the site; if it is so, raise norm-factor for the first start",
-        )
-
-
-def read_owners(file: Path) -> dict[int, int]:
-    """Read which node each client belongs to."""
-    if not file.exists():
-        return {}
-    try:
-        return {int(client): int(node) for client, node in json.loads(read_text(file)).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise FolderError(
-            f"{file} is damaged: it names the node of each client.", 'restore it from a copy: {"0": 123, "1": 456}'
-        ) from None
-
-
 def start_log(file: Path) -> None:
     """Log to stderr, from where Flower streams it, and to a file, which survives a crash of the server."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +253,10 @@ def start_log(file: Path) -> None:
 
 
 class LogProgress:
-    """Reports progress as lines of the log."""
+    """Reports progress as lines of the log, and to who watches."""
+
+    def __init__(self, registry: NodeRegistry, watch: Operations | None):
+        self.registry, self.watch = registry, watch
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         log.info("%s: %d of %s rounds are done", experiment.plan.method.name, done, experiment.plan.rounds)
@@ -287,6 +264,10 @@ class LogProgress:
     def round(self, record: RoundRecord) -> None:
         accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.4f}"
         log.info("round %d: loss %s%s, %.1f s", record.round, record.loss, accuracy, record.seconds)
+        if self.watch is not None:
+            self.watch.see_round(record, len(self.registry.nodes))
 
     def finished(self, run: Run) -> None:
         log.info("done: model %s", run.result["model_digest"])
+        if self.watch is not None:
+            self.watch.finish(run)

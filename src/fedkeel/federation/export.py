@@ -3,69 +3,119 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
-from importlib.resources import files
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import tomli_w
 
-from fedkeel.data.dataset import DatasetCard
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
+from fedkeel.federation.deploy_files import read_template, write_deploy_files
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
+from fedkeel.federation.own_problem import describe_sample
+from fedkeel.federation.site_files import LABEL
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.folder import write_text
+from fedkeel.runs.plan import Division
+
+log = logging.getLogger("fedkeel")
 
 SCRIPTS = ("make_keys.sh", "superlink.sh", "supernode.sh")
 FILES = ("pyproject.toml", "client_app.py", "server_app.py", *SCRIPTS, "README.md")
 
 
-def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clients: int = 0) -> list[Path]:
+def export(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    data: str = PARTITION,
+    clients: int = 0,
+    problem: str | None = None,
+    columns: str = "",
+    label: str = LABEL,
+) -> list[Path]:
     """Write the app and return its files.
 
-    `data` is "partition" (every node has the data set and takes its part), "folder" (each node's own arrays, in its
+    `data` is "partition" (every node has all data and takes its part), "folder" (each node's own files, in its
     data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
+    `problem` names the problem of the experiment, whose module travels with the app; `columns` and `label` say which
+    columns of tables are inputs, and which is predicted.
     """
-    source = experiment.plan.source
+    source, saved = experiment.plan.source, experiment.save()
     if isinstance(source, Problem):
-        raise ExperimentError(
-            "only an experiment with a data set can be exported: a problem from Python cannot travel.",
-            'dataset = "cifar10" with --data folder trains on each node\'s own files of that form',
-        )
+        if problem is None:
+            raise ExperimentError(
+                "a problem that was made in a program cannot travel.",
+                "put it into a module and name it: fedkeel export flower my_module:problem app",
+            )
+        saved["problem"] = problem
     if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
     if data != PARTITION and clients < 1:
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderError(f"{folder} is there already and is not empty.", "choose a new folder")
-    nodes = clients if data != PARTITION else getattr(source.partition, "clients", 3)
+    if data != PARTITION:
+        nodes = clients
+    else:
+        nodes = len(source.data.sizes) if isinstance(source, Problem) else getattr(source.partition, "clients", 3)
+    own = [name for name in (data, problem) if name is not None and ":" in name]
     values = name_app(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
-        "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
-    } | describe_data(data, source.card)  # fmt: skip
+        "trust": ", trust=True" if own or any(own_names(experiment.save())) else "",
+        "columns": json.dumps(columns)[1:-1], "label": json.dumps(label)[1:-1],
+    } | describe_data(data, source)  # fmt: skip
     with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        text = files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")
+        text = read_template(name)
         write_text(folder / name, text if name in SCRIPTS else text.format(**values))
-    write_text(folder / "experiment.toml", tomli_w.dumps(experiment.save()))
-    return [folder / name for name in (*FILES, "experiment.toml")]
+    write_text(folder / "experiment.toml", tomli_w.dumps(saved))
+    written = [folder / name for name in (*FILES, "experiment.toml")] + copy_modules(own, folder)
+    return written + write_deploy_files(folder, values, nodes, data == FOLDER)
 
 
-def describe_data(data: str, card: DatasetCard) -> dict[str, str]:
+def copy_modules(names: Sequence[str], folder: Path) -> list[Path]:
+    """Copy the modules of these names into the app, where they travel with it; installed ones are installed there too.
+
+    A package is named in the app's README only: it is to be installed on every machine.
+    """
+    copied = []
+    for name in dict.fromkeys(name.partition(":")[0] for name in names):
+        found = find_spec(name) if "." not in name else None
+        if found is None or not found.origin or Path(found.origin).stem != name or "site-packages" in found.origin:
+            log.warning("%s does not travel with the app: install it on every machine", name)
+            continue
+        if (folder / f"{name}.py").exists():
+            raise ExperimentError(f"a module of an app cannot be called {name}.", "rename it")
+        write_text(folder / f"{name}.py", Path(found.origin).read_text(encoding="utf-8"))
+        copied.append(folder / f"{name}.py")
+    return copied
+
+
+def describe_data(data: str, source: Division | Problem) -> dict[str, str]:
     """Say in the app's README what a node is told about its data."""
+    own = isinstance(source, Problem)
+    form = describe_sample(source) if isinstance(source, Problem) else describe_form(source.card)
     if data == PARTITION:
-        return {"settings": "", "about_data": f"Every node has {card.name} and takes its part of it."}
+        what = "all data of the problem" if isinstance(source, Problem) else source.card.name
+        return {"settings": "", "about_data": f"Every node has {what} and takes its part of it."}
     if data == FOLDER:
+        files = "CSV or Parquet\ntables, or images in a folder for each class" if own else (
+            "`train_images.npy` and\n`train_labels.npy`"
+        )  # fmt: skip
         about = (
-            f"Each node has its own data in the folder that its setting `data-dir` names: `train_images.npy` and\n"
-            f"`train_labels.npy`: {describe_form(card)}.\nPut each node's own folder in place of `/data/site-$i` below."
+            f"Each node has its own data in the folder that its setting `data-dir` names: {files}:\n"
+            f"{form}.\nPut each node's own folder in place of `/data/site-$i` below."
         )
         return {"settings": ' "data-dir=\\"/data/site-$i\\""', "about_data": about}
     about = (
-        f"Each node has its own data, which `{data}` reads with the node's settings: {describe_form(card)}.\n"
+        f"Each node has its own data, which `{data}` reads with the node's settings: {form}.\n"
         f"Put what it reads of the settings in place of `table` below."
     )
     return {"settings": ' "table=\\"/data/site-$i.parquet\\""', "about_data": about}
@@ -73,7 +123,8 @@ def describe_data(data: str, card: DatasetCard) -> dict[str, str]:
 
 def name_app(experiment: Experiment) -> dict[str, str]:
     """What an app is called, and where its server writes: each export has a place of its own."""
-    method, dataset, rounds = experiment.plan.method.name, experiment.dataset, experiment.plan.rounds
+    method, rounds, source = experiment.plan.method.name, experiment.plan.rounds, experiment.plan.source
+    dataset = source.title if isinstance(source, Problem) else source.dataset
     name = re.sub(r"[^a-z0-9]+", "-", f"{method}-{dataset}".lower()).strip("-")[:32].strip("-")
     own = secrets.token_hex(2)
     title = json.dumps(f"{method} on {dataset}, {rounds} rounds")[1:-1]  # quotes would end a TOML string

@@ -10,6 +10,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.federation.own_problem import describe_sample
 from fedkeel.methods import composition
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
@@ -46,7 +47,7 @@ def describe_slots(state: State) -> dict[str, str]:
 def describe_data(plan: Plan) -> str:
     """Write the form of the data in words: what a node's own have to be."""
     if isinstance(plan.source, Problem):
-        return "of a problem"
+        return f"of a problem: {describe_sample(plan.source)}"
     card = plan.source.card
     scale = f"{card.vocabulary} tokens" if card.vocabulary else f"mean {card.mean} std {card.std}"
     return f"{card.name}: {card.dtype} {card.array_shape}, {card.classes} classes, {scale}"

@@ -1,9 +1,10 @@
-"""Data that never leave a node: a folder of arrays or the user's loader, in the form of a known data set."""
+"""Data that never leave a node: a folder or the user's loader, in the form of a known data set or of a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,15 @@ from numpy.typing import NDArray
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.storage.folder import open_split
-from fedkeel.errors import DataError, ExperimentError
-from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.errors import DataError
+from fedkeel.federation.own_problem import LOADER, place_at_server, place_at_site, read_site
+from fedkeel.importing import Trust, look_up
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key, permutation
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import problem_with
 
 PARTITION, FOLDER = "partition", "folder"
-LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 SAMPLED = 10_000  # samples whose values are looked at
 NARROW = 8  # pixels that reach no eighth of their range are on another scale
@@ -57,12 +58,23 @@ class RemoteClients:
 
 
 def node_problem(
-    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust, share: float = 0.0
+    plan: Plan,
+    source: str,
+    client: int,
+    clients: int,
+    settings: Mapping[str, Any],
+    trust: Trust,
+    share: float = 0.0,
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
     """A node's problem: its own data, read where the node's settings say; a share of them is for tests."""
-    card = dataset_card(plan)
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
+    if isinstance(plan.source, Problem):
+        parts = read_site(plan.source, source, settings, config, trust)
+        aside = set_aside(key(plan.seed, "site test", client), len(parts[0]), share)
+        return place_at_site(plan.source, parts, client, clients, *aside)
+    card = plan.source.card
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
     check_values(card, inputs)
     trained, tested = set_aside(key(plan.seed, "site test", client), len(labels), share)
@@ -77,19 +89,24 @@ def set_aside(of: int, size: int, share: float) -> tuple[Rows, Rows]:
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def server_problem(plan: Plan, sizes: Sequence[int], test: str) -> Problem:
-    """The server's problem: clients it cannot see, and a folder with test data of its own, if it has any."""
-    card = dataset_card(plan)
+def server_problem(
+    plan: Plan,
+    sizes: Sequence[int],
+    test: str,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    at_sites: bool = False,
+) -> Problem:
+    """The server's problem: clients it cannot see, and a folder with test data of its own, if it has any.
+
+    Where the model is tested `at_sites`, test data that came with a problem are left out.
+    """
+    if isinstance(plan.source, Problem):
+        return place_at_server(plan.source, sizes, test, config, at_sites)
+    card = plan.source.card
     held: Any = None
     if test:
         held = OneClient(0, 1, *open_split(card, Path(test).expanduser(), "test"))
     return problem_with(plan, card, RemoteClients(sizes, card.array_shape, card.dtype), held)
-
-
-def dataset_card(plan: Plan) -> DatasetCard:
-    if isinstance(plan.source, Problem):
-        raise ExperimentError("a federation needs an experiment with a data set.", 'dataset = "cifar10"')
-    return plan.source.card
 
 
 def describe_form(card: DatasetCard) -> str:

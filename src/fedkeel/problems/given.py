@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
+
 from fedkeel.errors import ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
@@ -20,9 +22,15 @@ KIND = Kind(
 
 
 def find_problem(name: str, trust: Trust = Trust.TYPED) -> Problem:
-    """Import a problem by its name, if someone vouches for it; a function is called once."""
-    found = look_up(name, KIND, trust)
-    return found if isinstance(found, Problem) else _make(name, found)
+    """Import a problem by its name, if someone vouches for it; a function is called once.
+
+    Its network begins with the same weights in every process: a run that is resumed, and the sites of a federation,
+    find the same problem.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = look_up(name, KIND, trust)
+        return found if isinstance(found, Problem) else _make(name, found)
 
 
 @cache

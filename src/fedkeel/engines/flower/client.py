@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +17,9 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.checks import FAILED
-from fedkeel.engines.flower.memory import NodeMemory
+from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
 from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.engines.flower.mods import Mod, carry_mods
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
@@ -43,11 +44,11 @@ class Node(NamedTuple):
 NodeOf = Callable[[Context], Node]
 
 
-def make_client_app(node_of: NodeOf) -> ClientApp:
-    """Make the app of all nodes; `node_of` tells them apart."""
+def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = ()) -> ClientApp:
+    """Make the app of all nodes; `node_of` tells them apart, `mods` change what is trained and sent."""
     app = ClientApp()
     app.query()(partial(answer, introduce, node_of))
-    app.train()(partial(answer, train_client, node_of))
+    app.train(mods=[carry_mods(mods)] if mods else [])(partial(answer, train_client, node_of))
     app.evaluate()(partial(answer, score_model, node_of))
     return app
 
@@ -84,6 +85,8 @@ def train_client(node: Node, message: Message, context: Context) -> Message:
     shapes, final = expected_messages(engine.method, engine.task), bool(asked["final"])
     memory = NodeMemory(context, shapes.state, node.client, node.folder, node.identity)
     facts: dict[str, str | int | bool] = {"round": round, "client": node.client, "identity": node.identity}
+    if node.folder is not None and asked.get("audit"):
+        keep_witness(witness_file(node.folder, node.client, node.identity), round, str(asked["audit"]))
     start: State | None
     if any(name.startswith("state/") for name in message.content.array_records):
         start = unpack(message.content.array_records, "state/", shapes.state)

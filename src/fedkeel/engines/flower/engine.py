@@ -27,6 +27,7 @@ from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
 from fedkeel.engines.flower.site_ledger import SiteLedger
 from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
+from fedkeel.engines.flower.watch import Watch
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
@@ -54,10 +55,12 @@ class FlowerEngine:
         final: bool = False,
         bounds: SlotBounds | None = None,
         sites: SiteLedger | None = None,
+        watch: Watch | None = None,
         on_close: Callable[[], None] = lambda: None,
     ):
         self.task, self.method, self.training, self.grid = task, method, training, grid
         self.registry, self.terms, self.final, self.on_close = registry, terms, final, on_close
+        self.watch = watch or Watch()
         self.trains = method.tuning if final else method
         self.sites, self.rounds = sites, 0
         self.workspace = Workspace(task)
@@ -74,6 +77,7 @@ class FlowerEngine:
     ) -> list[ClientOutcome]:
         """Return the clients that answered in time and soundly; fewer than the minimum end the run."""
         self.rounds = round + 1
+        self.watch.begin_round(round + 1, message["params"], clients)
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
@@ -96,6 +100,7 @@ class FlowerEngine:
             )
         if not self.terms.diverged:
             self.bounds.remember(outcome.report for outcome in sound.values())
+        self.watch.note("counted", round=round + 1, clients=[c for c in clients if self.has_answered(sound.get(c))])
         return [sound[client] for client in clients if client in sound]
 
     def has_answered(self, outcome: ClientOutcome | None) -> bool:
@@ -143,10 +148,12 @@ class FlowerEngine:
         for client in contents:
             if client not in self.registry.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
+                self.watch.note("absent", round=round + 1, client=client, reason="it has no node")
             elif not isinstance(said := answers.get(node := self.registry.nodes[client]), Message):
                 passed = "" if timeout is None else f": the {timeout:.3g} s of the deadline have passed"
                 why = f"{LATE}{passed}" if said in (None, LATE) else said
                 log.warning("round %d: node %d (client %d) did not answer in time: %s", round + 1, node, client, why)
+                self.watch.note("absent", round=round + 1, client=client, reason=why)
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
@@ -163,6 +170,8 @@ class FlowerEngine:
             "restart": False,
             "final": self.final,
         } | more
+        if self.watch.head:  # an empty text is none that Flower counts
+            facts["audit"] = self.watch.head
         return RecordDict({**records, "config": ConfigRecord(facts)})
 
     def compose_restoring(
@@ -218,6 +227,7 @@ class FlowerEngine:
     def refuse(self, client: int, round: int, reason: object) -> None:
         node = self.registry.nodes.get(client, 0)
         log.warning("round %d: refused the reply of node %d (client %d): %s", round + 1, node, client, reason)
+        self.watch.note("refused", round=round + 1, client=client, node=node, reason=str(reason))
 
     # ---- the rest ------------------------------------------------------------------------------------------------
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:

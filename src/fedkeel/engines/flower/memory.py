@@ -6,6 +6,7 @@ the node starts from the older of the two again.
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -23,6 +24,18 @@ PLACES = ("before", "after")
 def state_file(folder: Path, client: int, identity: str) -> Path:
     """Return the file beside a node that holds a client's states in one experiment."""
     return folder / f"client-{client:06d}-{identity}.safetensors"
+
+
+def witness_file(folder: Path, client: int, identity: str) -> Path:
+    """Return the file beside a node that holds what the server's audit log was when the node was asked."""
+    return folder / f"client-{client:06d}-{identity}-audit.jsonl"
+
+
+def keep_witness(file: Path, round: int, head: str) -> None:
+    """Keep the hash of the last line of the server's audit log: whoever makes that log anew has another one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"round": round + 1, "head": head[:64]}) + "\n")
 
 
 class NodeMemory:

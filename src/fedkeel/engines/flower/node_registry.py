@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from fedkeel.engines.flower.checks import compare_sides, read_facts
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.reply_transport import exchange_messages
+from fedkeel.engines.flower.watch import Watch
 from fedkeel.errors import RunError
 from fedkeel.ranges import MOST
 
@@ -42,8 +43,10 @@ class NodeRegistry:
         patience: float = PATIENCE,
         owners: Mapping[int, int] | None = None,
         side: Mapping[str, str] | None = None,
+        watch: Watch | None = None,
     ):
         self.grid, self.clients, self.identity, self.patience = grid, clients, identity, patience
+        self.watch = watch or Watch()
         self.side = side or {}  # what the server is made with; nodes are compared with it
         self.owners = None if owners is None else dict(owners)
         self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
@@ -73,6 +76,7 @@ class NodeRegistry:
                     log.warning("node %d has %s", node, "; ".join(differing))
             except Refused as refused:
                 log.warning("refused node %d: %s", node, refused)
+                self.watch.note("refused", node=node, reason=str(refused))
                 self.strangers.add(node)
             except ClientTaken as taken:  # asked again when the other one has gone: it may be the same node, restarted
                 log.warning("node %d has to wait: %s", node, taken)
@@ -93,6 +97,7 @@ class NodeRegistry:
         if self.sizes.setdefault(client, size) != size:
             raise Refused(f"client {client} had {self.sizes[client]} samples and now has {size}")
         self.nodes[client] = node
+        self.watch.note("joined", client=client, node=node, size=size)
         if self.owners is not None and client not in self.owners:
             self.owners[client] = node
             self.on_join()

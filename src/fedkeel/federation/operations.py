@@ -1,0 +1,77 @@
+"""What an operator sees of a federation: its audit log, its numbers, its older checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.core.trees import Tree
+from fedkeel.engines.flower.watch import Watch
+from fedkeel.federation.audit import AUDIT, AuditLog
+from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
+from fedkeel.federation.history import keep_checkpoint
+from fedkeel.federation.membership import beside
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import RoundRecord, digest
+
+
+class Operations(Watch):
+    """Writes every event into the audit log and the numbers, and keeps every so many rounds a checkpoint (0: none)."""
+
+    def __init__(self, out: Path, history: int = 0):
+        self.out, self.history = out, history
+        self.audit, self.gauges = AuditLog(beside(out, AUDIT)), Gauges()
+
+    @property
+    def head(self) -> str:
+        return self.audit.head
+
+    def note(self, event: str, **facts: Any) -> None:
+        self.audit.write(event, facts)
+        gauges = self.gauges
+        if event == "refused":
+            gauges.refused_total += 1
+        elif event == "absent":
+            gauges.absent_total += 1
+        elif event == "counted":
+            gauges.clients_counted, gauges.rounds_done = len(facts["clients"]), facts["round"]
+            gauges.touch()
+        if event != "joined":  # there may be many at once
+            gauges.write(beside(self.out, METRICS))
+
+    def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
+        if self.history and (round - 1) % self.history == 0 and round > 1:
+            keep_checkpoint(self.out, round - 1)
+        self.gauges.clients_asked = len(clients)
+        self.note("sent", round=round, model=digest({"params": params}), clients=list(clients))
+
+    # ---- the run ---------------------------------------------------------------------------------------------------
+    def start(self, done: int, rounds: int, sizes: Sequence[int], **facts: Any) -> None:
+        """Hear that the server has its clients and begins, or goes on."""
+        self.gauges.rounds_done, self.gauges.rounds_asked = done, rounds
+        self.gauges.clients = sum(size > 0 for size in sizes)
+        self.gauges.touch()
+        self.note("started", done=done, rounds=rounds, sizes=list(sizes), **facts)
+
+    def see_round(self, record: RoundRecord, connected: int) -> None:
+        """Hear what a round has come to."""
+        gauges = self.gauges
+        gauges.round_seconds, gauges.clients_connected = record.seconds, connected
+        gauges.loss = math.nan if record.loss is None else record.loss
+        gauges.accuracy = gauges.accuracy if record.accuracy is None else record.accuracy
+        gauges.touch()
+        gauges.write(beside(self.out, METRICS))
+
+    def finish(self, run: Run) -> None:
+        """Hear that all rounds are done."""
+        self.gauges.state = FINISHED
+        self.gauges.touch()
+        self.note("finished", rounds=len(run.records), model=run.result["model_digest"])
+
+    def stop(self, line: str) -> None:
+        """Hear that the server stops, and why."""
+        self.gauges.state = STOPPED
+        self.gauges.touch()
+        self.note("stopped", reason=line)

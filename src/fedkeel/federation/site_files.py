@@ -1,0 +1,133 @@
+"""A site's own files as tensors: CSV and Parquet tables with named columns, and images in a folder for each class."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedkeel.data.storage.pictures import decode_image
+from fedkeel.errors import DataError, nearest
+
+TABLES, IMAGES = (".csv", ".parquet"), (".png", ".jpg", ".jpeg")
+LABEL = "label"
+FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
+Sample = tuple[Tensor, ...]
+
+
+def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
+    """Read all files of a folder as inputs and labels of the form of `like`, one sample of the problem."""
+    if len(like) != 2:
+        raise DataError(
+            f"files give inputs and a label, and a sample of this problem has {len(like)} parts.",
+            "write a loader: --data module:function",
+        )
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in TABLES and path.is_file())
+        classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+    except OSError as error:
+        raise DataError(f"cannot read the data of this node: {folder}: {error.strerror}", FILES) from None
+    if not files and not classes:
+        raise DataError(f"{folder} holds neither tables nor classes of images.", FILES)
+    if files and classes:
+        raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
+    if classes:
+        return read_images(classes, like)
+    parts = [read_table(file, columns, label, like) for file in files]
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+def read_table(file: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
+    """Read one table: the named columns in their order (all others in that of the alphabet), and the label's."""
+    table = read_csv(file) if file.suffix.lower() == ".csv" else read_parquet(file)
+    wanted = list(columns) or sorted(name for name in table if name != label)
+    for name in (*wanted, label):
+        if name not in table:
+            raise DataError(f"{file} has no column: {name}", nearest(name, list(table), "columns"))
+    numbers = {name: to_numbers(file, name, table[name]) for name in (*wanted, label)}
+    width = like[0].shape[1:].numel()
+    if len(wanted) != width:
+        raise DataError(
+            f"{file} has {len(wanted)} columns of inputs, and the problem takes {width}.",
+            f"name them with --columns; there are: {', '.join(wanted[:20])}",
+        )
+    inputs, target = np.stack([numbers[name] for name in wanted], 1), numbers[label]
+    if not like[1].is_floating_point() and not np.array_equal(target, np.round(target)):
+        raise DataError(f"column {label} of {file} holds fractions, and the label of this problem is a class.")
+    return (
+        torch.from_numpy(inputs).reshape(-1, *like[0].shape[1:]).to(like[0].dtype),
+        torch.from_numpy(target).reshape(-1, *like[1].shape[1:]).to(like[1].dtype),
+    )
+
+
+def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
+    """Read a CSV file with a line of names; every other line has as many cells."""
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            names, *rows = csv.reader(lines)
+    except (OSError, UnicodeError, csv.Error, ValueError) as error:
+        raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
+    if len({*names}) < len(names):
+        raise DataError(f"{file} names a column twice.", "give each column its own name")
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise DataError(f"line {number} of {file} has {len(row)} cells, not {len(names)}.", "is it cut short?")
+    return {name.strip(): [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def read_parquet(file: Path) -> Mapping[str, Sequence[Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(f"{file} needs the package pyarrow.", "pip install pyarrow, or write CSV files") from None
+    try:
+        read: Mapping[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
+        return read
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{file} is not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def to_numbers(file: Path, name: str, cells: Sequence[Any]) -> NDArray[np.float64]:
+    """Turn the cells of a column into numbers; refuse a cell that is missing or is no number, and say where."""
+    found = np.empty(len(cells), dtype=np.float64)
+    for place, cell in enumerate(cells):
+        text = "" if cell is None else str(cell).strip()
+        try:
+            found[place] = float(cell if text else "nan")
+        except (TypeError, ValueError):
+            raise DataError(
+                f"column {name} of {file} holds a word in sample {place + 1}: {text[:20]!r}", "write it as a number"
+            ) from None
+    if missing := int((~np.isfinite(found)).sum()):
+        raise DataError(
+            f"column {name} of {file} lacks {missing} of {len(found)} values.", "leave such samples out, or fill them"
+        )
+    return found
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+def read_images(classes: Sequence[Path], like: Sample) -> Sample:
+    """Read images from a folder for each class, which its number names; all are brought to the problem's size."""
+    shape = tuple(like[0].shape[1:])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"images have the shape (1 or 3, height, width), and a sample of this problem {shape}.")
+    pictures, labels = list[Tensor](), list[int]()
+    for folder in classes:
+        for file in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):
+            image = torch.from_numpy(decode_image(str(file), file.read_bytes(), shape, resize=True).copy())
+            pictures.append(image.unsqueeze(0) if image.dim() == 2 else image.permute(2, 0, 1))
+            labels.append(int(folder.name))
+    if not pictures:
+        raise DataError(f"{classes[0].parent} holds no image.", f"they end in {', '.join(IMAGES)}")
+    inputs = torch.stack(pictures)
+    if like[0].is_floating_point():
+        inputs = inputs.to(like[0].dtype) / 255
+    return inputs, torch.tensor(labels).reshape(-1, *like[1].shape[1:]).to(like[1].dtype)

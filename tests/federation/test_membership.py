@@ -1,0 +1,141 @@
+"""Sites that join later or have other amounts of data, pauses, and the way back to an older round."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import InProcess, same
+from typer.testing import CliRunner
+
+import fedkeel as fk
+from fedkeel.cli.main import app as commands
+from fedkeel.data import load
+from fedkeel.engines.flower.checks import Terms
+from fedkeel.errors import FolderError, RequestError, RunError
+from fedkeel.federation.apps import node_of, serve
+from fedkeel.federation.history import list_rounds, roll_back
+from fedkeel.federation.operations import Operations
+from fedkeel.runs.folder import read_rounds
+
+
+def write_site(folder, client, rows):
+    data, place = load("digits"), folder / str(client)
+    place.mkdir(exist_ok=True)
+    np.save(place / "train_images.npy", np.asarray(data.train_images)[rows])
+    np.save(place / "train_labels.npy", np.asarray(data.train_labels)[rows])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for client in range(3):
+        write_site(tmp_path, client, np.arange(client * 100, client * 100 + 40))
+    return tmp_path
+
+
+def experiment(rounds=2, method="fedavg"):
+    return fk.Experiment(
+        dataset="digits", model="logistic", method=method, rounds=rounds, participation=1.0, epochs=1, batch_size=20
+    )
+
+
+class Sites(InProcess):
+    def __init__(self, exp, folders, absent=(), clients=3):
+        super().__init__(
+            fk.Experiment(dataset="digits", model="logistic", partition=f"iid:clients={clients}"),
+            node_of=lambda context: node_of(exp, context),
+            settings=lambda client: {"data-dir": str(folders / str(client)), "state-dir": str(folders / "states")},
+            run_config={"data": "folder", "clients": clients},
+        )
+        self.absent = set(absent)
+
+
+def go_on(folders, exp, *, absent=(), clients=3, rule="at-start", history=0, minimum=0.5, grid=None, out="run", **how):
+    out = folders / out
+    grid = grid or Sites(exp, folders, absent, clients)
+    settings = {"source": "folder", "clients": clients, "wait": 0.0, "terms": Terms(minimum=minimum, copy=False)}
+    return grid, serve(exp, grid, out=out, membership=rule, watch=Operations(out, history), **settings | how)
+
+
+def sizes(folders):
+    return json.loads((folders / "run-clients.json").read_text())
+
+
+def test_a_site_that_joins_later_counts_from_the_next_start(folders):
+    grid, _ = go_on(folders, experiment(2), absent=[2])
+    assert sizes(folders) == [40, 40, 0]
+    assert {client for _, client in grid.asked} == {0, 1}
+    grid, done = go_on(folders, experiment(4))
+    assert sizes(folders) == [40, 40, 40]
+    assert {(round, client) for round, client in grid.asked} == {(r, c) for r in (2, 3) for c in range(3)}
+    assert [len(record.selected) for record in done.records] == [2, 2, 3, 3]
+
+
+def test_a_site_that_is_away_keeps_its_size(folders):
+    go_on(folders, experiment(2))
+    go_on(folders, experiment(4), absent=[1])
+    assert sizes(folders) == [40, 40, 40]
+
+
+def test_more_data_count_from_the_next_start(folders):
+    go_on(folders, experiment(2))
+    write_site(folders, 0, np.arange(60))
+    with pytest.raises(RunError, match=r"answered|needed"):  # fixed: what was said at first is what counts
+        go_on(folders, experiment(4), rule="fixed", minimum=1.0)
+    go_on(folders, experiment(4))
+    assert sizes(folders) == [60, 40, 40]
+
+
+def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):
+    go_on(folders, experiment(1))
+    write_site(folders, 3, np.arange(300, 330))
+    _, done = go_on(folders, experiment(2), clients=4)
+    assert sizes(folders) == [40, 40, 40, 30]
+    assert done.records[-1].selected == [0, 1, 2, 3]
+    with pytest.raises(RunError, match="counts 4 clients, not 3"):
+        go_on(folders, experiment(3))
+    with pytest.raises(RequestError, match="membership is fixed or at-start"):
+        go_on(folders, experiment(3), clients=4, rule="sometimes")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_pause_changes_nothing(folders, method):
+    go_on(folders, experiment(2, method))
+    _, paused = go_on(folders, experiment(4, method))  # other processes: nodes have only what is in state-dir
+    shutil.rmtree(folders / "states")
+    _, whole = go_on(folders, experiment(4, method), out="other")
+    same(paused, whole)
+
+
+def test_rolled_back_and_trained_again_is_what_it_was(folders):
+    _, first = go_on(folders, experiment(6), history=2)
+    out = folders / "run"
+    assert list_rounds(out) == [2, 4, 5, 6]
+    said = CliRunner().invoke(commands, ["site", "rollback", str(out), "2"])
+    assert said.exit_code == 0, said.output
+    assert "4 rounds are undone" in said.output
+    assert len(read_rounds(out)) == 2
+    assert list_rounds(out) == [2]
+    assert (folders / "run-history" / "rounds-until-6.jsonl").read_text().count("\n") == 6
+    grid, again = go_on(folders, experiment(6), history=2)
+    assert min(round for round, _ in grid.asked) == 2
+    same(first, again)
+
+
+def test_what_cannot_be_rolled_back_to_is_told(folders):
+    go_on(folders, experiment(3), history=2)
+    out = folders / "run"
+    said = CliRunner().invoke(commands, ["site", "rollback", str(out)])
+    assert said.output.split() == ["2", "3"]
+    with pytest.raises(RequestError, match="no checkpoint of round 1"):
+        roll_back(out, 1)
+    file = folders / "run-history" / "00000002" / "00000002.safetensors"
+    damaged = file.read_bytes()[:-9] + b"\0" * 9
+    file.unlink()  # a link: the run's own file stays whole
+    file.write_bytes(damaged)
+    with pytest.raises(FolderError, match="round 2 cannot be read"):
+        roll_back(out, 2)
+    assert len(read_rounds(out)) == 3

@@ -1,0 +1,160 @@
+"""What an operator sees: an audit log that cannot be altered unnoticed, numbers for Prometheus, exit codes."""
+
+import json
+import re
+import time
+
+import pytest
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import InProcess, experiment, problem
+from typer.testing import CliRunner
+
+from fedkeel.cli.main import app as commands
+from fedkeel.engines.flower.checks import Terms
+from fedkeel.errors import FolderError, RunError
+from fedkeel.federation.apps import ServerStopped, serve, tell_errors
+from fedkeel.federation.audit import AuditLog, check_witness, hash_line, read_chain
+from fedkeel.federation.gauges import (
+    ENDED,
+    FINE,
+    FINISHED,
+    INCOMPLETE,
+    MEANING,
+    SILENT,
+    STOPPED,
+    Gauges,
+    judge,
+    read_gauges,
+)
+from fedkeel.federation.operations import Operations
+
+
+def train(folder, spoil=None, absent=(), **how):
+    exp = experiment(problem(), "fedavg", rounds=2)
+    grid = InProcess(exp, spoil, folder / "states")
+    grid.absent = set(absent)
+    watch = Operations(folder / "run")
+    done = serve(exp, grid, out=folder / "run", wait=0.0, watch=watch, **{"terms": Terms(minimum=0.5)} | how)
+    return done, read_chain(folder / "run-audit.jsonl")
+
+
+def test_the_log_says_who_joined_what_was_counted_and_which_model(tmp_path):
+    def spoil(round, client, reply):
+        if client == 1 and round == 1:
+            reply.content["report/delta"] = reply.content["report/loss"]
+        return reply
+
+    done, lines = train(tmp_path, spoil, absent=[3])
+    of = {event: [line for line in lines if line["event"] == event] for event in {line["event"] for line in lines}}
+    assert {line["client"] for line in of["joined"]} == {0, 1, 2, 4, 5}
+    assert [line["clients"] for line in of["counted"]] == [[0, 1, 2, 4, 5], [0, 2, 4, 5]]
+    assert {line["client"] for line in of["absent"]} == {3}
+    (refused,) = of["refused"]
+    assert (refused["round"], refused["client"]) == (2, 1)
+    assert "delta" in refused["reason"]
+    assert of["finished"][0]["model"] == done.result["model_digest"]
+    assert of["sent"][0]["model"] != of["sent"][1]["model"] != of["finished"][0]["model"]
+    assert [line["line"] for line in lines] == [*range(1, len(lines) + 1)]
+
+
+def test_no_line_can_be_changed_removed_or_inserted(tmp_path):
+    _, lines = train(tmp_path)
+    file = tmp_path / "run-audit.jsonl"
+    texts = file.read_text().splitlines(keepends=True)
+
+    def expect_refusal(wrong, number):
+        file.write_text("".join(wrong))
+        with pytest.raises(FolderError, match=f"altered: line {number} "):
+            read_chain(file)
+        said = CliRunner().invoke(commands, ["site", "audit", str(tmp_path / "run")])
+        assert said.exit_code != 0
+
+    for number in range(1, len(texts)):
+        changed = json.loads(texts[number]) | {"time": "2020-01-01T00:00:00+00:00"}
+        expect_refusal([*texts[:number], json.dumps(changed) + "\n", *texts[number + 1 :]], number + 1)
+        changed["hash"] = hash_line(changed)  # the line alone is sound again, those after it are not
+        if number + 1 < len(texts):
+            expect_refusal([*texts[:number], json.dumps(changed) + "\n", *texts[number + 1 :]], number + 2)
+            expect_refusal([*texts[:number], *texts[number + 1 :]], number + 1)
+            expect_refusal([*texts[:number], texts[number], *texts[number:]], number + 2)
+    file.write_text("".join(texts))
+    assert read_chain(file) == lines
+    file.write_text("".join(texts[1:]))
+    with pytest.raises(FolderError, match="altered"):
+        Operations(tmp_path / "run")  # nor is such a log gone on with
+
+
+def test_a_log_made_anew_or_cut_short_is_noticed_by_the_sites(tmp_path):
+    _, lines = train(tmp_path)
+    file, out = tmp_path / "run-audit.jsonl", str(tmp_path / "run")
+    (witness,) = (tmp_path / "states").glob("client-000002-*-audit.jsonl")
+    sent = [line["line"] for line in lines if line["event"] == "sent"]
+    assert check_witness(lines, witness) == sent[-1]
+    said = CliRunner().invoke(commands, ["site", "audit", out, "--witness", str(witness)])
+    assert said.exit_code == 0, said.output
+    assert f"{len(lines)} lines, unaltered" in said.output
+    assert f"up to line {sent[-1]}" in said.output
+    with pytest.raises(FolderError, match="another audit log"):
+        check_witness(lines[: sent[-1] - 1], witness)  # the end is missing
+    forged = AuditLog(tmp_path / "forged.jsonl")
+    for line in lines:
+        facts = {name: value for name, value in line.items() if name not in ("line", "time", "event", "before", "hash")}
+        forged.write(line["event"], facts | ({"reason": "none"} if line["event"] == "joined" else {}))
+    with pytest.raises(FolderError, match="another audit log"):
+        check_witness(read_chain(tmp_path / "forged.jsonl"), witness)
+    assert file.exists()
+
+
+def test_a_server_killed_while_it_wrote_goes_on_with_its_log(tmp_path):
+    log = AuditLog(tmp_path / "a.jsonl")
+    log.write("joined", {"client": 0})
+    with log.file.open("a") as file:
+        file.write('{"line": 2, "event": "joi')
+    again = AuditLog(log.file)
+    again.write("joined", {"client": 1})
+    assert [line["client"] for line in read_chain(log.file)] == [0, 1]
+
+
+def test_numbers_are_those_of_the_run(tmp_path):
+    done, _ = train(tmp_path, absent=[3])
+    found = read_gauges(tmp_path / "run.prom")
+    assert (found.state, found.rounds_done, found.rounds_asked, found.clients) == (FINISHED, 2, 2, 6)
+    assert (found.clients_asked, found.clients_counted, found.clients_connected) == (6, 5, 5)
+    assert found.absent_total == 2
+    assert found.loss == done.records[-1].loss
+    assert found.accuracy == done.records[-1].accuracy
+    text = (tmp_path / "run.prom").read_text()
+    assert all(
+        re.search(rf"^# HELP fedkeel_{name} .*\.\n# TYPE fedkeel_{name} (gauge|counter)\n", text, re.M)
+        for name in MEANING
+    )
+    for line in text.splitlines():
+        assert line.startswith("# ") or re.fullmatch(r"fedkeel_[a-z_]+ (-?[0-9.e+-]+|NaN|\+Inf)", line), line
+
+
+def test_alerts_are_exit_codes(tmp_path):
+    now = time.time()
+    running = {"rounds_done": 3, "rounds_asked": 9, "clients_asked": 4, "last_change_timestamp_seconds": now - 100}
+    for changes, silent, code, told in (
+        ({"clients_counted": 4}, 3600, FINE, "running: 3 of 9"),
+        ({"clients_counted": 3}, 3600, INCOMPLETE, "counted 3 of 4"),
+        ({"clients_counted": 3}, 60, SILENT, "nothing has happened for 100 s"),
+        ({"clients_counted": 3, "state": FINISHED}, 60, FINE, "finished"),
+        ({"clients_counted": 4, "state": STOPPED}, 60, ENDED, "stopped with an error"),
+    ):
+        found, line = judge(Gauges(**running | changes), silent, now)
+        assert found == code
+        assert told in line
+    Gauges(**running, state=STOPPED).write(tmp_path / "run.prom")
+    said = CliRunner().invoke(commands, ["site", "status", str(tmp_path / "run")])
+    assert said.exit_code == ENDED
+    assert CliRunner().invoke(commands, ["site", "status", str(tmp_path / "none")]).exit_code not in (FINE, ENDED)
+
+
+def test_a_server_that_stops_says_so(tmp_path):
+    with pytest.raises(ServerStopped), tell_errors(tmp_path / "run"):
+        raise RunError("too few clients.", "start more")
+    assert read_chain(tmp_path / "run-audit.jsonl")[-1]["reason"] == "too few clients. hint: start more"
+    assert read_gauges(tmp_path / "run.prom").state == STOPPED

@@ -1,0 +1,188 @@
+"""Problems of the user's own at real sites: their data are files or what a loader gives, and have a stated form."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
+
+from federations import InProcess, same
+from typer.testing import CliRunner
+
+import fedkeel as fk
+from fedkeel.cli.main import app as commands
+from fedkeel.engines.flower.site_ledger import read_sites
+from fedkeel.errors import DataError
+from fedkeel.federation.apps import node_of, read_app, serve
+from fedkeel.federation.own_problem import describe_sample, read_site
+from fedkeel.federation.site_check import check_work
+from fedkeel.federation.site_files import read_site_files
+from fedkeel.importing import Trust
+from fedkeel.problems.given import find_problem
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hospital"
+COLUMNS = "radius,texture,smoothness,concavity,symmetry"
+SETTINGS = ("rounds=3", "participation=1.0", "epochs=1", "batch_size=16", "lr=0.1")
+
+
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch):
+    """The tables of three hospitals, and the folder of the example as the current one."""
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from write_tables import write_tables
+
+    write_tables(tmp_path)
+    yield tmp_path
+    for name in ("wards", "write_tables", "serve"):
+        sys.modules.pop(name, None)
+
+
+def export(out, *more):
+    """Export the example by its command."""
+    given = ["export", "flower", "wards:problem", str(out), "--data", "folder", "--clients", "3", "--columns", COLUMNS]
+    said = CliRunner().invoke(
+        commands, [*given, "--label", "benign", *more, *(w for s in SETTINGS for w in ("--set", s))]
+    )
+    assert said.exit_code == 0, said.output
+    return out
+
+
+class Hospitals(InProcess):
+    """Nodes of an exported app; `config` is what its pyproject.toml would say."""
+
+    def __init__(self, app, folder, **config):
+        exp, _ = read_app(app, True)
+        self.experiment = exp
+        self.config = {"data": "folder", "clients": 3, "columns": COLUMNS, "label": "benign"} | config
+        super().__init__(
+            fk.Experiment(dataset="digits", model="logistic", partition="iid:clients=3"),
+            node_of=lambda context: node_of(exp, context),
+            settings=lambda client: {"data-dir": str(folder / f"site-{client}")},
+            run_config=self.config,
+        )
+
+    def train(self, out, **how):
+        settings = {"source": "folder", "clients": 3, "wait": 0.0, "config": self.config}
+        return serve(self.experiment, self, out=out, **settings | how)
+
+
+def like():
+    return torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64)
+
+
+def write(folder, text, name="t.csv"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder
+
+
+def read_all(folder):
+    return [read_site_files(folder / f"site-{i}", COLUMNS.split(","), "benign", like()) for i in range(3)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_tables_at_sites_give_what_the_same_rows_in_one_place_give(hospitals, method):
+    app = export(hospitals / "app", "--method", method)
+    grid = Hospitals(app, hospitals)
+    done = grid.train(hospitals / "run")
+    exp, together = grid.experiment, find_problem("wards:problem")
+    here = fk.Problem(model=together.model, loss=together.loss, clients=read_all(hospitals), classes=2)
+    same(fk.run(exp.with_(problem=here), engine="serial"), done)
+
+
+def test_an_app_carries_its_module_and_the_columns(hospitals):
+    app = export(hospitals / "app")
+    assert (app / "wards.py").read_text() == (EXAMPLE / "wards.py").read_text()
+    assert 'problem = "wards:problem"' in (app / "experiment.toml").read_text()
+    assert f'columns = "{COLUMNS}"' in (app / "pyproject.toml").read_text()
+    assert "inputs float32 (5,), labels int64 (), 2 classes" in (app / "README.md").read_text()
+    assert "trust=True" in (app / "client_app.py").read_text()
+    first = read_app(app, True)[0].fingerprint()
+    find_problem.__globals__["_make"].cache_clear()
+    sys.modules.pop("wards")
+    torch.manual_seed(7)  # another process has drawn other numbers
+    assert read_app(app, True)[0].fingerprint() == first
+
+
+def test_an_experiment_file_may_name_the_problem(hospitals, tmp_path):
+    (tmp_path / "e.toml").write_text('problem = "wards:problem"\nmethod = "fedavg"\nrounds = 2\n')
+    given = ["export", "flower", str(tmp_path / "e.toml"), str(tmp_path / "app"), "--data", "folder", "--clients", "3"]
+    refused = CliRunner().invoke(commands, given)
+    assert refused.exit_code != 0  # a file names code of its own
+    said = CliRunner().invoke(commands, [*given, "--trust"])
+    assert said.exit_code == 0, said.output
+    assert 'problem = "wards:problem"' in (tmp_path / "app" / "experiment.toml").read_text()
+
+
+def test_a_site_checks_its_tables_beforehand(hospitals):
+    app = export(hospitals / "app")
+    where = {"data-dir": str(hospitals / "site-1")}
+    found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+    assert (found["data"].state, found["data"].line) == ("ok", "190 samples of 2 classes")
+    write(hospitals / "site-1", "radius,benign\n1,0\n", "patients.csv")
+    found = {one.what: one for one in check_work(app, 1, where, trust=True)}
+    assert found["data"].state == "failed"
+    assert "no column: texture" in found["data"].line
+
+
+def test_from_tables_to_a_served_model(hospitals, tmp_path):
+    app = export(hospitals / "app", "--method", "scaffold")
+    grid = Hospitals(app, hospitals, **{"site-test": 0.2})
+    done = grid.train(hospitals / "run", site_test=0.2)
+    sites = read_sites(hospitals / "run-sites.jsonl")
+    assert sum(sites[i]["samples"] for i in range(3)) == sites[-1]["samples"] == 114
+    assert done.records[-1].accuracy == sites[-1]["accuracy"] > 0.8
+    file = tmp_path / "model.safetensors"
+    said = CliRunner().invoke(commands, ["export", "model", str(hospitals / "run"), str(file)])
+    assert said.exit_code == 0, said.output
+    import serve as served
+
+    model = served.load_model(str(file))
+    x, y = (torch.cat(part) for part in zip(*read_all(hospitals), strict=True))
+    with torch.no_grad():
+        wanted = model(x).softmax(-1)[:, 1]
+    for row in (0, 100, 500):
+        assert served.answer(model, str(x[row].tolist()).encode())["benign"] == pytest.approx(
+            float(wanted[row]), abs=1e-4
+        )
+    assert float(((wanted > 0.5) == (y == 1)).float().mean()) > 0.8
+    assert "error" in served.answer(model, b'{"a": [1]}')
+
+
+def test_a_loader_must_give_the_form_of_the_problem(monkeypatch):
+    problem = fk.Problem(
+        model=torch.nn.Linear(2, 3), loss=functional.cross_entropy, classes=3,
+        clients=[(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))],
+    )  # fmt: skip
+    given = {}
+
+    def read(settings):
+        return given[settings["what"]]
+
+    module = SimpleNamespace(read=read, __name__="own_loaders")
+    read.__module__ = "own_loaders"
+    monkeypatch.setitem(sys.modules, "own_loaders", module)
+    given |= {
+        "good": (np.zeros((4, 2), np.float32), np.array([0, 1, 2, 0])),
+        "wide": (np.zeros((4, 3), np.float32), np.array([0, 1, 2, 0])),
+        "classes": (np.zeros((4, 2), np.float32), np.array([0, 1, 2, 3])),
+        "missing": (np.full((4, 2), np.nan, np.float32), np.array([0, 1, 2, 2])),
+        "names": {"x": np.zeros((4, 2), np.float32), "labels": np.array([0, 1, 2, 2])},
+    }
+    assert [
+        tuple(part.shape) for part in read_site(problem, "own_loaders:read", {"what": "good"}, {}, Trust.TYPED)
+    ] == [
+        (4, 2),
+        (4,),
+    ]
+    for what, told in (("wide", "(3,)"), ("classes", "0 to 3"), ("missing", "8 numbers"), ("names", "other names")):
+        with pytest.raises(DataError) as refused:
+            read_site(problem, "own_loaders:read", {"what": what}, {}, Trust.TYPED)
+        assert told in refused.value.message
+    assert describe_sample(problem) == "inputs float32 (2,), labels int64 (), 3 classes"

@@ -1,0 +1,64 @@
+"""A site's own files: tables whose columns are found by name, and images in a folder for each class."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedkeel.errors import DataError
+from fedkeel.federation.site_files import read_site_files
+
+
+def write(folder, text, name="t.csv"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return folder
+
+
+def test_columns_are_found_by_name_in_any_order(tmp_path):
+    one = write(tmp_path / "a", "x,y,label\n1,2,0\n3,4,1\n")
+    other = write(tmp_path / "b", "label,y,more,x\n0,2,9,1\n1,4,9,3\n")
+    form = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    for a, b in zip(*(read_site_files(place, ["x", "y"], "label", form) for place in (one, other)), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(read_site_files(one, [], "label", form)[0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x,label\n1,0\n", "no column: y"),
+        ("x,y,label\n1,,0\n", "column y of .* lacks 1 of 1 values"),
+        ("x,y,label\n1,nan,0\n", "lacks 1 of 1"),
+        ("x,y,label\n1,high,0\n", "holds a word in sample 1: 'high'"),
+        ("x,y,label\n1,2\n", "line 2 of .* has 2 cells, not 3"),
+        ("x,y,label\n1,2,0.5\n", "holds fractions"),
+        ("x,x,label\n1,2,0\n", "names a column twice"),
+        ("", "not a CSV file"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
+    with pytest.raises(DataError, match=told):
+        read_site_files(write(tmp_path / "a", text), ["x", "y"], "label", (torch.zeros(1, 2), torch.zeros(1).long()))
+
+
+def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (tmp_path / "p").mkdir()
+    parquet.write_table(pyarrow.table({"label": [0, 1], "x": [1.0, 3.0], "y": [2, 4]}), tmp_path / "p" / "t.parquet")
+    csv = write(tmp_path / "c", "x,y,label\n1,2,0\n3,4,1\n")
+    form = torch.zeros(1, 2), torch.zeros(1).long()
+    for a, b in zip(*(read_site_files(f, ["x", "y"], "label", form) for f in (tmp_path / "p", csv)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_images_lie_in_a_folder_for_each_class(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for label, grey in ((0, 0), (2, 255)):
+        (tmp_path / str(label)).mkdir()
+        image.fromarray(np.full((4, 4), grey, np.uint8)).save(tmp_path / str(label) / "one.png")
+    inputs, labels = read_site_files(tmp_path, [], "label", (torch.zeros(1, 1, 2, 2), torch.zeros(1).long()))
+    assert labels.tolist() == [0, 2]
+    assert inputs.shape == (2, 1, 2, 2)
+    assert inputs.amax((1, 2, 3)).tolist() == [0.0, 1.0]
