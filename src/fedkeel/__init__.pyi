@@ -50,10 +50,16 @@ from fedkeel.problems.policy import Evaluation as Evaluation
 from fedkeel.problems.problem import Problem as Problem
 from fedkeel.rules import *
 from fedkeel.rules import RULES as RULES
+from fedkeel.runs.callbacks import Callback as Callback
+from fedkeel.runs.callbacks import EarlyStop as EarlyStop
+from fedkeel.runs.callbacks import KeepBest as KeepBest
+from fedkeel.runs.callbacks import Moment as Moment
 from fedkeel.runs.experiment import Experiment as Experiment
 from fedkeel.runs.finished_run import Run as Run
 from fedkeel.runs.finished_run import load_run as load_run
 from fedkeel.runs.start import run as run
 from fedkeel.runs.together import run_together as run_together
+from fedkeel.studies.compare import Comparison as Comparison
+from fedkeel.studies.compare import compare as compare
 
 __version__: str

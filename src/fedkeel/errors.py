@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Collection, Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fedkeel.text import make_printable, shorten
 
@@ -107,3 +110,27 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     choices, word = sorted(known), word[:WORD]
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known {what}: {', '.join(choices)}"
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def explain_typos(what: str, error: type[FedkeelError] = RequestError) -> Callable[[Called], Called]:
+    """Let a function or a class refuse an argument that it does not have with the nearest one that it has."""
+
+    def explained(called: Called) -> Called:
+        inner: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+        known = [name for name in inspect.signature(inner).parameters if name != "self"]
+
+        @functools.wraps(inner)
+        def checked(*given: Any, **named: Any) -> Any:
+            for word in named.keys() - known:
+                raise error(f"{what} has no argument: {word}", nearest(word, known, "arguments"))
+            return inner(*given, **named)
+
+        if isinstance(called, type):
+            called.__init__ = checked  # type: ignore[misc]
+            return called
+        return checked  # type: ignore[return-value]
+
+    return explained

@@ -49,13 +49,15 @@ class Trust(IntEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a name may lead to: an object of a class, a subclass of it, or a function that says that it returns one."""
+    """What a name may lead to: an object of a class, a subclass of it, a function that says that it returns one, or a
+    function that is itself meant."""
 
     word: str
     of: type
     objects: bool = False
     classes: bool = False
     makers: bool = False
+    functions: bool = False  # any, as they are
     hint: str = ""
     error: type[RequestError] = RequestError
 
@@ -82,6 +84,7 @@ def look_up(name: str, kind: Kind, trust: Trust) -> Any:
         (kind.objects and isinstance(target, kind.of))
         or (kind.classes and isinstance(target, type) and issubclass(target, kind.of))
         or (kind.makers and says_it_returns(target, kind.of, trust))
+        or (kind.functions and inspect.isfunction(target) and not is_stdlib(target.__module__))
     )
     if not takes:
         raise kind.error(f"{show_value(name)} is {describe(target)}, not {kind.article} {kind.word}", kind.hint)

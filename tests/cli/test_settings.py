@@ -274,3 +274,12 @@ def test_a_list_of_nothing_is_refused(fedkeel, word):
     done = fedkeel("run", "e.toml")
     assert done.code == 2
     assert f"{word} is an empty list" in done.err
+
+
+def test_a_range_of_seeds():
+    assert some_numbers("0-4") == (0, 1, 2, 3, 4)
+    assert some_numbers("7,1-2") == (7, 1, 2)
+    assert some_numbers("-3") == (-3,)
+    for text in ("4-0", "0-99999999999", "1-", "a-b"):
+        with pytest.raises(RequestError, match="seeds"):
+            some_numbers(text)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fedkeel.cli.console import facts, say, stderr, stdout
-from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Json, Trusting
+from fedkeel.cli.pages import Json, argument, examples, option
+from fedkeel.cli.run import OwnProblem, Trusting
 
 
 @examples(
@@ -33,6 +33,7 @@ def analyse(
     points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
     rho: Annotated[float, option(metavar="RHO", help="Radius of the sharpness.")] = 0.05,
     device: Annotated[str, option(metavar="NAME", help="cpu, cuda or mps.")] = "cpu",
+    problem: OwnProblem = None,
     trust: Trusting = False,
     json: Json = False,
 ) -> None:
@@ -42,6 +43,7 @@ def analyse(
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
+    from fedkeel.problems.given import find_problem
     from fedkeel.runs.finished_run import load_run
     from fedkeel.runs.record import nonfinite_to_null
     from fedkeel.studies.diagnose import Extent
@@ -58,7 +60,8 @@ def analyse(
     found: dict[str, Any] = {}
     for path in runs_in(folder):
         say(stderr(), "analysing", "bold", str(path))
-        done = load_run(path, trust=Trust.given(trust))
+        own = None if problem is None else find_problem(problem)
+        done = load_run(path, problem=own, trust=Trust.given(trust))
         found[str(path)] = diagnose(done, [name for name, wanted in chosen.items() if wanted], extent, device)
     if json:
         from json import dumps

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.pages import argument, examples, option
+from fedkeel.cli.completion import complete_datasets
+from fedkeel.cli.console import count, facts, in_json, stdout, table
+from fedkeel.cli.pages import Json, argument, examples, option
 
 if TYPE_CHECKING:
     from fedkeel.data import Dataset, DatasetCard
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     "fedkeel datasets cifar10 --from cifar-10-binary.tar.gz",
 )
 def datasets(
-    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
+    name: Annotated[
+        str | None, argument(metavar="[NAME]", help="Show this one.", autocompletion=complete_datasets)
+    ] = None,
     partition: Annotated[
         str | None, option(metavar="KIND:…", help="Show how it divides: dirichlet:alpha=0.1,clients=100 …")
     ] = None,
@@ -34,23 +37,32 @@ def datasets(
         Path | None, option("--from", metavar="PATH", help="Import published files that you have.")
     ] = None,
     no_check: Annotated[bool, option("--no-check", help="Import without comparing checksums.")] = False,
+    json: Json = False,
 ) -> None:
     """List the data sets, show one, look at a partition, or import files.
 
     Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
     its home when it is first used.
     """
+    from fedkeel.cli.listings import dataset_entry
+    from fedkeel.data import DATASETS
     from fedkeel.data.storage.loading import source_of
     from fedkeel.errors import RequestError
 
     if name is None:
         if partition or figure or source:
             raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
-        show_table(stdout())
+        if json:
+            typer.echo(in_json({"datasets": [dataset_entry(one) for one in DATASETS.values()]}))
+        else:
+            show_table(stdout())
         return
     card = source_of(name).card
     if source is not None:
         bring_in(name, source, not no_check)
+    if json:
+        typer.echo(in_json({"datasets": [dataset_entry(card)]}))
+        return
     if figure is not None and partition is None:
         partition = str_of(card.preset["partition"])
     if partition is not None:

@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.console import count, facts, stdout
-from fedkeel.cli.pages import argument, examples
+from fedkeel.cli.console import count, facts, in_json, stdout
+from fedkeel.cli.pages import Json, argument, examples
 from fedkeel.cli.run import Trusting
 from fedkeel.text import byte_size
 
@@ -30,24 +31,32 @@ def doctor(
         argument(metavar="[EXPERIMENT.toml]", help="Estimate the memory this needs, and try its network stacked."),
     ] = None,
     trust: Trusting = False,
+    json: Json = False,
 ) -> None:
     """Show what this machine has: versions, devices, engines, data, free space.
 
     With an experiment file: also how much memory it needs, and which operations of its network run stacked.
     """
     console = stdout()
-    section(console, "Versions", versions())
-    section(console, "Devices", devices())
-    section(console, "Engines", engines())
-    section(console, "Extras", extras(requirements()))
-    section(console, "Data", data())
-    section(console, "Free", free())
+    sections: dict[str, Rows] = {
+        "Versions": versions(),
+        "Devices": devices(),
+        "Engines": engines(),
+        "Extras": extras(requirements()),
+        "Data": data(),
+        "Free": free(),
+    }
     if file is not None:
         from fedkeel.cli.settings import Request, experiments
 
         for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
-            section(console, f"Memory for {asked.label}, seed {asked.experiment.seed}", memory(asked.experiment))
-            section(console, "Its network with stacked clients", network(asked.experiment))
+            sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = memory(asked.experiment)
+            sections[f"The network of {asked.label} with stacked clients"] = network(asked.experiment)
+    if json:
+        typer.echo(in_json({heading: dict(rows) for heading, rows in sections.items()}))
+        return
+    for heading, rows in sections.items():
+        section(console, heading, rows)
 
 
 def section(console: Console, heading: str, rows: Rows) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
-from fedkeel.cli.pages import argument
+from fedkeel.cli.pages import argument, option
 from fedkeel.cli.run import Trusting
 
 group = typer.Typer(
@@ -24,6 +24,7 @@ def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
     trust: Trusting = False,
+    which: Annotated[str, option(metavar="NAME", help="last, or best: the one that --keep best has kept.")] = "last",
 ) -> None:
     """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 
@@ -42,7 +43,7 @@ def model(
     refuse_folder(file, "model.safetensors")
     if file.suffix != ".safetensors":
         raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
-    done = load_run(run)
+    done = load_run(run).at(which)
     weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
     if done.base is not None and given_from_python(done.experiment):
         stderr().print("The frozen base was given from Python and is not in the file: run.model() has both.")

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
-from fedkeel.cli.console import facts, stdout, table
-from fedkeel.cli.pages import argument, examples, option
+from fedkeel.cli.completion import complete_methods
+from fedkeel.cli.console import facts, in_json, stdout, table
+from fedkeel.cli.pages import Json, argument, examples, option
 
 if TYPE_CHECKING:
     from fedkeel.catalogue.cards import MethodCard
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 
 @examples("fedkeel methods", "fedkeel methods fedfft-d")
 def methods(
-    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
+    name: Annotated[
+        str | None, argument(metavar="[NAME]", help="Show this one.", autocompletion=complete_methods)
+    ] = None,
     pages_in: Annotated[
         Path | None, option("--pages", metavar="DIR", help="Write a page for each method, or this one.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """List the methods, or show one: its rules, settings, costs and papers.
 
@@ -36,6 +41,11 @@ def methods(
 
     if pages_in is not None:
         write_pages(pages_in, name)
+    elif json:
+        from fedkeel.cli.listings import method_entry
+
+        found = cards() if name is None else [card(name)]
+        typer.echo(in_json({"methods": [method_entry(one) for one in found]}))
     elif name is None:
         show_table(cards(), stdout())
     else:

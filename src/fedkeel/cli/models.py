@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.text import Text
 
-from fedkeel.cli.console import count, facts, stdout, table
-from fedkeel.cli.pages import argument, examples
+from fedkeel.cli.completion import complete_models
+from fedkeel.cli.console import count, facts, in_json, stdout, table
+from fedkeel.cli.pages import Json, argument, examples
 
 if TYPE_CHECKING:
     from fedkeel.models import ModelCard
@@ -18,7 +20,10 @@ TEXTS = (80,)
 
 @examples("fedkeel models", "fedkeel models resnet20-gn")
 def models(
-    name: Annotated[str | None, argument(metavar="[NAME]", help="Show this one.")] = None,
+    name: Annotated[
+        str | None, argument(metavar="[NAME]", help="Show this one.", autocompletion=complete_models)
+    ] = None,
+    json: Json = False,
 ) -> None:
     """List the models, or show one.
 
@@ -27,6 +32,12 @@ def models(
     from fedkeel.models import MODELS, card_of
 
     console = stdout()
+    if json:
+        from fedkeel.cli.listings import model_entry
+
+        found = MODELS if name is None else {name: card_of(name)}
+        typer.echo(in_json({"models": [model_entry(key, one, count_parameters(one)) for key, one in found.items()]}))
+        return
     if name is None:
         made = table(["model!", "parameters>", "what it is"])
         for key, card in MODELS.items():
@@ -58,9 +69,13 @@ def sample(card: ModelCard) -> str:
 
 
 def parameters(card: ModelCard) -> str:
-    """Counted on the model itself, built without memory for its weights."""
+    return count(count_parameters(card))
+
+
+def count_parameters(card: ModelCard) -> int:
+    """Count on the model itself, built without memory for its weights."""
     import torch
 
     with torch.device("meta"):
         module = card.make(shape_for(card), 10, **card.defaults)
-    return count(sum(parameter.numel() for parameter in module.parameters()))
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -12,6 +13,8 @@ import typer
 option = partial(typer.Option, show_default=False)
 argument = partial(typer.Argument, show_default=False)
 
+
+Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
 
 Command = Callable[..., None]
 EXAMPLES: dict[Command, tuple[str, ...]] = {}

@@ -11,6 +11,7 @@ from rich.text import Text
 from fedkeel.cli.console import count, in_json, measured, megabytes, table
 from fedkeel.cli.training import Outcome
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import describe_stop
 
 NUMBERS = ("best", "last", "mean_last")
 
@@ -76,6 +77,11 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
     lines = sorted({line for run in runs for line in meaning(run)})
     deploying = ", ".join(dict.fromkeys(run.plan.method.name for run in runs if run.plan.method.deploys_another))
+    lines += [
+        f"{outcome.target.label}, seed {outcome.run.plan.seed}: {stopped}"
+        for outcome in outcomes
+        if outcome.run and (stopped := describe_stop(outcome.run.result))
+    ]
     also = f"{deploying}: of the average, which is deployed; plain_… is the model that is trained"
     return [*lines, also] if deploying else lines
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedkeel.cli.callbacks import CallbackNames, Keep, Metrics, Patience, go_on_with, read_callbacks, read_metrics
+from fedkeel.cli.completion import (
+    complete_datasets,
+    complete_engines,
+    complete_methods,
+    complete_models,
+    complete_partitions,
+)
 from fedkeel.cli.console import say, stderr, stdout
-from fedkeel.cli.pages import argument, examples, option
+from fedkeel.cli.pages import Json, argument, examples, option
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
 
@@ -17,7 +25,12 @@ if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
 
 Engine = Annotated[
-    str, option(metavar="NAME", help="How clients are trained: auto, serial, processes, stacked, flower.")
+    str,
+    option(
+        metavar="NAME",
+        help="How clients are trained: auto, serial, processes, stacked, flower, module:name.",
+        autocompletion=complete_engines,
+    ),
 ]
 Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
@@ -31,7 +44,9 @@ Precision = Annotated[
 Trusting = Annotated[
     bool, option("--trust", help="Import the code that the file names: only for files that you trust.")
 ]
-Json = Annotated[bool, option("--json", help="Print one JSON document instead of the table.")]
+OwnProblem = Annotated[
+    str | None, option(metavar="MODULE:NAME", help="Your own problem instead of a data set: an fk.Problem.")
+]
 NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
@@ -44,25 +59,45 @@ NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines 
 def run(
     file: Annotated[Path | None, argument(metavar="[EXPERIMENT.toml]", help="Settings of an experiment.")] = None,
     method: Annotated[
-        str | None, option(metavar="A,B,…", help="One or several methods; see `fedkeel methods`.")
+        str | None,
+        option(metavar="A,B,…", help="One or several; see `fedkeel methods`.", autocompletion=complete_methods),
     ] = None,
     dataset: Annotated[
-        str | None, option(metavar="NAME", help="Alone: with that data set's own model, partition and rates.")
+        str | None,
+        option(
+            metavar="NAME",
+            help="Alone: with that data set's own model, partition and rates.",
+            autocompletion=complete_datasets,
+        ),
     ] = None,
-    model: Annotated[str | None, option(metavar="NAME", help="See `fedkeel models`.")] = None,
+    problem: OwnProblem = None,
+    model: Annotated[
+        str | None, option(metavar="NAME", help="See `fedkeel models`.", autocompletion=complete_models)
+    ] = None,
     partition: Annotated[
-        str | None, option(metavar="KIND:…", help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …")
+        str | None,
+        option(
+            metavar="KIND:…",
+            help="dirichlet:alpha=0.1,clients=100, iid:clients=10 …",
+            autocompletion=complete_partitions,
+        ),
     ] = None,
     rounds: Annotated[int | None, option(metavar="N", help="Rounds of training.")] = None,
     settings: Annotated[
         list[str] | None,
         option("--set", metavar="KEY=VALUE", help="Any key: lr=0.05, optimizer=adamw, partition.alpha=0.3 …"),
     ] = None,
-    seeds: Annotated[str | None, option(metavar="0,1,…", help="Repeat each method with these seeds.")] = None,
+    seeds: Annotated[
+        str | None, option(metavar="0-4", help="Repeat each method with these seeds: 0,1,2 or 0-4.")
+    ] = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
+    keep: Keep = None,
+    patience: Patience = None,
+    callback: CallbackNames = None,
+    metrics: Metrics = "",
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -89,6 +124,7 @@ def run(
         file=file,
         methods=words(method or ""),
         dataset=dataset,
+        problem=problem,
         model=model,
         partition=partition,
         rounds=rounds,
@@ -100,9 +136,10 @@ def run(
     targets = [
         Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
+    tracking, callbacks = Tracking.of(track, tensorboard, mlflow, wandb), read_callbacks(keep, patience, callback)
     carry_out(
         targets,
-        Machine(engine, workers, device, precision, Tracking.of(track, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, precision, tracking, callbacks, read_metrics(metrics)),
         json=json,
         progress=not no_progress,
     )
@@ -113,6 +150,7 @@ def run(
 @examples("fedkeel resume runs/comparison", "fedkeel resume runs/fedavg-59601bb60e28 --rounds 200")
 def resume(
     folder: Annotated[Path, argument(metavar="DIR", help="A run's folder, or one that holds several.")],
+    problem: OwnProblem = None,
     rounds: Annotated[int | None, option(metavar="N", help="Go on to round N; a larger one extends.")] = None,
     engine: Engine = "auto",
     workers: Workers = None,
@@ -120,6 +158,10 @@ def resume(
     precision: Annotated[
         str | None, option(metavar="NAME", help="float32, float64 or bfloat16; default: as the run began.")
     ] = None,
+    keep: Keep = None,
+    patience: Patience = None,
+    callback: CallbackNames = None,
+    metrics: Metrics = "",
     track: Track = "",
     tensorboard: ToTensorBoard = False,
     mlflow: ToMlflow = False,
@@ -131,9 +173,10 @@ def resume(
     """Go on with a run from its last checkpoint, or extend it.
 
     DIR is a run's folder, or one that holds several. The result is the same, bit for bit, as without the pause; what
-    was tracked is tracked on.
+    was tracked is tracked on, and callbacks go on; --patience N takes the place of the one before.
     """
     from fedkeel.cli.training import Machine, Target, runs_in
+    from fedkeel.problems.given import find_problem
     from fedkeel.runs.environment import tracked_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
@@ -142,12 +185,15 @@ def resume(
     arithmetic = precision or precision_of(folders)
     tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
     for path in folders:
-        data = read_experiment(path)
-        experiment = Experiment.load(data if rounds is None else data | {"rounds": rounds}, trust=trust)
+        data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
+        own = {} if problem is None else {"problem": find_problem(problem)}
+        experiment = Experiment.load(data | own, trust=trust)
         targets.append(Target(experiment.plan.method.name, experiment, path))
+    tracking = Tracking.of(track or tracked, tensorboard, mlflow, wandb)
+    callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)
     carry_out(
         targets,
-        Machine(engine, workers, device, arithmetic, Tracking.of(track or tracked, tensorboard, mlflow, wandb)),
+        Machine(engine, workers, device, arithmetic, tracking, callbacks, read_metrics(metrics, folders, trust)),
         json=json,
         progress=not no_progress,
     )

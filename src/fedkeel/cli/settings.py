@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
 
 
+MOST_SEEDS = 1000
+
 TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
 """Keys whose fields are set one by one; a text is the name in such a table."""
 
@@ -39,6 +42,7 @@ class Request:
     file_hint: str | None = None
     methods: tuple[str, ...] = ()
     dataset: str | None = None
+    problem: str | None = None
     model: str | None = None
     partition: str | None = None
     rounds: int | None = None
@@ -58,7 +62,7 @@ class Asked:
 def experiments(request: Request) -> list[Asked]:
     """Every run that is asked for, checked before the first one starts: methods, each with all seeds."""
     data = base(request)
-    for name in ("dataset", "model", "partition", "rounds"):
+    for name in ("dataset", "problem", "model", "partition", "rounds"):
         if (value := getattr(request, name)) is not None:
             data[name] = value
     changes = [assignment(text) for text in request.assignments]
@@ -114,7 +118,8 @@ def name_run(label: str, experiment: Experiment) -> Asked:
 
 def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
-    options = {"method": bool(request.methods), "model": request.model is not None, "optimizer": False}
+    given = {word: getattr(request, word) is not None for word in ("model", "partition", "problem")}
+    options = {"method": bool(request.methods), "optimizer": False} | given
     return {word for word, given in options.items() if given or any(path == (word,) for path, _ in changes)}
 
 
@@ -130,10 +135,10 @@ def base(request: Request) -> dict[str, Any]:
     """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
     if request.file is not None:
         data = read(request.file, request.file_hint)
-        if "dataset" not in data and "problem" not in data and request.dataset is None:
+        if not {"dataset", "problem"} & data.keys() and request.dataset is None and request.problem is None:
             raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
         return data
-    return {} if request.dataset is not None else quick_start()
+    return quick_start() if request.dataset is None and request.problem is None else {}
 
 
 def quick_start() -> dict[str, Any]:
@@ -188,14 +193,26 @@ def value_of(text: str) -> Any:
 
 
 def some_numbers(text: str) -> tuple[int, ...]:
-    """`0,1,2` as whole numbers, at least one."""
+    """`0,1,2` or `0-2` as whole numbers, at least one."""
     try:
-        found = tuple(int(word) for word in words(text))
+        found = tuple(number for word in words(text) for number in number_range(word))
     except ValueError:
-        raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2") from None
+        raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2 or --seeds 0-4") from None
     if not found:
         raise RequestError(f"--seeds names no seed: {text!r}", "for example --seeds 0,1,2")
     return found
+
+
+def number_range(word: str) -> Sequence[int]:
+    """`3` as one number, `0-4` as five."""
+    ends = re.fullmatch(r"(\d+)-(\d+)", word)
+    if ends is None:
+        return [int(word)]
+    first, last = int(ends[1]), int(ends[2])
+    if not first <= last < first + MOST_SEEDS:
+        fault = "goes down" if last < first else f"is longer than {MOST_SEEDS}"
+        raise RequestError(f"a range of seeds {fault}: {word}", "for example --seeds 0-4")
+    return range(first, last + 1)
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fedkeel.cli.completion import complete_tracks
 from fedkeel.cli.pages import option
 
 if TYPE_CHECKING:
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
     from fedkeel.runs.trackers import Several
 
 Track = Annotated[
-    str, option(metavar="A,B,…", help="Measure while training: drift, spectrum, alpha, radius, critical, state.")
+    str,
+    option(
+        metavar="A,B,…",
+        help="Measure while training: drift, spectrum, alpha, radius, critical, state.",
+        autocompletion=complete_tracks,
+    ),
 ]
 ToTensorBoard = Annotated[bool, option("--tensorboard", help="Log to event files in each run's folder.")]
 ToMlflow = Annotated[bool, option("--mlflow", help="Log to MLflow, where MLFLOW_TRACKING_URI says.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from fedkeel.cli.tracking import Tracking
 from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.errors import FolderError, RunError, require_known
+from fedkeel.problems.metrics import Metric
+from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import edited, leaks
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
+from fedkeel.runs.following import name_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
@@ -46,6 +49,8 @@ class Machine:
     device: str = "auto"
     precision: str = "float32"
     tracking: Tracking = field(default_factory=Tracking)
+    callbacks: Sequence[Callback] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     chosen: bool = False  # `auto` was asked for, and `engine` is what it came to
 
     def __post_init__(self) -> None:
@@ -129,8 +134,8 @@ def titles(targets: Sequence[Target]) -> list[str]:
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(target: Target) -> Run | None:
-    """The run of exactly this experiment, if its folder holds it complete."""
+def finished(target: Target, callbacks: Sequence[Callback] = ()) -> Run | None:
+    """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
     read_sums(target.folder)
@@ -142,8 +147,12 @@ def finished(target: Target) -> Run | None:
     if leaks(target.folder, target.experiment.plan):
         return None
     made = load_run(target.folder)
-    if len(made.records) != target.experiment.plan.rounds:
+    stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
+    if len(made.records) != target.experiment.plan.rounds and not stopped:
         return None
+    for one in callbacks:
+        if isinstance(one, KeepBest) and one.name not in made.kept:
+            log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
     for name in edited(target.folder, target.experiment.plan.method.rules):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
@@ -155,7 +164,7 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     One that fails is reported, and the others go on.
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
-    found = {id(target): made for target in targets if (made := finished(target)) is not None}
+    found = {id(target): made for target in targets if (made := finished(target, machine.callbacks)) is not None}
     named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
     outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
     for group in stacks([target for target in targets if id(target) not in found], machine):
@@ -201,6 +210,8 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress,
             command=sys.argv,
             track=track,
+            callbacks=machine.callbacks,
+            metrics=machine.metrics,
         )
     try:
         made = run(
@@ -213,6 +224,8 @@ def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Pr
             progress=progress[0],
             command=sys.argv,
             track=track,
+            callbacks=machine.callbacks,
+            metrics=machine.metrics,
         )
     except RunError as error:
         return [error]

@@ -13,7 +13,7 @@ from fedkeel.core.contract import check_method
 from fedkeel.core.objectives import Loss, Objective
 from fedkeel.core.rule import Rule, Weighting
 from fedkeel.core.trees import Tree
-from fedkeel.errors import MethodError
+from fedkeel.errors import MethodError, explain_typos
 from fedkeel.ranges import Count, NonNegative, Passes
 from fedkeel.typed_values import check_fields
 
@@ -188,6 +188,7 @@ class Method:
         return self.map_phases(lambda p: replace(p, gradient=(*p.gradient, *rules)) if p.trains else p)
 
 
+@explain_typos("fk.method", MethodError)
 def method(
     name: str,
     *,

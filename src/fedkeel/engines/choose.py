@@ -15,6 +15,7 @@ from fedkeel.engines.processes import ProcessesEngine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
+from fedkeel.importing import Kind, Trust, look_up
 
 ENGINES = ("serial", "processes", "stacked", "flower")
 BITWISE = ("serial", "processes")  # these give the same bits as each other
@@ -24,6 +25,10 @@ MEASURING_SHARE = 0.05  # of the work that goes into measuring all engines
 ROUND_SECONDS = 1.0  # of a short round, where a step is short enough
 POOL_SECONDS = 5.0  # about what it takes to start one
 PREFERENCE = 0.9  # another engine than serial must save a tenth
+
+OWN = Kind(
+    "engine", object, classes=True, functions=True, hint="a class that is made of a task, a method and a training"
+)
 
 log = logging.getLogger("fedkeel")
 
@@ -57,7 +62,9 @@ class ChosenEngine(NamedTuple):
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of no engine."""
+    """Refuse the name of no engine; `module:name` is one of the user's own."""
+    if ":" in str(name):
+        return
     require_known(str(name), (*ENGINES, "auto"), "unknown engine", "engines")
 
 
@@ -195,6 +202,9 @@ def first_line(error: Exception) -> str:
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
+    if ":" in name:
+        own: Engine = look_up(name, OWN, Trust.TYPED)(task, job.method, job.training)
+        return own
     if name == "processes" and not has_pools():
         raise RequestError("this system has no processes engine.", "use --engine serial or --engine stacked")
     if name == "processes" and task.device.type != "cpu":

@@ -102,9 +102,9 @@ def refusal(method: Method) -> UntrustedError | None:
 
 
 def own_names(data: Any) -> Iterator[str]:
-    """The names of someone's own code in an experiment's data: of its network and of every rule."""
+    """The names of someone's own code in an experiment's data: of its network, its partition and of every rule."""
     if isinstance(data, Mapping):
-        names = (data.get(word) for word in ("rule", "model", "objective"))
+        names = (data.get(word) for word in ("rule", "model", "objective", "kind"))
         own = (name for name in names if isinstance(name, str) and ":" in name)
         yield from (name for name in own if name.partition(":")[0] not in OBJECTIVES)
     for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():

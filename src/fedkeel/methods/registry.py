@@ -61,6 +61,7 @@ def with_ranges(family: Any, function: str, name: str) -> Callable[..., Method]:
 
     @wraps(make)
     def checking_values(*values: Any, **settings: Any) -> Method:
+        check_keys(settings, signature.parameters, MethodError, f"method {name}", "hyper-parameter")
         given = signature.bind(*values, **settings)
         given.arguments.update(_read(name, make, given.arguments))
         made: Method = make(*given.args, **given.kwargs)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, explain_typos
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.problems.task import Scores
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.typed_values import check_fields, check_table
 
 
+@explain_typos("an evaluation", ExperimentError)
 @dataclass(frozen=True)
 class Evaluation:
     """Judge a model of each client on the client's own test set.
@@ -91,7 +93,7 @@ class Evaluation:
 def summarise_clients(values: Sequence[float], weights: Sequence[float], name: str) -> dict[str, float | None]:
     """Mean, worst client, mean of the worst tenth, and standard deviation over clients."""
     mean = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
-    lowest = sorted(values, reverse=name == "loss")[: max(1, len(values) // 10)]
+    lowest = sorted(values, reverse=lower_is_better(name))[: max(1, len(values) // 10)]
     plain = math.fsum(values) / len(values)
     return {
         f"client_{name}": mean,

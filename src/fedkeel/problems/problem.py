@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import ExperimentError, explain_typos
+from fedkeel.problems.metrics import find_metrics
 from fedkeel.randomness import choice, key
 
 MODEL, CLIENTS = "model=torch.nn.Sequential(…)", "clients=[client_0_data, client_1_data, …]"
@@ -22,6 +23,7 @@ SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 
 
+@explain_typos("a problem", ExperimentError)
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What is to be learned, and from whom.
@@ -30,8 +32,9 @@ class Problem:
     target is called `labels`: `loss(model(**inputs), labels)`; the loss gets the `logits` of an output that has some.
     With `params`, a dict of tensors, there is no module: `loss(params, batch)`, where batch is what a client's data are
     (a tensor, a tuple or a dict). `loss` returns one value per sample, or their mean; set `separable` False where the
-    loss of a batch is not the mean of what it is of each sample (class weights are noticed). `metrics` likewise return
-    one value per sample, or their mean.
+    loss of a batch is not the mean of what it is of each sample (class weights are noticed). `metrics` are functions by
+    name, or names: "f1", "auc", "ece"; one that returns a value per sample is averaged, one that returns a number sees
+    all samples.
     """
 
     loss: Callable[..., Tensor]
@@ -42,9 +45,10 @@ class Problem:
     head: tuple[str, ...] | str | None = None
     classes: int | None = None
     proxy: Any = None
-    metrics: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    metrics: Any = field(default_factory=dict)
     tests: Sequence[Any] | ClientData | None = None  # each client's own test set
     separable: bool = True
+    name: str | None = None  # what tables and reports call it
     prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
 
     def __post_init__(self) -> None:
@@ -73,10 +77,12 @@ class Problem:
             )
         if isinstance(self.clients, Sequence) and len(self.clients) == 0:
             raise ExperimentError("a problem needs at least one client.", CLIENTS)
-        if not isinstance(self.metrics, Mapping) or not all(callable(metric) for metric in self.metrics.values()):
-            raise ExperimentError("the metrics of a problem are functions by name.", 'metrics={"error": function}')
-        if "loss" in self.metrics:
-            raise ExperimentError("a loss is measured already: a metric needs another name.", "for example own_loss")
+        object.__setattr__(self, "metrics", find_metrics(self.metrics))
+
+    @property
+    def title(self) -> str:
+        """What tables and reports call it."""
+        return self.name or "a problem of its own"
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
@@ -141,6 +147,10 @@ class Recorded(Problem):
 
     def __init__(self, digest: str):
         object.__setattr__(self, "known", digest)
+
+    @property
+    def title(self) -> str:
+        return f"problem {self.digest()[:6]}"
 
     def digest(self) -> str:
         known: str = vars(self)["known"]

@@ -1,6 +1,6 @@
 """Whether losses and metrics take the samples at all, and whether they are means over them.
 
-A loss that is not a mean cannot be taken of a padded batch, and a metric that is not one cannot be added up.
+A loss that is not a mean cannot be taken of a padded batch, and a metric that gives one number cannot be added up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, join_rows
-from fedkeel.errors import ExperimentError, FedkeelError, ModelError
+from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import copy_trained
 
 if TYPE_CHECKING:
@@ -63,17 +63,26 @@ def try_out(task: Task) -> None:
         ) from error
 
 
-def check_mean(task: Task, name: str, model: Any, tensors: Sample, output: Any) -> None:
-    """Refuse a metric whose mean over parts of the data is not its value over all of them."""
-    metric = task.problem.metrics[name]
-    parts = ((tensors, output), *split_samples(tensors, output))
-    whole, *each = (torch.as_tensor(task.apply(metric, model, *part)) for part in parts)
-    if not is_mean_of(whole, each):
-        raise ExperimentError(
-            f"the metric {name!r} is no mean over samples, so it cannot be added up over parts of them.",
-            "return one value for each sample, or take it of run.model() afterwards",
-        )
-    task.known_means.add(name)
+@torch.no_grad()
+def find_whole_metrics(task: Task) -> frozenset[str]:
+    """Find the metrics that do not give one value for each of two samples."""
+    asked = {name: metric for name, metric in task.problem.metrics.items() if not getattr(metric, "whole", False)}
+    found = task.problem.metrics.keys() - asked.keys()
+    client = int(task.clients.sizes.argmax())
+    if not asked or task.clients.sizes[client] == 0:
+        return frozenset(found)
+    tensors = task.prepare(task.clients.rows(client, np.zeros(2, np.int64)))
+    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
+    with torch.random.fork_rng(devices=[]):
+        output = task.predict(model, tensors)
+    for name, metric in asked.items():
+        try:
+            given = torch.as_tensor(task.apply(metric, model, tensors, output))
+        except Exception:  # two samples may be too few for it
+            found = found | {name}
+            continue
+        found = found | {name} if given.dim() == 0 else found
+    return frozenset(found)
 
 
 def split_samples(tensors: Sample, output: Any) -> Iterator[tuple[Sample, Any]]:

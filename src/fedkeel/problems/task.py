@@ -19,9 +19,10 @@ from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
+from fedkeel.problems.metrics import are_class_scores
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.problem import Problem, digest_tensors
-from fedkeel.problems.separability import check_mean, loss_is_a_mean
+from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -82,7 +83,6 @@ class Task:
         self.tests = problem.tests_of_clients
         self.asks, self.personal_chunk = asks, personal_chunk
         self._histograms: dict[int, Tensor] = {}
-        self.known_means: set[str] = set()
         self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
         self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
@@ -233,10 +233,9 @@ class Task:
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property
-    def scores_in_parts(self) -> bool:
-        """Whether some evaluation data are scored in several parts."""
-        parts = (self.test, self.validation, self.tests)
-        return any(data is not None and int(data.sizes.max(initial=0)) > CHUNK for data in parts)
+    def whole_metrics(self) -> frozenset[str]:
+        """The metrics that give one number, and so must see all samples."""
+        return find_whole_metrics(self)
 
     def parts(self, split: str) -> Iterator[Part]:
         """The parts of a split, in the order in which their scores are added."""
@@ -275,17 +274,9 @@ class Task:
         if output is not None and are_class_scores(output, tensors[-1]):
             measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
         for name, metric in self.problem.metrics.items():
-            measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
-            if measured[name].dim() == 0 and name not in self.known_means and self.scores_in_parts:
-                check_mean(self, name, model, tensors, output)
+            if name not in self.whole_metrics:
+                measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}
-
-
-def are_class_scores(output: Any, target: Tensor) -> bool:
-    """Whether outputs are scores of several classes and targets are classes."""
-    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
-        return False
-    return target.dtype == torch.int64 and output.is_floating_point()
 
 
 def average_scores(scores: list[Scores]) -> dict[str, float]:

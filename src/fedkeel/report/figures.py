@@ -10,6 +10,7 @@ import numpy as np
 
 from fedkeel.data.partition.heatmap import plot_heatmap
 from fedkeel.errors import require_known, writing
+from fedkeel.report.client_scores import client_charts
 from fedkeel.report.content import Content, Setting
 from fedkeel.report.diagnostic_figures import BANDS, diagnostic_charts, shown, spectrum
 from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain
@@ -85,6 +86,7 @@ def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> 
         note = "of client updates, mean over the tracked rounds; band 1 is the lowest"
         yield Chart("spectrum", "spectrum", "Distance between clients by band", note, bands(setting))
     yield from diagnostic_charts(setting)
+    yield from client_charts(setting)
     for i, table in enumerate(setting.labels):
         note = f"partition seed {table.seed}; heterogeneity {table.score:.4g} (0: iid, 1: one class per client)"
         file = f"labels-{i + 1}" if len(setting.labels) > 1 else "labels"

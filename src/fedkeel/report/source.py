@@ -14,12 +14,20 @@ from fedkeel.errors import FolderError, RequestError
 from fedkeel.problems.policy import Evaluation
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.checksums import read_text
-from fedkeel.runs.environment import describe_leak, leaks
+from fedkeel.runs.environment import ClientFacts, describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, from_python
-from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
+from fedkeel.runs.folder import (
+    EXPERIMENT,
+    RESULT,
+    TIMING,
+    read_experiment,
+    read_json,
+    read_rounds,
+)
 from fedkeel.runs.places import describe_place, keep_one_place
-from fedkeel.runs.record import RoundRecord, judged_on
+from fedkeel.runs.record import RoundRecord, describe_stop, judged_on
 from fedkeel.studies.diagnose import read_diagnostics
+from fedkeel.text import make_printable
 from fedkeel.typed_values import read_values
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
@@ -63,6 +71,11 @@ class Source:
             read_json(path / TIMING),
         )
 
+    @cached_property
+    def clients(self) -> ClientFacts:
+        """What its clients learn, and their sizes."""
+        return read_clients(self.path)
+
     @property
     def method(self) -> str:
         return str(self.experiment.get("method", {}).get("name", "?"))
@@ -73,7 +86,12 @@ class Source:
 
     @property
     def unfinished(self) -> bool:
-        return len(self.records) < int(self.experiment.get("rounds", 0))
+        return len(self.records) < int(self.experiment.get("rounds", 0)) and self.stopped is None
+
+    @property
+    def stopped(self) -> str | None:
+        """Where and why a callback stopped it."""
+        return describe_stop(self.result) if self.result.get("rounds") == len(self.records) else None
 
     @property
     def policy(self) -> Evaluation | None:
@@ -213,9 +231,10 @@ def flattened(value: Any, name: str = "") -> list[tuple[str, str]]:
 def setting_of(source: Source) -> str:
     """Data set, model and partition in one line."""
     experiment = source.experiment
-    parts = [str(experiment[word]) for word in ("dataset", "problem", "model") if word in experiment]
+    named = {"problem": source.clients.problem} if source.clients.problem else {}
+    parts = [str(named.get(word, experiment[word])) for word in ("dataset", "problem", "model") if word in experiment]
     partition = experiment.get("partition")
     if isinstance(partition, Mapping):
         fields = ", ".join(f"{name}={text}" for name, text in flattened(partition) if name != "kind")
         parts.append(f"{partition.get('kind', 'partition')}({fields})")
-    return " · ".join(parts)
+    return make_printable(" · ".join(parts))

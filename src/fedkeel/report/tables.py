@@ -47,8 +47,10 @@ def summary(setting: Setting) -> str:
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
+    named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
+    stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
     leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
-    return sortable_table(setting.index, [note, *leaks], heads, body)
+    return sortable_table(setting.index, [note, *stopped, *leaks], heads, body)
 
 
 def sortable_table(

@@ -1,5 +1,6 @@
 """The ideas. Each is a frozen dataclass whose fields are the paper's hyper-parameters."""
 
+from fedkeel import errors
 from fedkeel.core.rule import Rule
 from fedkeel.rules.agreement import *
 from fedkeel.rules.averages import *
@@ -24,6 +25,8 @@ from fedkeel.rules.shared_moments import *
 from fedkeel.rules.weights import *
 
 RULES: dict[str, type[Rule]] = {
-    name: kind for name, kind in sorted(globals().items()) if isinstance(kind, type) and kind is not Rule
+    name: errors.explain_typos(f"rule {name}", errors.MethodError)(kind)
+    for name, kind in sorted(globals().items())
+    if isinstance(kind, type) and kind is not Rule
 }
 """The rules that the modules list in their `__all__`."""

@@ -2,13 +2,14 @@
 
 checkpoint/00000040.safetensors                 the server after 40 rounds, and where each client's state is
 checkpoint/clients-000012-00000038.safetensors  states of neighbouring clients, last changed in round 38
+checkpoint/best-00000038.safetensors            a model that a callback keeps
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.problems.task import Scores
+from fedkeel.runs.kept import FILE, Followed
 
 KEPT = 2  # the last two: one may be damaged
 SERVER = re.compile(r"[0-9]{8,18}\.safetensors")
@@ -43,6 +45,12 @@ class Checkpoint:
     """Identity of the frozen part of the network, which is in no checkpoint; None where all of it trains."""
     whole: bool = True
     """Whether every byte of its file was checked: older versions left out the header."""
+    followed: Followed | None = None
+
+    @property
+    def files(self) -> set[str]:
+        """The files that belong to it."""
+        return {*self.places.values(), *(() if self.followed is None else self.followed.files)}
 
     def save(self, folder: Path, fingerprint: str) -> None:
         # the model by name, so that others can read it; other slots as flat buffers
@@ -56,8 +64,10 @@ class Checkpoint:
             "model_layout": params.layout.dumps(),
             "layouts": layouts,
             "scores": {str(client): scores for client, scores in sorted(self.scores.items())},
-            "checks": checks_of(folder, self.places),
-        } | ({} if self.base is None else {"base": self.base})
+            "checks": checks_of(folder, self.files),
+        }
+        facts |= {} if self.base is None else {"base": self.base}
+        facts |= {} if self.followed is None else {"followed": self.followed.save()}
         write(folder / f"{self.round:08d}.safetensors", arrays | rest, facts)
 
     @staticmethod
@@ -73,7 +83,8 @@ class Checkpoint:
             scores = {int(client): [*map(read_scores, kept)] for client, kept in facts.get("scores", {}).items()}
             whole, checks = "check" in facts, dict(facts.get("checks", {}))
             base = None if facts.get("base") is None else str(facts["base"])
-            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole)
+            followed = Followed.load(facts["followed"]) if "followed" in facts else None
+            found = Checkpoint(int(facts["round"]), server, places, scores, base, whole, followed)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{path.name}: {describe_error(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
@@ -83,8 +94,8 @@ class Checkpoint:
             )
         if found.round != round_of(path):
             raise Damaged(f"{path.name} is of round {found.round}")
-        for name in sorted(set(places.values())):
-            if CLIENTS.fullmatch(name) is None:
+        for name in sorted(found.files):
+            if CLIENTS.fullmatch(name) is None and name in places.values():
                 raise Damaged(f"{path.name} names a file that is not of clients: {name!r}")
             check = read(path.parent / name)[1].get("check")
             if checks.get(name) not in (None, check):
@@ -101,13 +112,13 @@ def check_base(folder: Path, trained_on: str | None, given: str | None) -> None:
         )
 
 
-def checks_of(folder: Path, places: Places) -> dict[str, str | None]:
-    """Read the checksums of the files of clients' states, by which a checkpoint knows them."""
+def checks_of(folder: Path, files: Collection[str]) -> dict[str, str | None]:
+    """Read the checksums of the files beside a checkpoint, by which it knows them."""
     try:
-        return {name: stored_check(read_header(folder / name)) for name in sorted(set(places.values()))}
+        return {name: stored_check(read_header(folder / name)) for name in sorted(files)}
     except OSError as error:
         raise RunError(
-            f"the states of clients cannot be read back: {error.filename}: {error.strerror}",
+            f"a file beside the checkpoint cannot be read back: {error.filename}: {error.strerror}",
             "`fedkeel resume` goes on from the last checkpoint that is whole",
         ) from error
 
@@ -138,11 +149,14 @@ def prune(folder: Path) -> None:
     used: set[str] = set()
     for path in kept:
         try:
-            used.update(read(path, arrays=False)[1]["places"].values())
-        except (Damaged, KeyError, TypeError, AttributeError):
+            facts = read(path, arrays=False)[1]
+            used.update(facts["places"].values())
+            if "followed" in facts:
+                used.update(Followed.load(facts["followed"]).files)
+        except (Damaged, KeyError, ValueError, TypeError, AttributeError):
             return  # not known what it needs: nothing more is removed
-    for path in folder.glob("clients-*.safetensors"):
-        if path.name not in used:
+    for path in folder.glob("*-*.safetensors"):
+        if path.name not in used and (CLIENTS.fullmatch(path.name) or FILE.fullmatch(path.name)):
             remove(path)
     for half in folder.glob(".*.partial"):
         remove(half)

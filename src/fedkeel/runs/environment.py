@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
-from fedkeel.runs.folder import read_environment
+from fedkeel.runs.folder import CLIENTS, read_environment, read_json
 from fedkeel.runs.plan import Plan
 
 BY_SAMPLE = "by sample"
@@ -98,8 +98,36 @@ def precision_before(folder: Path) -> str | None:
 
 def tracked_before(folder: Path) -> list[str]:
     """List what else was measured in the rounds that are done."""
-    found = read_environment(folder).get("track")
+    return _names(folder, "track")
+
+
+def called_before(folder: Path) -> list[str]:
+    """List the callbacks of the rounds that are done."""
+    return _names(folder, "callbacks")
+
+
+def measured_before(folder: Path) -> list[str]:
+    """List the metrics of the rounds that are done."""
+    return _names(folder, "metrics")
+
+
+def _names(folder: Path, key: str) -> list[str]:
+    found = read_environment(folder).get(key)
     return [str(name) for name in found] if isinstance(found, list) else []
+
+
+class ClientFacts(NamedTuple):
+    """What a run's clients learn, and how many samples each has; not known of runs of older versions."""
+
+    problem: str | None
+    sizes: list[int] | None
+
+
+def read_clients(path: Path) -> ClientFacts:
+    data = read_json(path / CLIENTS)
+    found, name = data.get("sizes"), data.get("problem")
+    whole = isinstance(found, list) and all(isinstance(size, int) for size in found)
+    return ClientFacts(name if isinstance(name, str) else None, found if whole else None)
 
 
 def version_of(name: str) -> str | None:

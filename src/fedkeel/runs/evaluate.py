@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import Evaluation, summarise_clients
 from fedkeel.problems.task import CLIENT, Scores, Task, average_scores
+from fedkeel.problems.whole_metrics import WholeMetrics
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted
 from fedkeel.runs.store import ClientStore
@@ -37,6 +39,13 @@ SERVERS = {"accuracy": "server_accuracy", "test_loss": "server_loss"}
 
 PLAIN = "plain_"
 """What measures of the model that is trained begin with, where another one is deployed."""
+
+
+class PersonalScores(NamedTuple):
+    """What clients' models reached: summed up over clients, and for every client by measure."""
+
+    measures: Measures
+    clients: dict[str, list[float | None]]
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,9 @@ class Judge:
         found: Measures = {}
         models = {"": deploy(self.method, server)} | ({PLAIN: server} if self.method.deploys_another else {})
         for (prefix, model), split in product(models.items(), ("test", "validation")):
-            for name, value in average_scores(engine.evaluate(model["params"], model.get("buffers"), split)).items():
+            request = ScoreRequest(model["params"], model.get("buffers"), split)
+            scores = self.whole(*request, engine.evaluate(*request))
+            for name, value in average_scores(scores).items():
                 short = name != "loss" and split == "test"
                 found[prefix + (name if short else f"{split}_{name}")] = finite(value)
         self.seconds.add("evaluation", time.perf_counter() - began)
@@ -105,7 +116,7 @@ class Judge:
         policy: Evaluation,
         selected: Sequence[int],
         fresh: Mapping[int, State] | None = None,
-    ) -> Measures:
+    ) -> PersonalScores:
         """Measure the clients' models as the evaluation policy says; `fresh` states are not in the store yet.
 
         On their test sets, and, as measures of their own, on what they set aside for validation: settings are chosen
@@ -124,31 +135,50 @@ class Judge:
                 buffers = state.get("buffers", buffers)
             return ScoreRequest(params, buffers, f"{CLIENT}{client}")
 
-        def over_clients(data: ClientData, known: Known, score: Score) -> Iterator[tuple[str, Measures]]:
+        vectors: dict[str, list[float | None]] = {}
+
+        def over_clients(
+            data: ClientData, known: Known, score: Score, whole: WholeMetrics
+        ) -> Iterator[tuple[str, Measures]]:
             everyone = selected if policy.clients == "selected" else range(len(data.sizes))
             clients = [client for client in everyone if data.sizes[client] > 0]
             before = known.unchanged if policy.model == "local" else {}
             asked = [client for client in clients if client in states or client not in before]
-            now = dict(zip(asked, score(map(model_of, asked)), strict=True))
+            scored = score(map(model_of, asked))
+            if whole.names:
+                pairs = zip(map(model_of, asked), scored, strict=True)
+                scored = [whole(*model, scores) for model, scores in pairs]
+            now = dict(zip(asked, scored, strict=True))
             known.now.clear()
             known.now.update(now if policy.model == "local" else {})
             found = [now[client] if client in now else before[client] for client in clients]
             weights = [float(data.sizes[c]) if policy.weights == "size" else 1.0 for c in clients]
             for name in found[0][0] if found else ():
-                yield name, summarise_clients([policy.score_client(scores, name) for scores in found], weights, name)
+                values = [policy.score_client(scores, name) for scores in found]
+                vectors[name] = spread_out(values, clients, len(data.sizes))
+                # a metric may have no meaning for some clients: an area under a curve, of one class
+                there = [i for i, value in enumerate(values) if name not in whole.names or math.isfinite(value)]
+                chosen = [values[i] for i in there], [weights[i] for i in there]
+                yield name, summarise_clients(*chosen, name) if there else {f"client_{name}": None}
 
         measured: Measures = {}
         assert self.task.tests is not None
-        for _, values in over_clients(self.task.tests, self.tested, partial(evaluate_all, engine)):
+        for _, values in over_clients(self.task.tests, self.tested, partial(evaluate_all, engine), self.whole):
             measured |= values
+        tested, vectors = vectors, {}
         if self.task.validation is not None:
-            for name, values in over_clients(self.task.validation, self.validated, self.on_validation_shares.many):
+            scorer, whole = self.on_validation_shares
+            for name, values in over_clients(self.task.validation, self.validated, scorer.many, whole):
                 measured[f"validation_client_{name}"] = values[f"client_{name}"]
         self.seconds.add("evaluation", time.perf_counter() - began)
-        return {name: None if value is None else finite(value) for name, value in measured.items()}
+        return PersonalScores({n: None if value is None else finite(value) for n, value in measured.items()}, tested)
 
     @cached_property
-    def on_validation_shares(self) -> Scorer:
+    def whole(self) -> WholeMetrics:
+        return WholeMetrics(self.task)
+
+    @cached_property
+    def on_validation_shares(self) -> tuple[Scorer, WholeMetrics]:
         """Scores a client's model on what that client set aside, as if it were its test set.
 
         Each model alone, so that its score does not depend on who else is scored, also after a pause.
@@ -158,7 +188,7 @@ class Judge:
         own = Task(
             problem, device=task.device, dtype=task.compute, personal_chunk=task.personal_chunk, start=task.start
         )
-        return Scorer(Workspace(own))
+        return Scorer(Workspace(own)), WholeMetrics(own)
 
     def by_clients(self, measures: Measures, personal: Measures) -> Measures:
         """Rename the measures of a round that is judged by clients' models: the server's get names of their own."""
@@ -189,4 +219,12 @@ class Judge:
         states = [client_state(self.method, self.task, self.store.get(client)) for client in clients]
         outcomes = tuning.train(message, rounds, self.plan.lr_at(rounds), clients, states)
         everyone = replace(policy, model="local", clients="all")
-        return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes})
+        return self.personal(engine, server, everyone, clients, {o.client: o.state for o in outcomes}).measures
+
+
+def spread_out(values: Sequence[float], clients: Sequence[int], count: int) -> list[float | None]:
+    """One value for every client, in six digits; None for those that were not scored."""
+    found: list[float | None] = [None] * count
+    for client, value in zip(clients, values, strict=True):
+        found[client] = float(f"{value:.6g}") if math.isfinite(value) else None
+    return found

@@ -18,13 +18,14 @@ from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import Schedule
 from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
-from fedkeel.data.partition.registry import explain_new_default, save_partition
-from fedkeel.errors import ExperimentError
+from fedkeel.data.partition.registry import explain_new_default, load_partition, names_own, save_partition
+from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import read_optimiser
+from fedkeel.problems.given import find_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
 from fedkeel.ranges import Count, NonNegative, Passes, Positive, PositiveShare, Seed, ShareBelowOne, Whole
@@ -45,6 +46,7 @@ PYTHON = "python:"
 """What a problem or network starts with that only a program can bring back."""
 
 
+@explain_typos("an experiment", ExperimentError)
 @dataclass(frozen=True)
 class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
@@ -61,7 +63,7 @@ class Experiment:
 
     method: str | Method | Mapping[str, Any] = "fedavg"
     dataset: str | None = None
-    problem: Problem | None = None
+    problem: Problem | str | None = None
     partition: Partitioner | str | Mapping[str, Any] | None = None
     model: str | nn.Module | None = None
     rounds: Count | None = None
@@ -96,6 +98,10 @@ class Experiment:
             plain["epochs"] = tuple(plain["epochs"])
         elif isinstance(plain["epochs"], float) and plain["epochs"].is_integer():
             plain["epochs"] = int(plain["epochs"])
+        if isinstance(plain["problem"], str):
+            plain["problem"] = find_problem(plain["problem"])
+        if names_own(plain["partition"]):
+            plain["partition"] = load_partition(plain["partition"], Trust.TYPED)
         for name, value in plain.items():  # a list or table that is changed afterwards changes no experiment
             object.__setattr__(self, name, copy.deepcopy(value) if isinstance(value, dict | list) else value)
         _ = self.plan  # bad values are refused here, not when they are needed
@@ -165,6 +171,10 @@ class Experiment:
             read["optimizer"] = read_optimiser(read["optimizer"], Trust.TYPED if "optimizer" in typed else trust)
         if "model" in read and not from_python(read["model"]):
             read["model"] = read_model(read["model"], Trust.TYPED if "model" in typed else trust)
+        if names_own(read.get("partition")):
+            read["partition"] = load_partition(read["partition"], Trust.TYPED if "partition" in typed else trust)
+        if isinstance(read.get("problem"), str) and not from_python(read["problem"]):
+            read["problem"] = find_problem(read["problem"], Trust.TYPED if "problem" in typed else trust)
         if from_python(read.get("problem")):
             read["problem"] = Recorded(str(read["problem"]).removeprefix(PYTHON))
         return Experiment(**read)

@@ -5,28 +5,35 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
 from fedkeel.core.round import deploy
 from fedkeel.core.rule import State
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.core.states import Damaged
+from fedkeel.errors import FolderError, RequestError, explain_typos, require_known
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
 from fedkeel.problems.module_state import read_frozen
-from fedkeel.problems.problem import Problem, digest_tensors
+from fedkeel.problems.problem import Problem, Recorded, digest_tensors
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
-from fedkeel.runs.environment import describe_leak, leaks
+from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.frames import client_rows, make_frame, round_rows
+from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("fedkeel")
 
@@ -46,6 +53,9 @@ class Run:
     path: Path | None
     problem: Problem | None
     history: list[dict[str, Tensor]] | None
+    kept: Mapping[str, KeptModel] = field(default_factory=dict)
+    unwritten: Mapping[str, State] = field(default_factory=dict)  # kept models that are in memory alone
+    chosen: State | None = None  # what is deployed, where it is not the last model
     base: str | None = None  # identity of the network's frozen part, which is not among the weights of the run
 
     @property
@@ -65,12 +75,64 @@ class Run:
     @property
     def deployed(self) -> State:
         """The model that is evaluated and exported, as "params" and "buffers": the server's, or what a rule deploys."""
-        return deploy(self.plan.method, self.server)
+        return deploy(self.plan.method, self.server) if self.chosen is None else self.chosen
+
+    def at(self, which: str) -> Run:
+        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"."""
+        if which == "last":
+            return self
+        if not self.kept:
+            raise RequestError(f"this run keeps no {which} model.", "train with --keep best, or fk.KeepBest()")
+        kept = self.kept[require_known(which, [*self.kept, "last"], "this run keeps no model", "models")]
+        model = self.unwritten.get(which)
+        if model is None:
+            assert self.path is not None
+            try:
+                model = read_kept(self.path / "checkpoint", kept)
+            except Damaged as error:
+                raise FolderError(f"the {which} model of {self.path} is damaged: {error}", "restore it") from None
+        result = self.result | {"rounds": kept.round}
+        return replace(
+            self, records=self.records[: kept.round], result=result, server=self.server | model, chosen=model
+        )
 
     @property
     def params(self) -> dict[str, Tensor]:
         """The deployed model by name; `server["params"]` is the one that is trained, where that is another."""
         return self.deployed["params"].named()
+
+    def __repr__(self) -> str:
+        about = f"Run({self.plan.method.name} on {self.about}, seed {self.plan.seed}: "
+        done = f"{len(self.records)} of {self.plan.rounds} rounds"
+        if self.best is None or self.last is None:
+            return f"{about}{done})"
+        name = str(self.result["judged_on"])
+        best, last = (f"{100 * v:.1f} %" if name == "accuracy" else f"{v:.4g}" for v in (self.best, self.last))
+        return f"{about}{done}, {name} {last}, best {best} in round {self.result['best_round']})"
+
+    @property
+    def about(self) -> str:
+        """What was learned: the data set, or the problem's name."""
+        source = self.plan.source
+        if not isinstance(source, Problem):
+            return source.dataset
+        told = None if self.path is None else read_clients(self.path).problem
+        return told or source.title
+
+    def to_pandas(self, what: Literal["rounds", "clients"] = "rounds") -> pandas.DataFrame:
+        """Make a DataFrame with a row for each round; or for each client and evaluated round, with its scores."""
+        named = {"method": self.plan.method.name, "seed": self.plan.seed}
+        require_known(what, ("rounds", "clients"), "a table of a run is of rounds or clients, not", "tables")
+        if what == "rounds":
+            return make_frame(round_rows(self.records, **named))
+        return make_frame(client_rows(self.records, self.sizes, **named))
+
+    @property
+    def sizes(self) -> list[int] | None:
+        """How many training samples each client has, where that is known."""
+        if self.problem is not None:
+            return [int(size) for size in self.problem.data.sizes]
+        return None if self.path is None else read_clients(self.path).sizes
 
     def curve(self, measure: str) -> list[float]:
         """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
@@ -84,9 +146,11 @@ class Run:
         """Find the first round that reaches an accuracy."""
         return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
 
-    def model(self, *, trust: bool = False) -> nn.Module:
-        """The deployed module: a copy, in evaluation mode. A network of someone's own, which the run's folder names, is
-        imported with `trust` only."""
+    def model(self, which: str = "last", *, trust: bool = False) -> nn.Module:
+        """The deployed module: a copy, in evaluation mode; `which` is "last", or "best" where a run keeps it.
+
+        A network of someone's own, which the run's folder names, is imported with `trust` only.
+        """
         from fedkeel.runs.prepare import problem_of, start_weights
 
         problem = self.problem
@@ -102,7 +166,7 @@ class Run:
         frozen = read_frozen(module)
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}
-        state |= {name: tensor for tree in self.deployed.values() for name, tensor in tree.items()}
+        state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
         for name, tensor in module.state_dict().items():
             if name in state:
                 tensor.copy_(state[name].to(tensor.device))
@@ -111,14 +175,17 @@ class Run:
         return module
 
 
-def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
+@explain_typos("fk.load_run")
+def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust: bool | Trust = False) -> Run:
     """A run from its folder, as far as it has come. Code that the folder names is imported with `trust` only.
 
-    Of a problem or network given from Python there are numbers and weights: `params`, not `model()`.
+    Of a problem or network given from Python there are numbers and weights: `params`; with the same `problem` given
+    again also `model()`, and all that needs the data.
     """
     folder = Path(path)
     data = read_experiment(folder)
     experiment = Experiment.recall(data, Trust.given(trust) if trust else Trust.NOTHING)
+    read_clients(folder)  # to know that it can be read
     leaking = leaks(folder, experiment.plan)
     identity = fingerprint_of(data, experiment.plan.sets_copies_aside and not leaking)
     found, warnings = checkpoint.find_newest(folder / "checkpoint", fingerprint=identity)
@@ -138,7 +205,25 @@ def load_run(path: str | PathLike[str], *, trust: bool | Trust = False) -> Run:
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
-    return Run(experiment, records, final, found.server, folder, None, None, found.base)
+    if problem is not None:
+        experiment = with_problem(experiment, problem, folder)
+    followed = found.followed or Followed()
+    return Run(
+        experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept,
+        base=found.base,
+    )  # fmt: skip
+
+
+def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Experiment:
+    """Give an experiment that was read from a folder its problem back; refuse another one."""
+    if not isinstance(experiment.problem, Recorded):
+        raise RequestError(f"{folder} has a data set, not a problem of its own.", "leave the problem out")
+    if problem.digest() != experiment.problem.digest():
+        raise RequestError(
+            f"{folder} was trained on another problem: {experiment.problem.digest()}, not {problem.digest()}.",
+            "give the one that it was made with: the same data, network, initial weights and functions",
+        )
+    return replace(experiment, problem=problem)
 
 
 # ---- what settings are chosen by -----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ ROUNDS = "rounds.jsonl"
 RESULT = "result.json"
 TIMING = "timing.json"
 ENVIRONMENT = "environment.json"
+CLIENTS = "clients.json"
 
 RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")
 """Names that some systems keep for their devices."""

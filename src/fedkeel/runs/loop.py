@@ -26,11 +26,13 @@ from fedkeel.errors import FolderError, RunError
 from fedkeel.problems.sound_data import explain_by_data, explain_divergence
 from fedkeel.problems.task import Task
 from fedkeel.runs import checkpoint
+from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.checkpoint import Checkpoint, check_base
-from fedkeel.runs.evaluate import Judge
+from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
+from fedkeel.runs.following import Callbacks
 from fedkeel.runs.observers import Observer, Seen, observe_round
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
@@ -65,10 +67,12 @@ class Loop:
         keep_params: bool,
         checkpoint_seconds: float,
         observers: Sequence[Observer] = (),
+        callbacks: Sequence[Callback] = (),
     ):
         self.experiment, self.plan = experiment, experiment.plan
         self.task, self.method, self.folder = task, method, folder
         self.done, self.observers = 0, observers
+        self.callbacks = Callbacks(callbacks, None if folder is None else folder.path)
         self.together = 1  # runs in one stack, which share each round's time
         self.shared = False  # whether rounds took as long as they did because of something else
         self.server: State = init_server(method, task.initial, task.buffers)
@@ -82,7 +86,7 @@ class Loop:
         self.participation = self.plan.participation_of(task.clients.sizes)
 
     def rounds_left(self) -> int:
-        return self.plan.rounds - self.done
+        return 0 if self.callbacks.stopped else self.plan.rounds - self.done
 
     def left(self) -> RemainingWork:
         """Return what is still to be trained."""
@@ -113,6 +117,7 @@ class Loop:
             self.server = found.server
             self.store.restore(found.places)
             self.judge.unchanged.update(found.scores)
+            self.callbacks.restore(found.followed, found.round)
         lines = self.folder.lines_of(None if found is None else found.round)
         read_environment(self.folder.path)  # to know that it can be read
         self.shared = bool(read_json(self.folder.path / TIMING).get("shared"))
@@ -130,9 +135,10 @@ class Loop:
         began = time.perf_counter()
         with delay_signals():
             self.folder.sync()
-            places = self.store.save()
-            Checkpoint(self.done, self.server, places, self.judge.unchanged, self.task.base).save(
-                self.folder.checkpoints, self.experiment.fingerprint()
+            places, identity = self.store.save(), self.experiment.fingerprint()
+            followed, base = self.callbacks.save(self.folder.checkpoints, identity), self.task.base
+            Checkpoint(self.done, self.server, places, self.judge.unchanged, base, followed=followed).save(
+                self.folder.checkpoints, identity
             )
             checkpoint.prune(self.folder.checkpoints)
             self.saved, self.saving = self.done, time.perf_counter() - began
@@ -144,15 +150,18 @@ class Loop:
         self, engine: Engine, progress: Progress | None = None, tuner: Callable[[], Engine] | None = None
     ) -> RunInProgress:
         """Run all rounds that are left; the caller trains the clients, the engine here only scores."""
-        last_saved = time.monotonic()
+        last_saved, told = time.monotonic(), self.done
         try:
+            self.call_back()  # of the last round, where the run was killed between it and its callbacks
             while self.rounds_left() > 0:
                 record = yield from self.run_round(engine)
+                self.call_back()
                 if progress is not None:
                     progress.round(record)
                 if time.monotonic() - last_saved >= self.patience():
                     self.save()
-                    last_saved = time.monotonic()
+                    self.callbacks.see_checkpoint(self.experiment, self.records, deploy(self.method, self.server))
+                    last_saved, told = time.monotonic(), self.done
         finally:
             # Ctrl-C and failures included: state is replaced only when a round is complete
             self.save()
@@ -161,16 +170,25 @@ class Loop:
         identity = self.experiment.fingerprint()
         plain: Tree = self.server["params"]
         model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
+        if told < self.done and self.folder is not None:
+            self.callbacks.see_checkpoint(self.experiment, self.records, model)
         final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
-        final |= self.judge.verdict(engine, tuner, self.server, self.records)
+        final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:
             self.folder.write_result(final)
         path = None if self.folder is None else self.folder.path
-        given = self.task.problem, self.history, self.task.base
-        run = Run(self.experiment, self.records, final, self.server, path, *given)
+        given, kept = (self.task.problem, self.history), (self.callbacks.state.kept, self.callbacks.models)
+        run = Run(self.experiment, self.records, final, self.server, path, *given, *kept, base=self.task.base)
+        self.callbacks.see_end(run)
         if progress is not None:
             progress.finished(run)
         return run
+
+    def call_back(self) -> None:
+        """Tell the callbacks of the last round, if they have not been told yet."""
+        if self.callbacks.state.seen < self.done:
+            self.callbacks.see_round(self.experiment, self.records, deploy(self.method, self.server))
+            self.saved = -1
 
     def patience(self) -> float:
         """Return the seconds between checkpoints; 0 asks for one after every round."""
@@ -191,7 +209,7 @@ class Loop:
         message = broadcast(self.method, self.server)
         lr = self.plan.lr_at(t)
         policy = self.plan.evaluation if self.judge.due(t + 1) else None
-        personal = {}
+        personal = PersonalScores({}, {})
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)
         outcomes = yield RoundRequest(message, t, lr, answering, [self.store.get(client) for client in answering])
@@ -219,7 +237,7 @@ class Loop:
             if policy.when == "after":
                 personal = self.judge.personal(engine, server, policy, selected, {o.client: o.state for o in kept})
             # a run that judges clients' models is judged by them
-            measures = self.judge.by_clients(measures, personal)
+            measures = self.judge.by_clients(measures, personal.measures)
         record = RoundRecord(
             round=t + 1,
             selected=selected,
@@ -233,6 +251,7 @@ class Loop:
             absent=sorted(set(selected) - {outcome.client for outcome in outcomes}),
             dropped=dropped,
             extra=measures | tracked,
+            clients=personal.clients,
         )
         with delay_signals():  # no signal leaves half a round behind
             if self.folder is not None:

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fedkeel.core.trees import Tree
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Amount, Count, Whole
+from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import read_line
 
 LAST = 50  # how many evaluated rounds "mean of the last" covers
@@ -18,7 +20,8 @@ LAST = 50  # how many evaluated rounds "mean of the last" covers
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name."""
+    """One round, counted from 1. `drift` is the mean of ‖w_i − w_t‖; `extra` holds further measures by name, and
+    `clients` the scores of every client, where their models are judged; None for one that was not scored."""
 
     round: Count
     selected: list[Whole]
@@ -32,6 +35,7 @@ class RoundRecord:
     absent: list[Whole] = field(default_factory=list)
     dropped: list[Whole] = field(default_factory=list)
     extra: dict[str, float | None] = field(default_factory=dict)
+    clients: dict[str, list[float | None]] = field(default_factory=dict)
 
     def dumps(self) -> str:
         """Write one line of JSON; what is empty is left out, what is not a number becomes null."""
@@ -71,6 +75,14 @@ def digest(params: Tree) -> str:
     return seen.hexdigest()
 
 
+def describe_stop(result: Mapping[str, Any]) -> str | None:
+    """Say where and why a callback stopped a run; None where none did."""
+    found = result.get("stopped")
+    if not isinstance(found, Mapping):
+        return None
+    return shorten(make_printable(f"stopped in round {found.get('round')}: {found.get('reason')}"), 200)
+
+
 def judged_on(records: Sequence[RoundRecord]) -> str | None:
     """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
     judged), or the training loss."""
@@ -98,7 +110,7 @@ def result(
     values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
     data: dict[str, Any] = {"rounds": records[-1].round if records else 0, "judged_on": name}
     if values:
-        better = min if name != "accuracy" else max
+        better = min if lower_is_better(str(name)) else max
         best_round, best = better(values, key=lambda pair: pair[1])
         tail = [value for _, value in values[-LAST:]]
         data |= {

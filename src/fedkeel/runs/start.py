@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,22 +20,27 @@ from fedkeel.engines.engine import Engine
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_out_of_memory
-from fedkeel.errors import FolderError, RequestError
+from fedkeel.errors import FolderError, RequestError, explain_typos
 from fedkeel.methods import composition
+from fedkeel.problems.metrics import Given as Metrics
+from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.separability import try_out
 from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
+from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.environment import describe_leak, edited, engines_before, environment, leaks, precision_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.following import Given, find_callbacks, list_callbacks
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
+from fedkeel.runs.progress_line import follow
 from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
@@ -43,6 +48,7 @@ log = logging.getLogger("fedkeel")
 CHECKPOINT_SECONDS = 30.0
 
 
+@explain_typos("fk.run")
 def run(
     experiment: Experiment,
     *,
@@ -52,18 +58,24 @@ def run(
     dtype: torch.dtype = torch.float32,
     keep_params: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
+    callbacks: Sequence[Given] | Given = (),
+    metrics: Metrics = (),
 ) -> Run:
     """Train. With a folder `out`, a run that stands there already goes on from its last checkpoint, bit for bit.
 
     `track` names what else is measured in every round: "drift", "spectrum", "state", or functions of one's own.
+    `callbacks` are told of every round, keep models and may stop the run: fk.KeepBest(), fk.EarlyStop(), your own.
+    `metrics` are measured in every evaluation: "f1", "auc", "ece", functions of (predictions, targets), "module:name".
+    `progress` None shows a line in a terminal or a notebook, True always, False never; or give a follower of your own.
     """
-    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, as_list(track))
+    followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
+    on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, *followers)
     with session(on.device) as closing:
-        return start(experiment, out, on, progress, closing).drive()
+        return start(experiment, out, on, follow(progress), closing).drive()
 
 
 @contextlib.contextmanager
@@ -85,6 +97,8 @@ class Place:
     checkpoint_seconds: NonNegative = CHECKPOINT_SECONDS
     command: Sequence[str] | None = None
     track: Sequence[str | Observer] = ()
+    callbacks: Sequence[Callback] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_name(self.engine)
@@ -131,7 +145,11 @@ class Prepared:
         if loop.folder is not None:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
-            loop.folder.write_json(ENVIRONMENT, made_with)
+            asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
+            loop.folder.write_json(ENVIRONMENT, made_with | asked)
+            source = loop.plan.source
+            title = source.title if isinstance(source, Problem) else source.dataset
+            loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
         if progress is not None:
             progress.started(loop.experiment, loop.done, engine.name)
         return Started(loop, engine, loop.run_rounds(engine, progress, tuner))
@@ -154,12 +172,14 @@ def prepare(
         claim(folder, experiment)
     began = time.perf_counter()
     make_task = task_maker(plan, on.device, on.dtype)
-    task = make_task(problem_of(plan) if problem is None else problem)
+    problem = problem_of(plan) if problem is None else problem
+    task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
     check_data(task)
     log.info("%s", describe_task(task))
     method = method_of(plan, task)
-    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, find_observers(on.track))
+    followers = find_observers(on.track), on.callbacks
+    loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)
     loop.restore()
     if folder is not None and loop.done:

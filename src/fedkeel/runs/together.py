@@ -13,9 +13,12 @@ import torch
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.joint import JointEngine, joinable
-from fedkeel.errors import RequestError, RunError
+from fedkeel.errors import RequestError, RunError, explain_typos
+from fedkeel.problems.metrics import Given as Metrics
+from fedkeel.problems.metrics import find_metrics
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.following import Given, find_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.observers import Observer, as_list
 from fedkeel.runs.start import CHECKPOINT_SECONDS, Place, Started, require_experiment, session, start
@@ -32,6 +35,7 @@ def alike(one: Experiment, other: Experiment) -> bool:
     return first == second and one.problem is other.problem
 
 
+@explain_typos("fk.run_together")
 def run_together(
     experiments: Sequence[Experiment],
     *,
@@ -43,6 +47,8 @@ def run_together(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     command: Sequence[str] | None = None,
     track: Sequence[str | Observer] | str | Observer = (),
+    callbacks: Sequence[Given] | Given = (),
+    metrics: Metrics = (),
 ) -> list[Run | RunError]:
     """Train experiments that differ in their seed, split or learning rate, the clients of all of them as one stack.
 
@@ -56,7 +62,8 @@ def run_together(
     if out is not None and len(out) != len(experiments):
         raise RequestError(f"{len(out)} folders were given for {len(experiments)} experiments.", "out=[one for each]")
     nothing = [None] * len(experiments)
-    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, as_list(track))
+    followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
+    place = Place("stacked", device_of(device), dtype, None, keep_params, checkpoint_seconds, command, *followers)
     with session(place.device) as closing:
         given = zip(experiments, out or nothing, progress or nothing, strict=True)
         started = [start(one, folder, place, watcher, closing) for one, folder, watcher in given]

@@ -5,16 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from fedkeel.analysis.intervals import paired_interval
+from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
-from fedkeel.runs.finished_run import Run
+from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
+from fedkeel.runs.frames import make_frame
 from fedkeel.runs.places import describe_place, keep_one_place
-from fedkeel.runs.record import judged_on
+from fedkeel.runs.record import describe_stop, judged_on
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.typed_values import flatten
+
+if TYPE_CHECKING:
+    import pandas
 
 NUMBERS = ("best", "last", "mean_last", "reported")
 """Of a result; the last one where an evaluation policy judges clients' models."""
@@ -52,6 +58,50 @@ class Paired:
     mean: float
     low: float | None
     high: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods held against each other, seeds paired, and what it took each to reach a target."""
+
+    groups: Sequence[RunGroup]
+    baseline: RunGroup
+    target: float
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return document(self.groups, self.baseline, self.target)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a DataFrame with a row for each method: `best_mean`, `difference_low`, `cost_rounds` …"""
+        return make_frame([_flat(row) for row in self.document()["methods"]])
+
+    def __repr__(self) -> str:
+        name = compared_by(self.groups)
+        means = [(group.label, mean_and_std([*group.values(name).values()])[0]) for group in self.groups]
+        told = [label if mean is None else f"{label} {mean:.4g}" for label, mean in means]
+        return f"Comparison({', '.join(told)}; {name}, to {self.baseline.label})"
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's entry with one level of names."""
+    parts = {key: value for key, value in row.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in row.items() if key not in parts and value is not None}
+    return plain | {f"{key}_{name}": value for key, part in parts.items() for name, value in part.items()}
+
+
+@explain_typos("fk.compare")
+def compare(
+    runs: Sequence[Run | str | PathLike[str]], *, baseline: str | None = None, target: float | None = None
+) -> Comparison:
+    """Hold runs, or folders of runs, against each other; the baseline is the first method unless one is named."""
+    found = [run if isinstance(run, Run) else load_run(run) for run in runs]
+    if not found:
+        raise RequestError("there is nothing to compare.", "fk.compare([run, another])")
+    groups = group_runs(found)
+    labels = [group.label for group in groups]
+    name = labels[0] if baseline is None else require_known(baseline, labels, "no run is of", "methods")
+    return Comparison(groups, groups[labels.index(name)], common_target(groups) if target is None else target)
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
@@ -104,7 +154,8 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
 
 
 def unfinished(groups: Sequence[RunGroup]) -> list[str]:
-    """List in words each run with fewer rounds than its experiment has: interrupted, failed, or its file damaged."""
+    """List in words each run with fewer rounds than its experiment has: stopped, interrupted, failed, or its file
+    damaged."""
     found = []
     for group in groups:
         for seed, run in group.runs.items():
@@ -115,6 +166,8 @@ def unfinished(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def _reached(run: Run) -> str:
+    if (stopped := describe_stop(run.result)) is not None:
+        return f"was {stopped}"
     at = f"round {len(run.records)} of {run.plan.rounds}"
     saved = list_checkpoints(run.path / "checkpoint") if run.path is not None else []
     if saved and int(saved[0].stem) > len(run.records):

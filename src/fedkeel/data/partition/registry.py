@@ -15,9 +15,11 @@ from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.long_tail import LongTail
 from fedkeel.data.partition.natural import Natural
+from fedkeel.data.partition.own import NAME, PYTHON, OwnPartition, is_own, read_own
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
-from fedkeel.errors import ExperimentError, require_known
+from fedkeel.errors import ExperimentError, explain_typos, require_known
+from fedkeel.importing import Trust
 from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
@@ -30,13 +32,18 @@ PARTITIONS: dict[str, type[Any]] = {
     "feature-shift": FeatureShift,
 }
 
+for _name, _kind in PARTITIONS.items():
+    explain_typos(f"partition {_name}", ExperimentError)(_kind)
 
 OLD_FORMS = {"dirichlet": "client-prior-refill", "pathological": "shuffled"}
 """The default forms up to version 0.1.0; both repeat some samples and leave others out."""
 
 
-def load_partition(given: Any) -> Partitioner:
-    """Make a partition from plain data or from `kind:field=value,field=value`; one that is made already stays."""
+def load_partition(given: Any, trust: Trust = Trust.NOTHING) -> Partitioner:
+    """Make a partition from plain data or from `kind:field=value,field=value`; one that is made already stays.
+
+    One of someone's own, `module:name`, is imported with `trust` only, and else known by its name.
+    """
     if isinstance(given, str):
         given = parse_partition(given)
     if not isinstance(given, Mapping):
@@ -45,11 +52,21 @@ def load_partition(given: Any) -> Partitioner:
         raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
     settings = dict(given)
     asked = str(settings.pop("kind", "dirichlet"))
+    if is_own(asked):
+        return read_own(given, trust)
     kind = require_known(asked, PARTITIONS, "unknown partition", "partitions", ExperimentError)
     check_table(PARTITIONS[kind], settings, ExperimentError, f"partition {kind}")
     if "base" in settings:
-        settings["base"] = load_partition(settings["base"])
+        settings["base"] = load_partition(settings["base"], trust)
     return PARTITIONS[kind](**settings)
+
+
+def names_own(given: Any) -> bool:
+    """Whether plain data name a partition of someone's own, or one as their base."""
+    settings = parse_partition(given) if isinstance(given, str) else given
+    if not isinstance(settings, Mapping):
+        return False
+    return is_own(str(settings.get("kind", ""))) or names_own(settings.get("base"))
 
 
 def may_repeat(partition: Partitioner) -> bool:
@@ -80,6 +97,8 @@ def explain_new_default(given: Any) -> str | None:
 def parse_partition(text: str) -> dict[str, Any]:
     """Read `dirichlet:alpha=0.1,clients=100` as plain data."""
     kind, _, rest = text.partition(":")
+    if kind not in PARTITIONS and (own := NAME.match(text)) is not None:
+        kind, rest = own[1], text[own.end() :]
     settings: dict[str, Any] = {"kind": kind.strip()}
     rest, _, base = f",{rest}".partition(",base=")  # all that follows is the base's
     if base:
@@ -111,9 +130,11 @@ def parse_value(text: str) -> Any:
 
 def save_partition(partition: Partitioner) -> dict[str, Any]:
     """Turn a partition into plain data; a user's own is named by its representation."""
+    if isinstance(partition, OwnPartition):
+        return dict(partition.settings)
     kind = next((name for name, known in PARTITIONS.items() if known is type(partition)), None)
     if kind is None:
-        return {"kind": f"python:{partition!r}"}
+        return {"kind": f"{PYTHON}{partition!r}"}
     settings = {field.name: getattr(partition, field.name) for field in fields(PARTITIONS[kind])}
     if "base" in settings:
         settings["base"] = save_partition(settings["base"])

@@ -163,7 +163,8 @@ def make_frame(task: Task, weights: Tree, buffers: Tree | None = None) -> Frame:
 
 def scores_apart(task: Task) -> bool:
     """Whether every measure is taken sample by sample, so that samples beside it do not matter."""
-    return hasattr(task.problem.loss, "batch_mean") and not task.problem.metrics and task.buffers is None
+    is_whole = task.problem.metrics.keys() == task.whole_metrics  # those are taken elsewhere
+    return hasattr(task.problem.loss, "batch_mean") and is_whole and task.buffers is None
 
 
 def group_by_size(sizes: Sequence[int], fits: Callable[[int, int], bool]) -> list[list[int]]:

@@ -1,0 +1,186 @@
+"""Metrics by name: scikit-learn's, torchmetrics', `ece`, or a function of one's own; named ones see all predictions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.errors import ExperimentError, RequestError, nearest
+from fedkeel.importing import Kind, Trust, look_up
+
+Metric = Callable[..., Any]
+Given = str | Metric | Iterable["str | Metric"] | Mapping[str, "str | Metric"]
+BINS = 15
+TORCHMETRICS = "torchmetrics:"
+OWN = Kind("metric", object, functions=True, hint="a function of predictions and targets")
+TAKEN = ("loss", "round", "selected", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds", "absent",
+         "dropped", "extra", "clients")  # fmt: skip
+"""What a round has under these names is something else."""
+
+
+@dataclass(frozen=True)
+class NamedMetric:
+    """A function of all predictions and all targets, on the host."""
+
+    name: str
+    function: Callable[[Tensor, Tensor], float]
+    whole: ClassVar[bool] = True
+
+    def __call__(self, output: Tensor, target: Tensor) -> float:
+        return float(self.function(output.detach().cpu(), target.cpu()))
+
+
+def find_metrics(given: Given, trust: Trust = Trust.TYPED) -> dict[str, Metric]:
+    """Find metrics by name; functions of the caller's own keep the name that they have or are given."""
+    if isinstance(given, Mapping):
+        found = {str(name): find_metric(one, trust) for name, one in given.items()}
+    else:
+        several = [given] if isinstance(given, str) or callable(given) else list(given)
+        found = {name_of(one): find_metric(one, trust) for one in several}
+    for name in found:
+        if name in TAKEN:
+            raise ExperimentError(f"a round measures {name} already: a metric needs another name.", f"own_{name}")
+    return found
+
+
+def name_of(metric: Any) -> str:
+    """What a metric is called in a round: `auc`, or what stands behind the colon, or the function's own name."""
+    name = metric.rpartition(":")[2] if isinstance(metric, str) else getattr(metric, "__name__", "")
+    if not name.isidentifier():
+        raise ExperimentError("the metrics of a problem are functions by name.", 'metrics={"error": function}')
+    return str(name)
+
+
+def name_metrics(metrics: Mapping[str, Metric]) -> list[str]:
+    """Write what `find_metrics` reads, of those that a name leads to."""
+    found = [one.name if isinstance(one, NamedMetric) else place_of(one) for one in metrics.values()]
+    return [name for name in found if name]
+
+
+def place_of(metric: Metric) -> str:
+    """Where a function stands, as `module:name`; nothing where no name leads to it."""
+    name = getattr(metric, "__qualname__", "<locals>")
+    return "" if "<" in name or metric.__module__ == "__main__" else f"{metric.__module__}:{name}"
+
+
+def find_metric(given: str | Metric, trust: Trust) -> Metric:
+    if not isinstance(given, str):
+        if not callable(given):
+            raise ExperimentError("the metrics of a problem are functions by name.", 'metrics={"error": function}')
+        return given
+    if given == "ece":
+        return NamedMetric(given, expected_calibration_error)
+    if given.startswith(TORCHMETRICS):
+        return NamedMetric(given, partial(score_torchmetrics, find_torchmetric(given.removeprefix(TORCHMETRICS))))
+    if ":" in given:
+        metric: Metric = look_up(given, OWN, trust)
+        return metric
+    from sklearn.metrics import get_scorer_names
+
+    known = {"auc", "ece", *get_scorer_names()}
+    if given not in known:
+        raise RequestError(
+            f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
+        )
+    return NamedMetric(given, partial(score_sklearn, "roc_auc" if given == "auc" else given))
+
+
+LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
+"""Words in the names of measures that are better the lower they are."""
+
+
+def lower_is_better(measure: str) -> bool:
+    """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`."""
+    words = re.split(r"[\W_]", measure)
+    return not LOWER.isdisjoint(words) and "neg" not in words
+
+
+# ---- predictions ---------------------------------------------------------------------------------------------------
+def are_class_scores(output: Any, target: Tensor) -> bool:
+    """Whether outputs are scores of several classes and targets are classes."""
+    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
+        return False
+    return target.dtype == torch.int64 and output.is_floating_point()
+
+
+def probabilities(output: Tensor, target: Tensor) -> Tensor:
+    """The probability of each class; with one output, of the second of two classes."""
+    if are_class_scores(output, target):
+        return output.to(torch.float64).softmax(-1)
+    return output.to(torch.float64).reshape(len(output), -1).squeeze(-1).sigmoid()
+
+
+def expected_calibration_error(output: Tensor, target: Tensor) -> float:
+    """How far confidence is from accuracy: Σ_b n_b/n |acc_b − conf_b| over 15 bins of equal width.
+
+    (Guo et al. 2017)
+    """
+    if not are_class_scores(output, target):
+        raise ValueError("it takes scores of several classes")
+    confidence, predicted = probabilities(output, target).reshape(-1, output.shape[-1]).max(-1)
+    right = (predicted == target.reshape(-1)).to(torch.float64)
+    bins = (confidence * BINS).ceil().to(torch.int64).clamp(1, BINS) - 1
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
+    return float(gaps.abs().sum() / len(right))
+
+
+def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
+    """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
+
+    Not a number where the samples hold too few classes for it.
+    """
+    from sklearn.metrics import get_scorer, get_scorer_names
+
+    classes = output.shape[-1] if are_class_scores(output, target) else 1
+    many = {"roc_auc": "roc_auc_ovr"}.get(name, f"{name}_macro")
+    scorer = get_scorer(many if classes > 2 and many in get_scorer_names() else name)
+    options, wanted = dict(scorer._kwargs), scorer._response_method
+    truth = target.numpy()
+    if wanted == "predict":
+        is_class = not target.is_floating_point()
+        plain = output.reshape(len(output), -1).squeeze(-1)
+        guess = (output.argmax(-1) if classes > 1 else plain > 0 if is_class else plain).numpy()
+    else:
+        guess = probabilities(output, target).numpy()
+        guess = guess[:, 1] if classes == 2 else guess
+    if "labels" in inspect.signature(scorer._score_func).parameters and wanted != "predict" and classes > 2:
+        options["labels"] = np.arange(classes)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(scorer._sign * scorer._score_func(truth, guess, **options))
+    except ValueError:
+        if len(np.unique(truth)) < max(2, classes) and not target.is_floating_point():
+            return float("nan")
+        raise
+
+
+def find_torchmetric(name: str) -> Callable[..., Any]:
+    try:
+        import torchmetrics
+    except ImportError as error:
+        raise RequestError(
+            f"{TORCHMETRICS}{name} needs torchmetrics, which is not installed.", "pip install torchmetrics"
+        ) from error
+    found = getattr(getattr(torchmetrics, "classification", None), name, None) or getattr(torchmetrics, name, None)
+    if not callable(found):
+        raise RequestError(f"torchmetrics has no metric called: {name}", nearest(name, dir(torchmetrics), "names"))
+    return found
+
+
+def score_torchmetrics(kind: Callable[..., Any], output: Tensor, target: Tensor) -> float:
+    """Score as a class of torchmetrics does, told how many classes there are."""
+    takes = inspect.signature(kind).parameters
+    is_class = are_class_scores(output, target)
+    options = {"task": "multiclass"} if "task" in takes else {}
+    sizes = {"num_classes": output.shape[-1]} if is_class and ("num_classes" in takes or options) else {}
+    return float(kind(**options, **sizes)(probabilities(output, target) if is_class else output, target))

@@ -1,0 +1,60 @@
+"""Metrics that see all predictions of a split at once: taken of a copy of the model, the same whoever trains."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from fedkeel.core.trees import Tree
+from fedkeel.errors import ExperimentError, FedkeelError
+from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.task import Scores, Task
+
+
+class WholeMetrics:
+    """Adds to the scores of a model what its problem measures of all samples together."""
+
+    def __init__(self, task: Task):
+        self.names = sorted(task.whole_metrics)
+        self.task = copy.copy(task)
+        self.task.module = copy.deepcopy(task.module) if self.names else None
+        self.workspace = Workspace(self.task) if self.names else None
+
+    def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
+        """Return the scores of the parts of a split with these metrics: each part has the value of the whole."""
+        if self.workspace is None or not scores:
+            return scores
+        values = self.measure(self.workspace, params, buffers, split)
+
+        def of(part: Scores) -> Scores:
+            count = part["loss"][1]
+            return {name: (value * count, count) for name, value in values.items()}
+
+        return [part | of(part) for part in scores]
+
+    @torch.no_grad()
+    def measure(self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str) -> dict[str, float]:
+        workspace.load(params, buffers)
+        model, task = workspace.model, self.task
+        parts = [task.prepare(task.read_part(part)) for part in task.parts(split)]
+        tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
+        if isinstance(model, nn.Module):
+            model.eval()  # it trains nothing
+            outputs = [task.predict(model, part) for part in parts]
+            output = _pytree.tree_map(lambda *pieces: torch.cat(pieces), *outputs)
+        return {name: self.value(name, model, tensors, output) for name in self.names}
+
+    def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
+        try:
+            return float(self.task.apply(self.task.problem.metrics[name], model, tensors, output))
+        except FedkeelError:
+            raise
+        except Exception as error:  # a function of someone's own may do anything
+            reason = " ".join(str(error).split())
+            raise ExperimentError(
+                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {reason}",
+                "it is called with the outputs and the targets of all samples, and returns one number",
+            ) from error

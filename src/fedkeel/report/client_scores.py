@@ -1,0 +1,108 @@
+"""Charts of every client: how their scores are spread, scores against sizes, and sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedkeel.problems.metrics import lower_is_better
+from fedkeel.report.content import Setting
+from fedkeel.report.diagnostic_figures import shown
+from fedkeel.report.drawing import Chart, Shown, finish, new_figure, plain
+from fedkeel.report.source import Group
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 6  # measures that are drawn
+DOT = {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.7}
+
+
+class ClientScores(NamedTuple):
+    """The scores of the clients that have one, in the last round that has any, and the clients' sizes if known."""
+
+    round: int
+    values: Any
+    sizes: Any
+
+
+def client_charts(setting: Setting) -> Iterator[Chart]:
+    """Those that some run has the numbers of."""
+    names = {name: None for g in setting.groups for record in g.runs[0].records[-1:] for name in record.clients}
+    for name in list(names)[:MOST]:
+        found = shown(setting, partial(scores_of, name))
+        if not found:
+            continue
+        word, file = name.replace("_", " "), name.replace("/", "-").replace("_", "-")
+        worst = ", ".join(f"{one.label} {written(name, worst_of(name, one.data.values))}" for one in found)
+        note = f"round {found[0].data.round}; worst client: {worst}"
+        title = f"{word[:1].upper()}{word[1:]} of every client"
+        yield Chart(f"clients-{file}", "clients", title, note, spread(found, name))
+        if sized := [one for one in found if one.data.sizes is not None and len({*one.data.sizes}) > 1]:
+            title = f"{word[:1].upper()}{word[1:]} by size of client"
+            yield Chart(f"clients-{file}-by-size", "clients", title, "each point is a client", by_size(sized, name))
+    sizes = setting.groups[0].runs[0].clients.sizes
+    if sizes and not setting.labels:
+        note = f"{len(sizes)} clients with {min(sizes)} to {max(sizes)} samples, {sum(sizes)} in all"
+        yield Chart("client-sizes", "clients", "Samples of every client", note, size_bars(sizes))
+
+
+def scores_of(name: str, group: Group) -> ClientScores | None:
+    """What the clients of a group's first run reached."""
+    run = group.runs[0]
+    record = next((one for one in reversed(run.records) if name in one.clients), None)
+    if record is None:
+        return None
+    values = np.array([np.nan if value is None else value for value in record.clients[name]], dtype=float)
+    sizes, there = run.clients.sizes, np.isfinite(values)
+    known = sizes is not None and len(sizes) == len(values)
+    return ClientScores(record.round, values[there], np.array(sizes)[there] if known else None) if there.any() else None
+
+
+def worst_of(name: str, values: Any) -> float:
+    return float(values.max() if lower_is_better(name) else values.min())
+
+
+def written(name: str, value: float) -> str:
+    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.3g}"
+
+
+def spread(found: Sequence[Shown], name: str) -> Figure:
+    """Clients from the worst to the best."""
+    figure = new_figure()
+    axes = figure.subplots()
+    for one in found:
+        values = np.sort(one.data.values)
+        values = values[::-1] if lower_is_better(name) else values
+        x = np.arange(1, len(values) + 1) * 100 / len(values)
+        axes.plot(x, factor(name) * values, **one.look, linewidth=1.3, marker="o" if len(x) == 1 else None)
+    finish(axes, xlabel="share of the clients, worst first (%)", ylabel=label(name))
+    return figure
+
+
+def by_size(found: Sequence[Shown], name: str) -> Figure:
+    figure = new_figure()
+    axes = figure.subplots()
+    for one in found:
+        axes.plot(one.data.sizes, factor(name) * one.data.values, **one.look | DOT)
+    finish(axes, xlabel="training samples of the client", ylabel=label(name))
+    return figure
+
+
+def size_bars(sizes: Sequence[int]) -> Figure:
+    figure = new_figure()
+    axes = figure.subplots()
+    axes.bar(range(len(sizes)), sizes, width=1.0, color="#0072b2", linewidth=0)
+    finish(axes, xlabel="client", ylabel="training samples")
+    return figure
+
+
+def factor(name: str) -> float:
+    return 100.0 if name == "accuracy" else 1.0
+
+
+def label(name: str) -> str:
+    return plain(f"{name} (%)" if name == "accuracy" else name.replace("_", " "))

@@ -1,0 +1,133 @@
+"""Callbacks: what else happens between rounds. They may keep models, and stop a run.
+
+`fk.run(experiment, callbacks=[fk.EarlyStop("accuracy", patience=20), fk.KeepBest()])`; a function of a `Moment` is a
+callback too, and so is the name of one, `module:name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedkeel.core.rule import State
+from fedkeel.errors import RequestError, explain_typos, nearest
+from fedkeel.problems.metrics import lower_is_better
+from fedkeel.ranges import Count, NonNegative
+from fedkeel.runs.experiment import Experiment
+from fedkeel.runs.kept import NAME, KeptModel
+from fedkeel.runs.record import RoundRecord, judged_on
+from fedkeel.typed_values import check_fields
+
+if TYPE_CHECKING:
+    from fedkeel.runs.finished_run import Run
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A run between two rounds, as a callback sees it.
+
+    `records` are of all rounds so far, the last of which is `record`; `model` is the deployed one, as "params" and
+    "buffers"; `folder` is the run's, if it has one. `memory` is the callback's own, a dict of plain values (numbers,
+    texts, lists, dicts): what `round` leaves there is in the checkpoint, and is there again after a pause.
+    """
+
+    experiment: Experiment
+    records: Sequence[RoundRecord]
+    model: State
+    folder: Path | None
+    memory: dict[str, Any]
+    kept: dict[str, KeptModel]
+
+    @property
+    def record(self) -> RoundRecord:
+        return self.records[-1]
+
+    def keep(self, name: str, measure: str, score: float) -> None:
+        """Keep the model of this round under a name, in place of the one that was kept under it."""
+        if NAME.fullmatch(name) is None:
+            raise RequestError(f"a model cannot be kept as {name!r}.", "small letters, digits and _: best, round_100")
+        self.kept[name] = KeptModel(name, self.record.round, measure, score)
+
+    def find(self, metric: str | None, on: str = "test") -> tuple[str, float | None]:
+        """Find a metric in the last round, and what it is called there; None in rounds that are not evaluated."""
+        plan, record = self.experiment.plan, self.record
+        if metric is None:
+            judged = judged_on([record]) or "accuracy"
+            metric = judged.removeprefix("test_") if on == "validation" else judged
+        known = {name for name in (*record.extra, "accuracy", "loss", "drift") if record.measure(name) is not None}
+        name = f"validation_{metric}" if on == "validation" else metric
+        name = "test_loss" if name == "loss" and "test_loss" in known else name
+        is_evaluated = record.round % plan.evaluate_every == 0 or record.round == plan.rounds
+        if is_evaluated and name not in known and name not in record.extra:
+            hint = "validation = 0.1 sets a share aside" if on == "validation" else nearest(name, known, "measures")
+            raise RequestError(f"no measure of this run is called: {name}", hint)
+        return name, record.measure(name) if is_evaluated else None
+
+
+class Callback:
+    """What follows a run. Override what is needed; the object holds settings, `at.memory` what changes."""
+
+    def round(self, at: Moment) -> str | None:
+        """Called after every round; a text is the reason why the run stops here."""
+
+    def checkpoint(self, at: Moment) -> None:
+        """Called after a checkpoint was written; how often depends on the clock, so nothing is kept or remembered."""
+
+    def end(self, run: Run) -> None:
+        """Called when the run is complete or stopped, after its result was written."""
+
+
+@explain_typos("KeepBest")
+@dataclass(frozen=True)
+class KeepBest(Callback):
+    """Keep the model of the best round beside the last: `run.model(which="best")`.
+
+    By default the metric is what the run is judged on; on="validation" takes it from the validation share.
+    """
+
+    metric: str | None = None
+    on: Literal["test", "validation"] = "test"
+    name: str = "best"
+
+    def __post_init__(self) -> None:
+        check_fields(self, RequestError, "KeepBest")
+
+    def round(self, at: Moment) -> str | None:
+        measure, value = at.find(self.metric, self.on)
+        before = at.kept.get(self.name)
+        last = None if before is None or before.measure != measure else before.score
+        if value is not None and (last is None or is_better(measure, value, last)):
+            at.keep(self.name, measure, value)
+        return None
+
+
+@explain_typos("EarlyStop")
+@dataclass(frozen=True)
+class EarlyStop(Callback):
+    """Stop a run when a metric has not become better, by more than `least`, for `patience` rounds."""
+
+    metric: str | None = None
+    patience: Count = 20
+    on: Literal["test", "validation"] = "test"
+    least: NonNegative = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, RequestError, "EarlyStop")
+
+    def round(self, at: Moment) -> str | None:
+        measure, value = at.find(self.metric, self.on)
+        if value is None:
+            return None
+        best, memory = at.memory.get("best"), at.memory
+        if best is None or is_better(measure, value, best, self.least):
+            memory |= {"best": value, "round": at.record.round}
+        waited = at.record.round - memory["round"]
+        if waited < self.patience:
+            return None
+        return f"{measure} was best in round {memory['round']}, and not better in the {waited} rounds after it"
+
+
+def is_better(measure: str, value: float, before: float, least: float = 0.0) -> bool:
+    return before - value > least if lower_is_better(measure) else value - before > least

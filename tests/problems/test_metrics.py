@@ -1,0 +1,190 @@
+"""Metrics: what scikit-learn and others compute of all predictions, the same on every engine and for every client."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as theirs
+
+import fedkeel as fk
+from fedkeel.errors import ExperimentError, RequestError
+from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics
+from problems import small_problem
+
+NAMES = ["f1", "auc", "balanced_accuracy", "neg_log_loss", "ece", "matthews_corrcoef"]
+
+
+def experiment(problem=None, **changes):
+    settings = dict(method="fedavg", participation=0.5, epochs=1, batch_size=4, lr=0.05, rounds=2)
+    return fk.Experiment(problem=problem or small_problem(), **settings | changes)
+
+
+def predictions(classes=3, samples=50):
+    generator = torch.Generator().manual_seed(3)
+    target = torch.randint(0, classes, (samples,), generator=generator)
+    return torch.randn(samples, classes, generator=generator) + torch.eye(classes)[target], target
+
+
+def value_of(name, output, target):
+    return find_metrics(name)[name.rpartition(":")[2]](output, target)
+
+
+# ---- formulas ------------------------------------------------------------------------------------------------------
+def test_names_of_scikit_learn_give_what_it_computes():
+    output, target = predictions()
+    guess, chance = output.argmax(-1), output.double().softmax(-1)
+    expected = {
+        "f1": theirs.f1_score(target, guess, average="macro"),
+        "precision_micro": theirs.precision_score(target, guess, average="micro"),
+        "balanced_accuracy": theirs.balanced_accuracy_score(target, guess),
+        "auc": theirs.roc_auc_score(target, chance, multi_class="ovr"),
+        "roc_auc_ovo": theirs.roc_auc_score(target, chance, multi_class="ovo"),
+        "neg_log_loss": -theirs.log_loss(target, chance),
+    }
+    for name, value in expected.items():
+        assert value_of(name, output, target) == pytest.approx(value, rel=1e-12), name
+    output, target = predictions(classes=2)
+    margin = output[:, 1] - output[:, 0]  # a network may have one output for two classes
+    for name in ("f1", "auc", "neg_log_loss", "average_precision"):
+        assert value_of(name, output, target) == pytest.approx(value_of(name, margin[:, None], target), rel=1e-6), name
+    assert value_of("auc", output, target) == pytest.approx(theirs.roc_auc_score(target, margin), rel=1e-12)
+    assert value_of("r2", margin[:, None], output[:, :1]) == pytest.approx(theirs.r2_score(output[:, :1], margin))
+
+
+def test_calibration_by_hand():
+    """Confidences 0.8 (right, wrong) and 0.6 (right): 2/3 · |0.5 − 0.8| + 1/3 · |1 − 0.6|."""
+    chance = torch.tensor([[0.8, 0.2], [0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)
+    found = value_of("ece", chance.log(), torch.tensor([0, 0, 0]))
+    assert found == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.4, rel=1e-12)
+    assert value_of("ece", torch.tensor([[50.0, -50.0]]), torch.tensor([0])) == pytest.approx(0, abs=1e-12)
+
+
+def test_what_one_class_has_no_value_of_is_no_number():
+    output, _ = predictions()
+    assert np.isnan(value_of("auc", output, torch.zeros(50, dtype=torch.int64)))
+
+
+def test_which_way_is_up():
+    for name in ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss"):
+        assert lower_is_better(name), name
+    for name in ("f1", "neg_log_loss", "validation_neg_log_loss", "auc", "recall_macro", "precision"):
+        assert not lower_is_better(name), name
+
+
+def test_torchmetrics_by_name(monkeypatch):
+    """A stand-in: its classes are told the number of classes, and get probabilities."""
+
+    class MulticlassTop(torch.nn.Module):
+        def __init__(self, num_classes, average="macro"):
+            super().__init__()
+            self.num_classes = num_classes
+
+        def forward(self, preds, target):
+            assert torch.allclose(preds.sum(-1), torch.ones(len(preds), dtype=preds.dtype))
+            return (preds.argmax(-1) == target).double().mean() * self.num_classes
+
+    output, target = predictions()
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(RequestError, match="needs torchmetrics, which is not installed"):
+        find_metrics("torchmetrics:MulticlassTop")
+    given = SimpleNamespace(MulticlassTop=MulticlassTop)
+    monkeypatch.setitem(sys.modules, "torchmetrics", SimpleNamespace(classification=given))
+    right = float((output.argmax(-1) == target).double().mean())
+    assert value_of("torchmetrics:MulticlassTop", output, target) == pytest.approx(3 * right)
+    with pytest.raises(RequestError, match="no metric called: Nothing"):
+        find_metrics("torchmetrics:Nothing")
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+def spread(output, target):
+    return float(output.std())
+
+
+def test_a_run_measures_what_its_model_predicts_on_every_engine(monkeypatch):
+    monkeypatch.setattr("fedkeel.problems.task.CHUNK", 7)  # in parts, which no metric sees
+    problem = small_problem()
+    x, y = problem.test
+    for engine in ("serial", "stacked"):
+        run = fk.run(experiment(problem, validation=0.3), engine=engine, metrics=[*NAMES, spread])
+        with torch.no_grad():
+            output = run.model()(x)
+        for name, metric in (find_metrics(NAMES) | {"spread": spread}).items():
+            assert run.curve(name)[-1] == pytest.approx(float(metric(output, y)), rel=1e-6), name
+            assert len(run.curve(f"validation_{name}")) == 2
+
+
+@pytest.mark.slow
+def test_a_run_in_processes_measures_the_same():
+    runs = [fk.run(experiment(), engine=engine, metrics=NAMES) for engine in ("serial", "processes")]
+    for name in NAMES:
+        assert runs[0].curve(name) == runs[1].curve(name)
+
+
+def test_metrics_of_a_problem_and_of_a_run_are_the_same_and_change_no_result():
+    plain = fk.run(experiment(), engine="serial")
+    of_run = fk.run(experiment(), engine="serial", metrics=NAMES)
+    of_problem = fk.run(experiment(replace(small_problem(), metrics=NAMES)), engine="serial")
+    for name in NAMES:
+        assert of_run.curve(name) == of_problem.curve(name)
+    assert plain.result == of_run.result
+    stopped = fk.run(experiment(rounds=9), engine="serial", metrics="ece", callbacks=fk.KeepBest("ece"))
+    assert stopped.kept["best"].score == min(stopped.curve("ece"))
+
+
+def test_every_client_has_its_scores():
+    generator = torch.Generator().manual_seed(0)
+    sizes = (3, 0, 8, 5, 1, 6)
+    tests = [(torch.randn(n, 6, generator=generator), torch.arange(n) % 3) for n in sizes]
+    for model in ("local", "global"):
+        made = experiment(replace(small_problem(), tests=tests), evaluation={"model": model}, validation=0.2)
+        run = fk.run(made, engine="serial", metrics=["f1", "auc"])
+        clients = run.records[-1].clients
+        assert clients["accuracy"][1] is None
+        assert clients["auc"][4] is None, "one sample has one class"
+        there = [value for value in clients["f1"] if value is not None]
+        assert len(there) == 5
+        extra = run.records[-1].extra
+        assert extra["client_f1"] == pytest.approx(np.mean(there), rel=1e-5)
+        assert extra["client_auc"] == pytest.approx(np.mean([v for v in clients["auc"] if v is not None]), rel=1e-5)
+        assert extra["client_accuracy_worst"] == pytest.approx(min(v for v in clients["accuracy"] if v is not None))
+    with torch.no_grad():  # of the server's model
+        output = run.model()(tests[2][0])
+    assert clients["f1"][2] == pytest.approx(theirs.f1_score(tests[2][1], output.argmax(-1), average="macro"), rel=1e-5)
+
+
+# ---- names and mistakes --------------------------------------------------------------------------------------------
+def test_metrics_on_the_command_line_are_measured_on_after_a_pause(trained, fedkeel, tmp_path):
+    (tmp_path / "own_metrics.py").write_text("def bias(output, target):\n    return output.mean()\n")
+    trained("--method", "fedavg", "--out", "here", "--metrics", "f1,own_metrics:bias")
+    assert fedkeel("resume", "here", "--rounds", "3").code == 2, "code that a folder names is not imported unasked"
+    assert fedkeel("resume", "here", "--rounds", "3", "--trust").code == 0
+    run = fk.load_run("here")
+    assert len(run.curve("f1")) == len(run.curve("bias")) == 3
+    assert "did you mean 'f1'" in fedkeel("run", "--metrics", "f11").err
+
+
+def test_names_that_lead_back():
+    assert name_metrics(find_metrics([*NAMES, spread])) == [*NAMES, "test_metrics:spread"]
+    assert name_metrics(find_metrics({"here": lambda output, target: 1.0})) == []
+
+
+WRONG = {
+    "no metric is called: f2": "f2",
+    "functions by name": [lambda output, target: 0.0],
+    "measures drift already": {"drift": spread},
+    "part of Python": "os:getcwd",
+}
+
+
+def test_what_is_no_metric_is_refused_in_a_line():
+    for message, given in WRONG.items():
+        with pytest.raises(RequestError, match=message):
+            find_metrics(given)
+    with pytest.raises(ExperimentError, match="'broken' does not take all predictions: ZeroDivisionError"):
+        fk.run(experiment(rounds=1), engine="serial", metrics={"broken": lambda output, target: 1 / 0})
+    own = replace(small_problem(), model=torch.nn.Linear(6, 1), loss=lambda o, t: (o[:, 0] - t) ** 2)
+    with pytest.raises(ExperimentError, match="'ece' does not take all predictions: ValueError"):
+        fk.run(experiment(own, rounds=1), engine="serial", metrics="ece")

@@ -1,0 +1,37 @@
+"""What a report shows of every client."""
+
+from dataclasses import replace
+
+import torch
+
+import fedkeel as fk
+from fedkeel.report.client_scores import client_charts, scores_of
+from fedkeel.report.content import content
+from fedkeel.report.source import Source
+from problems import small_problem
+
+
+def test_a_report_shows_every_client_and_the_worst(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tests = [(torch.randn(n, 6, generator=generator), torch.arange(n) % 3) for n in (30, 0, 20, 15, 10, 6)]
+    problem = replace(small_problem(), tests=tests, name="six sites")
+    made = fk.Experiment(
+        problem=problem, rounds=2, epochs=1, batch_size=4, lr=0.05, participation=1.0, evaluation={"model": "local"}
+    )
+    run = fk.run(made, out=tmp_path, engine="serial", metrics="f1")
+    (setting,) = content([Source.read(tmp_path)]).settings
+    assert setting.name.startswith("six sites")
+    found = {chart.file: chart for chart in client_charts(setting)}
+    assert {"clients-accuracy", "clients-accuracy-by-size", "clients-f1", "clients-loss", "client-sizes"} <= set(found)
+    there = [value for value in run.records[-1].clients["accuracy"] if value is not None]
+    assert f"worst client: fedavg {100 * min(there):.1f} %" in found["clients-accuracy"].note
+    (line,) = found["clients-accuracy"].figure.axes[0].lines
+    assert list(line.get_ydata()) == [100 * value for value in sorted(there)]
+    assert scores_of("f1", setting.groups[0]).sizes.tolist() == [7, 5, 1, 9, 16]
+    assert found["client-sizes"].note == "6 clients with 1 to 16 samples, 50 in all"
+
+
+def test_a_run_that_judges_no_client_has_no_such_chart(tmp_path):
+    fk.run(fk.Experiment(dataset="digits", model="logistic", rounds=1), out=tmp_path, engine="serial")
+    (setting,) = content([Source.read(tmp_path)]).settings
+    assert not list(client_charts(setting))
