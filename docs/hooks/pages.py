@@ -22,6 +22,17 @@ COPIED = {
 }
 
 
+def on_config(config):
+    """Put guides that the navigation does not name behind those that it names."""
+    for section in config.nav:
+        for title, entries in section.items():
+            if title == "How-to guides":
+                named = {page for entry in entries for page in entry.values()}
+                rest = sorted(f"guides/{path.name}" for path in (ROOT / "docs/guides").glob("*.md"))
+                entries += [page for page in rest if page not in named]
+    return config
+
+
 def on_files(files, config):
     """Add the pages that are no files in docs/."""
     for source, page in COPIED.items():

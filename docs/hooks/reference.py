@@ -239,8 +239,14 @@ def python_page():
     for title, names in groups.items():
         lines += ["", f"## {title}"]
         for name in names:
-            lines += ["", f"::: {getattr(getattr(fk, name), '__module__', homes[name])}.{name}"]
+            lines += ["", f"::: {home_of(name)}.{name}"]
     return "\n".join(lines) + "\n"
+
+
+def home_of(name):
+    """The module that defines a public name."""
+    thing = getattr(fk, name)
+    return thing.__module__ if inspect.isclass(thing) or inspect.isfunction(thing) else fk.HOME[name]
 
 
 def field_table(kind):
