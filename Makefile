@@ -14,14 +14,16 @@ test test-fast test-flower test-flower-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or hypothesis"
 
 test-fast: .venv/developing
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
+RAY := tests/studies/test_ray_cluster.py tests/engines/test_ray_workers.py tests/engines/test_ray_machines.py
+
 # Flower pins its dependencies, so it is tested in an environment of its own
 test-flower: test-flower-fast
-	.venv-flower/bin/python -m pytest -n 0 -m slow tests/engines/flower tests/federation tests/studies/test_ray_cluster.py
+	.venv-flower/bin/python -m pytest -n 0 -m slow tests/engines/flower tests/federation $(RAY)
 
 # in one process each: no federation is started
 test-flower-fast: .venv-flower/installed

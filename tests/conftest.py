@@ -3,6 +3,7 @@
 Libraries are imported by those who use them: the process that hands tests out to others would wait for them in vain.
 """
 
+import gc
 import json
 import os
 from types import SimpleNamespace
@@ -10,6 +11,25 @@ from types import SimpleNamespace
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.set_threshold(50_000, 20, 20)  # modules, of which most is made, are no garbage: to look through them takes long
+
+
+def pytest_configure(config):
+    """Laws are tried on fewer drawn examples in the quick run; the slow one tries all."""
+    hands_out_only = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if config.option.markexpr == "not slow" and not hands_out_only:
+        from hypothesis import settings
+
+        settings.register_profile("few", max_examples=30)
+        settings.load_profile("few")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def written_but_not_waited_for():
+    """No test cuts the power: what was written is read back without a wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,7 +54,7 @@ def shared_workers():
 
 @pytest.fixture(scope="session", autouse=True)
 def done_once():
-    """The same method is checked, and rehearsed on the same layout, once; so is the command line built."""
+    """The same method is checked, and rehearsed on the same layout, once; so is the command line built, and so on."""
     from done_once import DONE_ONCE
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,9 +17,7 @@ COPIED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
-    "benchmarks/peers_cpu.md": "benchmarks/peers_cpu.md",
-    "benchmarks/stacked_gpu.md": "benchmarks/stacked_gpu.md",
-}
+} | {path: path for path in sorted(f"benchmarks/{page.name}" for page in (ROOT / "benchmarks").glob("*.md"))}
 
 
 def on_config(config):

@@ -38,3 +38,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def plural(count: int, word: str) -> str:
+    """A number of things: 1 run, 2 runs."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedkeel as fk
-from fedkeel.analysis.embedding import pca, tsne
+from fedkeel.analysis.embedding import pca, separation, spread, tsne
 from fedkeel.analysis.similarity import layer_features, linear_cka, pairwise_cka
 
 
@@ -78,3 +78,22 @@ def test_tsne_keeps_two_far_groups_apart_and_repeats_itself():
     assert np.linalg.norm(centres[0] - centres[1]) > width
     with pytest.raises(fk.RequestError, match="at least four"):
         tsne(rows[:3])
+
+
+def test_spread_is_the_mean_distance_from_the_middle_of_the_class():
+    rows = torch.tensor([[0.0, 0.0], [0.0, 2.0], [10.0, 0.0], [10.0, 4.0]])
+    assert spread(rows, [0, 0, 1, 1]) == pytest.approx((1 + 1 + 2 + 2) / 4)
+    assert spread(rows[:2]) == pytest.approx(1)
+
+
+def test_classes_far_apart_have_a_silhouette_near_one():
+    tight = torch.cat([features(20, 3), 1000 + features(20, 3, 1)])
+    assert separation(tight, [0] * 20 + [1] * 20) == pytest.approx(1, abs=0.01)
+    assert abs(separation(features(40, 3), [0, 1] * 20)) < 0.1
+    assert separation(tight, [0] * 40) is None  # one class is apart from nothing
+
+
+def test_equal_rows_are_one_point():
+    found = pca(torch.ones(4, 3), 2)
+    assert not found.points.any()
+    assert not found.explained.any()

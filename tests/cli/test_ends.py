@@ -134,7 +134,7 @@ def test_long_messages_stay_on_one_line(monkeypatch):
 
 
 # ---- help ----
-COMMANDS = ["run", "resume", "methods", "datasets", "models", "cite", "doctor", "export model"]
+COMMANDS = ["run", "resume", "methods", "datasets", "models", "cite", "doctor", "export model", "site check"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -189,7 +189,7 @@ def test_a_signal_while_a_round_is_put_away_waits_until_it_is(tmp_path, monkeypa
 
 
 def test_resume_tracks_what_the_run_tracked(fedkeel):
-    small = ["run", "--dataset", "digits", "--model", "logistic", "--track", "drift,state"]
+    small = ["run", *SMALL, "--track", "drift,state"]
     assert fedkeel(*small, "--rounds", "1", "--out", "tracked").code == 0
     assert fedkeel("resume", "tracked", "--rounds", "2").code == 0
     first, second = (json.loads(line)["extra"] for line in Path("tracked", "rounds.jsonl").read_text().splitlines())
@@ -198,7 +198,7 @@ def test_resume_tracks_what_the_run_tracked(fedkeel):
 
 
 def test_resume_goes_on_in_the_arithmetic_of_the_run(fedkeel):
-    small = ["run", "--dataset", "digits", "--method", "scaffold", "--model", "logistic", "--precision", "float64"]
+    small = ["run", *SMALL, "--method", "scaffold", "--precision", "float64"]
     assert fedkeel(*small, "--rounds", "2", "--out", "cut").code == 0
     assert fedkeel("resume", "cut", "--rounds", "4").code == 0
     assert fedkeel(*small, "--rounds", "4", "--out", "whole").code == 0
@@ -207,7 +207,7 @@ def test_resume_goes_on_in_the_arithmetic_of_the_run(fedkeel):
     assert json.loads(Path("cut", "environment.json").read_text())["precision"] == "float64"
     done = fedkeel("resume", "cut", "--rounds", "5", "--precision", "float32")
     assert "started in float64 and goes on in float32" in done.err
-    assert fedkeel("run", "--dataset", "digits", "--rounds", "1", "--model", "logistic", "--out", "more/b").code == 0
+    assert fedkeel("run", *SMALL, "--rounds", "1", "--out", "more/b").code == 0
     Path("whole").rename("more/a")
     assert fedkeel("resume", "more").code == 2
 

@@ -40,19 +40,19 @@ def objectives_of(method: fk.Method) -> list[Objective]:
     return [phase.objective for phase in method.phases]
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_compositions_of_before_keep_their_fingerprints(name):
-    experiment = fk.Experiment(method=RECORDED[name]["method"], **PLAIN)
-    assert experiment.fingerprint() == RECORDED[name]["fingerprint"]
-    assert composition.save(experiment.plan.method)["phases"] == RECORDED[name]["method"]["phases"]
+def test_compositions_of_before_keep_their_fingerprints():
+    for name, recorded in RECORDED.items():
+        experiment = fk.Experiment(method=recorded["method"], **PLAIN)
+        assert experiment.fingerprint() == recorded["fingerprint"], name
+        assert composition.save(experiment.plan.method)["phases"] == recorded["method"]["phases"], name
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.keys() & RECORDED))
-def test_methods_save_their_objectives_as_before(name):
+def test_methods_save_their_objectives_as_before():
     def saved(phases: list[dict]) -> list[str]:
         return [phase.get("objective", "loss") for phase in phases]
 
-    assert saved(composition.save(build(name))["phases"]) == saved(RECORDED[name]["method"]["phases"])
+    for name in METHODS.keys() & RECORDED:
+        assert saved(composition.save(build(name))["phases"]) == saved(RECORDED[name]["method"]["phases"]), name
 
 
 @pytest.mark.parametrize("tau", [0.123456789, 1 / 3, 1e-30, 123456789.0, 0.1 + 0.2, np.float32(0.1)])

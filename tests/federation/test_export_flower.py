@@ -1,6 +1,9 @@
 """What `fedkeel export flower` writes, and that its defaults are the careful ones."""
 
+import os
 import stat
+import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -40,6 +43,69 @@ def test_the_readme_starts_as_many_nodes_as_there_are_clients(tmp_path, how, nod
     assert f"make_keys.sh keys {nodes} " in text
     assert text.count(f"in $(seq 0 {nodes - 1}); do") == 2
     assert "{" not in text.replace("${FLWR_HOME:-$HOME/.flwr}", "")
+
+
+def test_the_readme_says_what_a_node_is_told_about_its_data(tmp_path):
+    readme = {}
+    for data in ("partition", "folder", "wards:read"):
+        export(experiment(), tmp_path / data[:4], data=data, clients=0 if data == "partition" else 4)
+        readme[data] = (tmp_path / data[:4] / "README.md").read_text()
+    assert "data-dir" not in readme["partition"]
+    assert 'supernode.sh keys $i 127.0.0.1:8000 $((9094 + i)) "data-dir=\\"/data/site-$i\\"" &' in readme["folder"]
+    assert "`train_images.npy`" in readme["folder"]
+    assert "uint8 samples of shape (8, 8) from 0 to 255" in readme["folder"]
+    assert "`wards:read` reads with the node's settings" in readme["wards:read"]
+
+
+def test_two_exports_of_one_experiment_do_not_share_a_run_folder(tmp_path):
+    outs = []
+    for name in ("one", "other"):
+        export(experiment(), tmp_path / name)
+        app = tomllib.loads((tmp_path / name / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+        outs.append(app["config"]["out"])
+    assert outs[0] != outs[1]
+    assert all(experiment().fingerprint() in out for out in outs)
+
+
+# ---- the script of a node ------------------------------------------------------------------------------------------
+def run_node(tmp_path, program, **environment):
+    """supernode.sh with another program in place of Flower's."""
+    export(experiment(), tmp_path / "app")
+    (tmp_path / "keys").mkdir()
+    fake = tmp_path / "flower-supernode"
+    fake.write_text(f"#!/bin/sh\necho started >> {tmp_path}/starts\n{program}\n")
+    fake.chmod(0o755)
+    settings = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FEDKEEL_RETRY_PAUSE": "0"} | environment
+    script = ["sh", str(tmp_path / "app" / "supernode.sh"), str(tmp_path / "keys"), "0", "127.0.0.1:1"]
+    return subprocess.Popen(script, env=settings, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_node_that_flower_refuses_to_activate_is_started_again(tmp_path):
+    """Killed and restarted within a minute, it still counts as connected."""
+    count = f"[ $(wc -l < {tmp_path}/starts) -ge 3 ]"
+    node = run_node(tmp_path, count)
+    _, told = node.communicate(timeout=60)
+    assert node.returncode == 0
+    assert (tmp_path / "starts").read_text() == "started\n" * 3
+    assert told.count("starting it again in 0 s") == 2
+
+
+def test_a_node_that_never_starts_ends_with_its_code(tmp_path):
+    node = run_node(tmp_path, "exit 7", FEDKEEL_RETRIES="2")
+    node.communicate(timeout=60)
+    assert node.returncode == 7
+    assert (tmp_path / "starts").read_text() == "started\n" * 3
+
+
+def test_stopping_the_script_stops_the_node(tmp_path):
+    node = run_node(tmp_path, f"echo $$ > {tmp_path}/pid\nexec sleep 600")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    node.terminate()
+    node.communicate(timeout=60)
+    assert node.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_tls_and_authentication_are_on(tmp_path):

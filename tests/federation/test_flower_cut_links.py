@@ -117,6 +117,29 @@ def test_a_cable_that_is_pulled(tmp_path):
         cable.remove()
 
 
+def test_a_node_that_is_killed_and_restarted_at_once_comes_back(tmp_path):
+    """The SuperLink counts it as connected for about a minute, and refuses it: the script tries again."""
+    with deployed(experiment(1), tmp_path) as deployment:
+        deployment.node(0)
+        deployment.wait_for(lambda: deployment.online() == 1, "the node", pause=2.0)
+        deployment.kill("node-0")
+        deployment.node(0)
+        deployment.wait_for(lambda: "starting it again" in deployment.log("node-0"), "Flower's refusal", pause=1.0)
+        assert "Failed to activate" in deployment.log("node-0")
+        refused = len(deployment.log("node-0"))
+        deployment.wait_for(
+            lambda: "Starting Flower SuperNode" in deployment.log("node-0")[refused:] and back(deployment),
+            "the node's return",
+            pause=2.0,
+        )
+
+
+def back(deployment):
+    """Whether the last start of node 0 was not refused, and the server sees it."""
+    last = deployment.log("node-0").rpartition("Starting Flower SuperNode")[2]
+    return "Failed to activate" not in last and "starting it again" not in last and deployment.online() == 1
+
+
 def test_nodes_that_die_or_hang_are_left_out_and_come_back_and_the_server_restarts(tmp_path):
     out = tmp_path / "out"
     settings = {"out": str(out), "wait": 300.0, "deadline": 75.0, "minimum": 0.3, "attempts": 1}

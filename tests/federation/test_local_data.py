@@ -1,5 +1,6 @@
 """Nodes with data of their own: the server never sees a row, and the result is that of the same data in one place."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -11,11 +12,12 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 from federations import InProcess, same
 
 import fedkeel as fk
-from fedkeel.data import load
+from fedkeel.data import DATASETS, load
 from fedkeel.data.clients import Rows
+from fedkeel.engines.flower.checks import Terms
 from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
-from fedkeel.federation.apps import node_of, read_app, serve
-from fedkeel.federation.local_data import RemoteClients, call_loader, read_folder, server_problem
+from fedkeel.federation.apps import check_sizes, node_of, read_app, serve
+from fedkeel.federation.local_data import RemoteClients, call_loader, check_values, read_folder, server_problem
 from fedkeel.importing import Trust
 from fedkeel.runs.prepare import divide
 
@@ -143,8 +145,6 @@ def test_the_server_has_no_row_of_its_clients():
     ],
 )
 def test_data_of_another_form_are_refused(tmp_path, monkeypatch, images, labels, match):
-    from fedkeel.data import DATASETS
-
     card = DATASETS["digits"]
     np.save(tmp_path / "train_images.npy", images)
     np.save(tmp_path / "train_labels.npy", labels)
@@ -157,6 +157,106 @@ def test_data_of_another_form_are_refused(tmp_path, monkeypatch, images, labels,
     with pytest.raises(DataError, match="does not say where"):
         read_folder(card, {})
     sys.modules.pop("loads", None)
+
+
+def test_a_node_on_another_scale_is_refused_with_that_line(folders, caplog):
+    """Digits from 0 to 16, as scikit-learn has them, where the experiment's go to 255; and honest nodes are not."""
+    file = folders / "1" / "train_images.npy"
+    np.save(file, (np.load(file) / 16).astype("uint8"))
+    grid = federation(experiment(), folders, "folder")
+    with pytest.raises(RunError, match="2 of 3 clients have a node"):
+        serve(experiment(), grid, out=folders / "run", source="folder", clients=3, wait=0.0)
+    line = "refused node 101: it cannot take part: this node's inputs go from 0 to 15, where 0 to 255 is expected."
+    assert caplog.text.count(line) == 1
+    assert not (folders / "run").exists()
+    assert not grid.asked
+
+
+def test_data_that_went_wrong_in_mid_run_are_refused_too(folders, caplog):
+    """A node looks at its data every time it trains."""
+    exp = experiment(participants=[[0, 1, 2]] * 3)
+    grid = federation(exp, folders, "folder")
+
+    def spoil(round, client, reply):
+        if (round, client) == (0, 2):
+            file = folders / "1" / "train_images.npy"
+            file.unlink()
+            np.save(file, np.zeros((len(np.load(folders / "1" / "train_labels.npy")), 8, 8), "uint8"))
+        return reply
+
+    grid.spoil = spoil
+    settings = {"source": "folder", "clients": 3, "wait": 0.0, "terms": Terms(minimum=0.5)}
+    done = serve(exp, grid, out=folders / "run", **settings)
+    same(fk.run(exp.with_(participants=[[0, 1, 2], [0, 2], [0, 2]]), engine="serial"), done)
+    assert "round 2: refused the reply of node 101 (client 1): it cannot take part: this node's inputs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "match"),
+    [
+        (np.full((4, 8, 8), np.nan), np.zeros(4, "int64"), "inputs of which 256 are missing"),
+        (np.full((4, 8, 8), 255, "uint8"), np.array([0.0, np.nan, 1.0, 2.0]), "labels of which 1 are missing"),
+        (np.full((4, 8, 8), 255, "uint8"), np.array([0, None, 1, 2]), "labels of which 1 are missing"),
+        (np.full((4, 8, 8), 255, "uint8"), np.array([0, -1, 1, 2]), "labels from -1 to 2, outside 0 … 9"),
+    ],
+)
+def test_missing_values_and_classes_are_named(tmp_path, monkeypatch, images, labels, match):
+    (tmp_path / "lacks.py").write_text("def it(settings):\n    return settings['pair']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(DataError, match=match) as caught:
+        call_loader(DATASETS["digits"], "lacks:it", {"pair": (images, labels)})
+    assert caught.value.hint
+    with pytest.raises(DataError, match="gave a int, not inputs and labels"):
+        call_loader(DATASETS["digits"], "lacks:it", {"pair": 3})
+    sys.modules.pop("lacks", None)
+
+
+def test_values_are_on_the_scale_of_the_experiment():
+    digits, text = DATASETS["digits"], DATASETS["shakespeare"]
+    check_values(digits, np.zeros((0, 8, 8), "uint8"))
+    check_values(digits, np.full((1, 8, 8), 32, "uint8"))
+    check_values(text, np.full((3, 80), text.vocabulary - 1))
+    for card, wrong in (
+        (digits, np.full((5, 8, 8), 31, "uint8")),
+        (digits, np.full((5, 8, 8), 256)),
+        (text, np.full((3, 80), text.vocabulary)),
+        (text, np.full((3, 80), -1)),
+    ):
+        with pytest.raises(DataError, match="is expected"):
+            check_values(card, wrong)
+
+
+def test_the_hint_to_a_site_is_not_to_delete_its_data(tmp_path):
+    np.save(tmp_path / "train_images.npy", np.zeros((4, 9, 9), "uint8"))
+    with pytest.raises(DataError) as caught:
+        read_folder(DATASETS["digits"], {"data-dir": str(tmp_path)})
+    assert "delete" not in caught.value.hint
+    assert "uint8 samples of shape (8, 8)" in caught.value.hint
+
+
+# ---- how much ------------------------------------------------------------------------------------------------------
+def test_a_client_cannot_claim_nearly_all_samples(folders):
+    with pytest.raises(RunError, match="client 2 says that it has 9000000 samples, 75000 times the median") as caught:
+        check_sizes([100, 120, 9_000_000], 1000.0)
+    assert "norm-factor" in caught.value.hint
+    check_sizes([100, 120, 90_000], 1000.0)
+    check_sizes([0, 0, 7], 1000.0)
+
+
+def test_a_run_remembers_whose_key_each_client_has(folders, caplog):
+    """Node ids are the link's names for keys; the file can also be written beforehand."""
+    exp = experiment().with_(rounds=1)
+    settings = {"out": folders / "run", "source": "folder", "clients": 3, "wait": 0.0, "bind": True}
+    serve(exp, federation(exp, folders, "folder"), **settings)
+    owners = folders / "run-nodes.json"
+    assert json.loads(owners.read_text()) == {"0": 100, "1": 101, "2": 102}
+    owners.write_text(json.dumps({"0": 100, "1": 55, "2": 102}))
+    with pytest.raises(RunError, match="2 of 3 clients have a node"):
+        serve(exp.with_(rounds=2), federation(exp, folders, "folder"), terms=Terms(minimum=1.0), **settings)
+    assert "refused node 101: it claims to be client 1, which belongs to the key of node 55" in caplog.text
+    owners.write_text("[]")
+    with pytest.raises(FolderError, match="it names the node of each client"):
+        serve(exp.with_(rounds=2), federation(exp, folders, "folder"), **settings)
 
 
 def test_a_node_runs_no_loader_that_only_the_apps_settings_name(folders, monkeypatch):

@@ -39,6 +39,7 @@ def test_what_is_not_taken_over_is_said() -> None:
     assert "conv_transpose2d (" in describe("U-Net")["vmapped one by one"]
     assert "conv2d" in describe("ConvNeXt")["vmapped one by one"]  # one in groups
     assert "bilinear" in describe("two inputs")["client by client"]
+    assert describe("GRU")["stacked"] == "embedding, linear ×2, gru"
     for name in ("a vision transformer", "a transformer encoder", "LSTM", "RMS norms", "DenseNet"):
         assert list(describe(name)) == ["stacked"]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from every_method import few_of_engines
 from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -57,26 +59,23 @@ SETTING = Setting(MODEL.layout, ("fc.weight", "fc.bias"), epochs=2, mean_size=20
 FACTS = {"lr": 0.1, "steps": 4.0, "size": 20.0, "histogram": 1.0}
 
 
-def methods() -> Iterator[Any]:
-    """Each method once, with the name of the first place where it stands."""
-    seen: list[Method] = []
-    for name in METHODS:
-        seen.append(build(name))
-        yield pytest.param(seen[-1], id=name)
+def with_other_rules() -> Iterator[tuple[str, Method]]:
+    """A method of each ablation, and of each optimiser under each policy of its moments."""
+    for rule in ABLATIONS:
+        yield repr(rule), fk.method("ablation", gradient=[rule], weights=fk.Uniform())
     for rule in OPTIMISERS:
         for moments in ("reset", "keep", "average"):
             kept = replace(rule, moments=moments)  # type: ignore[call-arg]
-            yield pytest.param(build("fedsam-d").then(kept), id=repr(kept))
+            yield repr(kept), build("fedsam-d").then(kept)
+
+
+def of_paper(paper: str) -> Iterator[tuple[str, Method]]:
+    """Each method of a paper's tables once, with the name of the first place where it stands."""
     given: list[Any] = []
-    for paper in PAPERS:
-        for cell in find(paper):
-            if cell.experiment["method"] in given:  # to build it again is the slow part
-                continue
+    for cell in find(paper):
+        if cell.experiment["method"] not in given:  # to build it again is the slow part
             given.append(cell.experiment["method"])
-            method = Experiment.load(dict(cell.experiment)).plan.method
-            if method not in seen:
-                seen.append(method)
-                yield pytest.param(method, id=f"{paper}:{cell.table}, {cell.label}")
+            yield f"{cell.table}, {cell.label}", Experiment.load(dict(cell.experiment)).plan.method
 
 
 class Hosted(TorchDispatchMode):
@@ -130,23 +129,36 @@ def drawn(method: Method) -> bool:
     return any(rule.random for rule in method.rules)
 
 
-EVERY = list(methods())
-
-
-@pytest.mark.parametrize("method", EVERY)
-def test_a_step_stays_on_the_device(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+@cache
+def stays_on_the_device(method: Method) -> bool:
     forget()
     compiled = not drawn(method)
     for body, given in steps(method, lift_by_broadcast if compiled else lift_by_vmap):
-        if compiled:
-            monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
-        else:
-            body(*given)  # what is captured as it is may remember tables from the steps before
-        with torch.no_grad(), Hosted() as hosted:
-            carry, _ = body(*given)
-        monkeypatch.undo()
-        assert not hosted.found
-        assert all(slot.device.type == "meta" for slot in tensors(carry))
+        with pytest.MonkeyPatch.context() as patch:
+            if compiled:
+                patch.setattr(torch.compiler, "_is_compiling_flag", True)
+            else:
+                body(*given)  # what is captured as it is may remember tables from the steps before
+            with torch.no_grad(), Hosted() as hosted:
+                carry, _ = body(*given)
+        if hosted.found or any(slot.device.type != "meta" for slot in tensors(carry)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", few_of_engines())
+def test_a_step_stays_on_the_device(name: str) -> None:
+    assert stays_on_the_device(build(name))
+
+
+def test_so_does_one_with_rules_that_no_method_has_by_default() -> None:
+    assert [name for name, method in with_other_rules() if not stays_on_the_device(method)] == []
+
+
+@pytest.mark.slow  # the same rules with other numbers, two hundred times
+@pytest.mark.parametrize("paper", PAPERS)
+def test_so_does_one_of_every_cell_of_a_table(paper: str) -> None:
+    assert [name for name, method in of_paper(paper) if not stays_on_the_device(method)] == []
 
 
 @pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
@@ -168,14 +180,32 @@ def in_one_graph(f: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., 
     )
 
 
+@cache
+def is_one_graph(method: Method) -> None:
+    if not drawn(method):
+        torch.compiler.reset()
+        for body, given in steps(method, in_one_graph):
+            with torch.no_grad():
+                body(*given)
+
+
 @pytest.mark.slow  # a second for each chain
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-@pytest.mark.parametrize("method", [one for one in EVERY if not drawn(one.values[0])])
-def test_a_compiler_sees_the_rules_of_a_step_as_one_graph(method: Method) -> None:
-    torch.compiler.reset()
-    for body, given in steps(method, in_one_graph):
-        with torch.no_grad():
-            body(*given)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_compiler_sees_the_rules_of_a_step_as_one_graph(name: str) -> None:
+    is_one_graph(build(name))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("source", ["other rules", *PAPERS])
+def test_it_does_so_with_other_rules_and_in_every_cell_of_a_table(source: str) -> None:
+    for name, method in with_other_rules() if source == "other rules" else of_paper(source):
+        try:
+            is_one_graph(method)
+        except Exception as error:
+            error.add_note(f"in the step of {name}")
+            raise
 
 
 COMPILED = [*(rule for rule in ABLATIONS if not rule.random), fk.On("fc.*", fk.HighPass(0.4)), *OPTIMISERS[:-1]]

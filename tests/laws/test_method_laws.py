@@ -16,7 +16,7 @@ import fedkeel as fk
 from fedkeel.core.trees import tensors
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
-from fedkeel.runs import start
+from fedkeel.runs import prepare, start
 from problems import model_for, quick, small_problem
 
 SIZES = (7, 4, 5, 1, 6)
@@ -24,10 +24,11 @@ everything = pytest.mark.parametrize("name", few_by_default())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def unchecked_data():
-    """The data are sound: no run need look them through."""
+def unchecked():
+    """The data are sound, and every method is rehearsed where its card is made: no run need do so again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "check_data", lambda task: None)
+        patch.setattr(prepare, "rehearse", lambda method, task: None)
         yield
 
 

@@ -134,7 +134,13 @@ def trained(parts, engine, **options):
     return fk.run(exp, engine=engine, dtype=torch.float64, **options).params
 
 
-@pytest.mark.parametrize("name", CASES)
+AGAIN = [f"{how}, {i}" for n, how in enumerate(WRAPPED) if how != "alone" for i in range(3) if i != n % 3]
+"""Wrapped rules that stand in another wrapping too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in AGAIN else []) for name in CASES]
+)
 def test_stacked_clients_learn_what_they_would_learn_alone(name):
     one, other = trained(CASES[name], "serial"), trained(CASES[name], "stacked")
     assert max((one[n] - other[n]).abs().max().item() for n in one) < 1e-12

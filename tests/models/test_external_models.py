@@ -172,3 +172,18 @@ def test_resnet18_has_the_names_and_shapes_of_torchvisions() -> None:
     theirs = build("torchvision:resnet18", shape=(3, 32, 32), classes=10, seed=0)
     ours = build("resnet18-gn", shape=(3, 32, 32), classes=10, seed=0)
     assert {k: v.shape for k, v in ours.named_parameters()} == {k: v.shape for k, v in theirs.named_parameters()}
+
+
+def test_images_are_resized_to_what_a_network_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def create_model(which, img_size, num_classes, in_chans, **_):
+        made.append((which, tuple(img_size)))
+        return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * img_size[0] ** 2, num_classes))
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    model = build("timm:vit_tiny_patch16_224@24", shape=(3, 8, 8), classes=10, seed=0)
+    assert made == [("vit_tiny_patch16_224", (24, 24))]
+    assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+    with pytest.raises(ModelError, match="images cannot be resized to big"):
+        build("timm:vit@big", shape=(3, 8, 8), classes=10, seed=0)

@@ -11,6 +11,7 @@ from fedkeel.models import MODELS, build, head
 from fedkeel.models.card import Tokens
 
 
+@pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_head_is_the_layer_that_gives_the_logits(name: str) -> None:
     module = build(name, shape=(6,) if isinstance(MODELS[name].takes, Tokens) else (1, 16, 16), classes=3, seed=0)

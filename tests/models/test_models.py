@@ -12,6 +12,7 @@ from fedkeel.models import MODELS, build
 from fedkeel.models.card import Tokens
 
 LARGE = {"resnet18-gn", "resnet18-gn-cifar", "resnet18-bn-cifar", "densenet121-gn", "densenet121-fedfft"}
+REPEATED = LARGE - {"resnet18-gn", "densenet121-fedfft"}  # of layers that others draw alike
 
 
 def shape_for(name: str, side: int = 16) -> tuple[int, ...]:
@@ -23,7 +24,9 @@ def weights(name: str, seed: int = 0, **options: int) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else []) for name in MODELS]
+)
 def test_weights_depend_on_the_seed_and_not_on_the_callers_generator(name: str) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()

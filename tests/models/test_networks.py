@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,6 +49,15 @@ WITH_BUFFERS = {"resnet18-bn-cifar", "densenet121-fedfft"}
 STACKABLE = sorted(MODELS.keys() - WITH_BUFFERS)
 
 
+LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
+
+
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Every network; those that repeat what others have as slow tests."""
+    marked = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in names]
+    return pytest.mark.parametrize("name", marked)
+
+
 def smallest_shape(name: str) -> tuple[int, ...]:
     takes = MODELS[name].takes
     return (1, takes.smallest, takes.smallest) if isinstance(takes, Images) else (6,)
@@ -72,7 +83,7 @@ def test_every_model_has_a_published_size() -> None:
 
 @pytest.mark.usefixtures("constant_weights")
 @pytest.mark.parametrize("side", [28, 64])
-@pytest.mark.parametrize("name", [name for name, card in MODELS.items() if not isinstance(card.takes, Tokens)])
+@each(name for name, card in MODELS.items() if not isinstance(card.takes, Tokens))
 def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
     shape = (1 if side == 28 else 3, side, side)
     module = build(name, shape=shape, classes=7, seed=0)
@@ -87,7 +98,7 @@ def test_images_need_not_be_square(name: str) -> None:
     assert build(name, shape=(3, 20, 24), classes=4, seed=0)(torch.zeros(1, 3, 20, 24)).shape == (1, 4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each(MODELS)
 def test_one_sample_of_the_smallest_shape_has_finite_gradients(name: str) -> None:
     shape = smallest_shape(name)
     module = build(name, shape=shape, classes=3, seed=0)
@@ -96,7 +107,7 @@ def test_one_sample_of_the_smallest_shape_has_finite_gradients(name: str) -> Non
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each(MODELS)
 def test_every_tensor_takes_part_and_only_batch_norm_has_buffers(name: str) -> None:
     shape = (20,) if isinstance(MODELS[name].takes, Tokens) else (3, 32, 32)
     module = build(name, shape=shape, classes=7, seed=0)
@@ -116,12 +127,7 @@ def test_fedfft_normalises_by_group_after_the_last_dense_block_only() -> None:
     assert sum(isinstance(part, nn.BatchNorm2d) for part in module.modules()) == 119
 
 
-LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that smaller networks have too
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in STACKABLE]
-)
+@each(STACKABLE)
 def test_stacked_clients_equal_single_ones(name: str) -> None:
     """Logits and gradients of two clients under vmap, in float64."""
     takes = MODELS[name].takes

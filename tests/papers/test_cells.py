@@ -154,6 +154,7 @@ def test_files_hold_nothing_that_no_cell_uses(paper: str) -> None:
     assert data.keys() <= {
         "title",
         "cite",
+        "seeds",
         "choices",
         "changed",
         "leads",

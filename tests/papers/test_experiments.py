@@ -79,9 +79,8 @@ def settings_named(text: str, experiment: Mapping[str, Any]) -> Iterator[tuple[s
             yield word, float(pair["number"] or pair["count"]), of(experiment) if of else experiment["method"][word]
 
 
-@pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_labels_name_the_setting(paper: str, table: str) -> None:
-    for cell in find(f"{paper}:{table}"):
+def test_labels_name_the_setting() -> None:
+    for cell in (cell for paper in PAPERS for cell in find(paper)):
         named = [*settings_named(cell.row, cell.experiment), *settings_named(cell.column, cell.experiment)]
         # a number alone is the Dirichlet coefficient
         numbers = [float(part) for part in cell.column.split(", ") if re.fullmatch(r"[\d.]+", part)]
@@ -173,7 +172,8 @@ def test_protocol_of_fedfsa() -> None:
 def test_questions_ask_nothing_that_was_reported() -> None:
     cells: list[Cell] = find("questions")
     assert all(cell.reported is None for cell in cells)
-    assert {cell.table for cell in cells} == {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol"}
+    asked = {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol", "together"}
+    assert {cell.table for cell in cells} == asked
 
 
 def test_the_question_of_the_split_changes_nothing_else() -> None:
@@ -183,6 +183,16 @@ def test_the_question_of_the_split_changes_nothing_else() -> None:
             assert experiment("questions:split", f"{row}, class-wise, {alpha}") == printed
             split = {"kind": "dirichlet", "form": "client-prior-refill", "clients": 100, "alpha": alpha}
             assert experiment("questions:split", f"{row}, balanced, {alpha}") == printed | {"partition": split}
+
+
+def test_the_question_of_what_is_together_leaves_one_part_out_at_a_time() -> None:
+    whole = experiment("questions:together", "all three, ResNet-18, 0.1")["method"]
+    for row, change in (
+        ("ratio 0.05", {"ratio": 0.05}),
+        ("without the dual", {"base": "fedavg"}),
+        ("without the average", {"name": "specgradfilter"}),
+    ):
+        assert experiment("questions:together", f"{row}, ResNet-18, 0.1")["method"] == whole | change
 
 
 def test_the_question_of_the_protocol_changes_one_thing_at_a_time() -> None:

@@ -62,7 +62,6 @@ def test_wrong_folders_are_refused(call, tmp_path):
     ("given", "named"),
     [
         (["runs"], "without RUN…"),
-        (["--figures", "figs"], "without --figures"),
         (["runs", "--target", "0.5"], "without RUN… and --target"),
     ],
 )
@@ -71,8 +70,8 @@ def test_a_ledger_is_drawn_alone(call, tmp_path, given, named):
         call("report", *given, "--ledger", tmp_path / "ledger.jsonl", "-o", tmp_path / "page.html")
 
 
-def test_analyse_writes_beside_the_run_and_prints(call, real_runs):
-    folder = real_runs / "fedavg" / "1"
+def test_analyse_writes_beside_the_run_and_prints(call, real_run):
+    folder = real_run("fedavg", 1)
     done = call("analyse", folder, "--drift", "--spectrum", "--clients", "3", "--samples", "40")
     assert "Dist(m) of gradients" in done.stdout
     assert sorted(path.name for path in (folder / "analysis").iterdir()) == ["drift.json", "spectrum.json"]

@@ -113,8 +113,8 @@ def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of, drawn_only
     assert data_of(text)["settings"][0]["groups"][0]["label"] == "fedavg"
 
 
-def test_the_page_asks_no_network_for_anything(real_runs):
-    text = page(content(read(real_runs / "fedfft" / "0")))  # it is analysed
+def test_the_page_asks_no_network_for_anything(real_run):
+    text = page(content(read(real_run("fedfft", 0))))  # it is analysed
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", text)
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert not re.findall(r"@import|url\((?!#)", text)
@@ -168,8 +168,8 @@ def test_refusals(tmp_path, drawn_only):
         write_report([made_up(tmp_path / "r", rounds=1, tracked=False)], tmp_path / "file" / "a.html")
 
 
-def test_label_tables_are_those_of_the_partition(real_runs):
-    made = content(read(real_runs / "fedavg" / "0"))
+def test_label_tables_are_those_of_the_partition(real_run):
+    made = content(read(real_run("fedavg", 1)))
     (table,) = made.settings[0].labels
     assert table.clients == 20
     assert np.allclose(np.sum(table.shares, axis=0), 1)

@@ -16,7 +16,7 @@ from fedkeel.methods import METHODS, build
 from fedkeel.rules.averages import mix
 from problems import small_problem
 
-SETTINGS = {"rounds": 6, "participation": 0.7, "epochs": 1, "batch_size": 4, "lr": 0.2}
+SETTINGS = {"rounds": 6, "participation": 0.7, "epochs": 1, "batch_size": 8, "lr": 0.2}
 
 
 def make(method, problem=None, **changes):

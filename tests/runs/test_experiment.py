@@ -22,14 +22,14 @@ def experiment(**changes):
 
 
 # ---- as data -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", sorted(fk.METHODS))
-def test_an_experiment_survives_a_file(method):
-    exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
-    text = tomli_w.dumps(exp.save())
-    again = fk.Experiment.load(tomllib.loads(text))
-    assert again.plan.method == exp.plan.method
-    assert again.save() == exp.save()
-    assert again.fingerprint() == exp.fingerprint()
+def test_an_experiment_survives_a_file():
+    for method in fk.METHODS:
+        exp = fk.Experiment(dataset="cifar10", method=method, epochs=(1, 3), participants=[[0, 1], [2]], rounds=2)
+        text = tomli_w.dumps(exp.save())
+        again = fk.Experiment.load(tomllib.loads(text))
+        assert again.plan.method == exp.plan.method, method
+        assert again.save() == exp.save(), method
+        assert again.fingerprint() == exp.fingerprint(), method
 
 
 def test_a_fingerprint_is_of_the_result():
@@ -198,7 +198,7 @@ CHANGES = {
     "method": {"name": "fedsam", "rho": 0.2}, "dataset": "cifar10", "partition": {"kind": "iid", "clients": 7},
     "model": "mlp", "rounds": 3, "participation": "bernoulli:0.5", "epochs": (1, 3), "batch_size": 9, "lr": 0.03,
     "lr_decay": 0.9, "weight_decay": 0.001, "clip": 1.5, "augment": "crop-flip", "seed": 3, "partition_seed": 7,
-    "validation": 0.2, "participants": [[0, 1]] * 900, "unavailable": 0.1, "on_nonfinite": "stop", "buffers": "keep",
+    "validation": 0.2, "participants": [[0, 1]] * 100, "unavailable": 0.1, "on_nonfinite": "stop", "buffers": "keep",
     "evaluate_every": 2, "init": "w.safetensors", "evaluation": {"model": "global", "share": 0.2},
     "optimizer": "lion", "server_schedule": {"name": "linear", "end": 0.5, "warmup": 1},
 }  # fmt: skip

@@ -1,6 +1,9 @@
 """Observers of rounds: they see what the server saw, change nothing, and their numbers are those of the analysis."""
 
+import copy
+import math
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -57,6 +60,93 @@ def test_a_single_client_has_no_spectrum(small):
     run = fk.run(experiment(small, rounds=1, participants=[[2]]), engine="serial", track=("drift", "spectrum"))
     assert run.records[0].extra["update/cosine"] == 1
     assert "spectrum/distance/1" not in run.records[0].extra
+
+
+PROBES = ("gradient-spectrum", "perturbation-spectrum")
+SINGLE = {"epochs": 1, "batch_size": 1, "participation": 1.0, "lr": 0.2, "weight_decay": 0.0, "clip": None}
+
+
+def bands_by_numpy(rows, bands=10):
+    """Distances of all pairs, and of each row from the mean, in each band of numpy's transform; NaN: an empty band."""
+    hat = np.fft.rfft(rows, axis=1)
+    edges = [m * hat.shape[1] // bands for m in range(bands + 1)]
+    parts = [hat[:, a:b] for a, b in pairwise(edges)]
+    empty = [np.nan if part.shape[1] == 0 else 1.0 for part in parts]
+    pairs = [[np.linalg.norm(part[j] - part[k]) for j, k in combinations(range(len(rows)), 2)] for part in parts]
+    alone = [np.linalg.norm(part - part.mean(0), axis=1) for part in parts]
+    variance = [np.mean(np.abs(part - part.mean(0)) ** 2) if part.shape[1] else np.nan for part in parts]
+    return np.array(pairs) * np.array(empty)[:, None], np.array(alone) * np.array(empty)[:, None], np.array(variance)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine):
+    """∇f_k at the model that the round began with, taken here by autograd; SAM's perturbation is ρ g / ‖g‖."""
+    exp = experiment(small, method={"name": "fedsam", "rho": 0.3}, rounds=3, participation=1.0)
+    track = tuple(f"{name}@3" for name in PROBES)
+    run = fk.run(exp, engine=engine, dtype=torch.float64, keep_params=True, track=track)
+    assert not any(name.startswith(PROBES) for record in run.records[:2] for name in record.extra)
+    module, slopes = copy.deepcopy(small.model).double(), []
+    module.load_state_dict(run.history[1])
+    for x, y in small.clients:
+        loss = torch.nn.functional.cross_entropy(module(x.double()), y)
+        slopes.append(dict(zip(run.params, torch.autograd.grad(loss, list(module.parameters())), strict=True)))
+    lengths = [math.sqrt(sum(float(leaf.square().sum()) for leaf in slope.values())) for slope in slopes]
+    for kind, scale in zip(PROBES, ([1.0] * len(slopes), [0.3 / length for length in lengths]), strict=True):
+        found, expected = run.records[2].extra, {}
+        for name in run.params:
+            rows = np.array([slope[name].flatten().numpy() * by for slope, by in zip(slopes, scale, strict=True)])
+            expected[name] = bands_by_numpy(rows)
+        for m in range(10):
+            every = np.concatenate([pairs[m] for pairs, _, _ in expected.values()])
+            assert found[f"{kind}/distance/{m + 1}"] == pytest.approx(np.nanmean(every), rel=1e-6)
+            assert found[f"{kind}/deviation/{m + 1}"] == pytest.approx(np.nanstd(every), rel=1e-6)
+            variance = np.nanmean([spread[m] for _, _, spread in expected.values()])
+            assert found[f"{kind}/variance/{m + 1}"] == pytest.approx(variance, rel=1e-6)
+            for name, (pairs, _, _) in expected.items():
+                layer = found.get(f"{kind}/layer/{name}/{m + 1}", math.nan)
+                assert layer == pytest.approx(np.mean(pairs[m]), rel=1e-6, nan_ok=True)
+            for client in range(len(slopes)):
+                far = np.nanmean([alone[m][client] for _, alone, _ in expected.values()])
+                assert found[f"{kind}/client/{client}/{m + 1}"] == pytest.approx(far, rel=1e-6)
+
+
+def test_spectra_of_gradients_change_no_result_and_are_taken_at_four_moments(small, tmp_path):
+    exp = experiment(small, method="fedfft-d", rounds=9)
+    plain = fk.run(exp, engine="serial")
+    tracked = fk.run(exp, out=tmp_path / "run", engine="serial", track=PROBES)
+    assert plain.result == tracked.result
+    rounds = [r.round for r in tracked.records if any(name.startswith(PROBES) for name in r.extra)]
+    assert rounds == [3, 5, 7, 9]
+    assert [record.extra for record in read_rounds(tmp_path / "run")] == [r.extra for r in tracked.records]
+
+
+def test_a_perturbation_follows_what_its_client_remembers(toy):
+    """FedWMSAM's clients climb along their own momentum: what they knew before the round, not after it."""
+    method = {"name": "fedwmsam", "alpha": 0.5, "rho": 0.3}
+    seen = []
+    exp = fk.Experiment(problem=toy, method=method, rounds=2, **SINGLE)
+    fk.run(exp, dtype=torch.float64, engine="serial", track=lambda one: seen.append(one.probe.perturbations) or {})
+    slopes = CURVATURE * (torch.ones(2, dtype=torch.float64) - CENTRE)
+    alpha = 0.99 * 0.5 + 0.01 * 0.1  # the server's, after a round without a momentum to agree with
+    momentum = slopes.mean(0) + alpha / (1 - alpha) * (slopes.mean(0) - slopes)  # m + α / (1 − α) (c − c_i)
+    assert torch.allclose(seen[1].buffer, 0.3 * momentum / momentum.norm(dim=1, keepdim=True), rtol=1e-6)
+
+
+def test_methods_without_a_perturbation_and_single_clients_have_no_such_spectrum(small):
+    run = fk.run(experiment(small, rounds=1), engine="serial", track=PROBES)
+    assert {name.split("/")[0] for name in run.records[0].extra if "spectrum" in name} == {"gradient-spectrum"}
+    alone = fk.run(experiment(small, rounds=1, participants=[[2]]), engine="serial", track=PROBES)
+    assert not [name for name in alone.records[0].extra if "spectrum" in name]
+
+
+def test_anything_is_tracked_in_chosen_rounds(small):
+    run = fk.run(experiment(small), engine="serial", track=("drift@2+5", "spectrum@3"))
+    assert [r.round for r in run.records if "update/cosine" in r.extra] == [2, 5]
+    assert [r.round for r in run.records if "spectrum/distance/1" in r.extra] == [3]
+    for wrong in ("drift@", "drift@0", "drift@1,2", "drift@all", "drift@-1"):
+        with pytest.raises(fk.RequestError, match="in which rounds") as error:
+            fk.run(experiment(small), track=(wrong,))
+        assert "drift@30+60" in error.value.hint
 
 
 def test_numbers_that_rules_keep():

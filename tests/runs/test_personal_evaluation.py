@@ -92,9 +92,17 @@ def test_a_private_head_never_reaches_the_server():
     assert run.records[0].bytes_up < plain.records[0].bytes_up
 
 
-@pytest.mark.parametrize("model", ["global", "local", "received"])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("method", ["fedala", "ditto"])
+WAYS = [(model, when) for model in ("global", "local", "received") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "when"),
+    [
+        *(("fedala", *way) for way in WAYS),
+        ("ditto", "local", "after"),
+        *(pytest.param("ditto", *way, marks=pytest.mark.slow) for way in WAYS if way != ("local", "after")),
+    ],
+)
 def test_resuming_judges_the_same_models(tmp_path, model, when, method):
     policy = {"model": model, "when": when, "clients": "selected"}
     exp = experiment(method, evaluation=policy)

@@ -66,7 +66,7 @@ def test_the_engines_agree_where_the_rate_changes_with_every_step(small):
 @pytest.mark.slow
 def test_processes_take_the_same_steps_at_the_same_rates(small):
     experiment = make(small, schedule={"name": "linear", "by": "step"}, steps=4, epochs=None)
-    serial, pool = (fk.run(experiment, engine=name, workers=2) for name in ("serial", "processes"))
+    serial, pool = (fk.run(experiment, engine=name, workers=1) for name in ("serial", "processes"))
     assert serial.result == pool.result
 
 

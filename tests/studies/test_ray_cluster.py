@@ -1,6 +1,5 @@
 """Runs on a local Ray of two workers: one is killed, its run resumes, and results are those of serial runs."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +15,9 @@ pytest.importorskip("ray.exceptions", reason='needs ray: pip install "fedkeel[ra
 import ray
 
 import fedkeel as fk
+from fedkeel.engines.ray_connection import import_ray
 from fedkeel.runs.folder import read_rounds
-from fedkeel.studies.ray_cluster import (
-    Cluster,
-    RunRequest,
-    choose_on_ray,
-    execute,
-    finished_result,
-    imported,
-    runs_on_ray,
-)
+from fedkeel.studies.ray_cluster import RunRequest, choose_on_ray, execute, finished_result, hire, runs_on_ray
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,13 +29,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def two_workers():
     path = os.path.dirname(os.path.dirname(fk.__file__))
-    imported().init(
+    import_ray().init(
+        address="local",
         num_cpus=2,
+        object_store_memory=200 << 20,
         include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
     )
-    yield
+    with hire("cpu", None) as crew:
+        yield crew
     ray.shutdown()
 
 
@@ -54,43 +48,28 @@ def request(out, rounds=3, **changes):
     return exp, RunRequest(exp.save(), str(out), engine="serial", device="cpu")
 
 
-def workers_that_run(name):
-    """Processes that come from this one and run a task of ours."""
-    parents, found = {}, []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if (entry / "cmdline").read_bytes().startswith(b"ray::" + name.encode()):
-                found.append(int(entry.name))
-
-    def ours(process):
-        return process == os.getpid() or (process in parents and ours(parents[process]))
-
-    return [process for process in found if ours(process)]
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc"), reason="finds the worker in /proc")
 def test_a_killed_worker_costs_nothing_but_time(two_workers, tmp_path, caplog):
     asked = [request(tmp_path / str(seed), rounds=100, seed=seed) for seed in range(2)]
-
+    two_workers.grow(2)
+    two_workers.wait_for_start()
+    process = ray.get(two_workers.actors[0].answer.remote("call", os.getpid))
     killed = []
 
     def kill_one():
-        """As soon as the first run has a few rounds behind it."""
+        """As soon as both runs have a few rounds behind them."""
         until = time.monotonic() + 300
         while time.monotonic() < until and not killed:
             if all(len(read_rounds(tmp_path / str(seed))) > 2 for seed in range(2)):
-                killed.extend(workers_that_run("make")[:1])
-                for worker in killed:
-                    os.kill(worker, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
             time.sleep(0.05)
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    ends = execute([r for _, r in asked], Cluster())
+    ends = execute([r for _, r in asked], two_workers)
     killer.join()
     assert killed
-    assert "died; the run goes on elsewhere" in caplog.text
+    assert "died; another takes its place" in caplog.text
     for (exp, _), end in zip(asked, ends, strict=True):
         assert end.result == fk.run(exp, engine="serial").result
 
@@ -104,7 +83,7 @@ def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_worke
     _, wrong = request(tmp_path / "taken")
     _, fresh = request(tmp_path / "fresh", seed=5)
     told = []
-    ends = execute([done, wrong, fresh], tell=told.append)
+    ends = execute([done, wrong, fresh], two_workers, told.append)
     assert [bool(end.result) for end in ends] == [True, False, True]
     assert "holds something that is not a run" in ends[1].problem
     assert os.stat(os.path.join(done.out, "rounds.jsonl")).st_mtime_ns == stamp
@@ -115,15 +94,15 @@ def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_worke
 def test_more_rounds_extend_a_finished_run(two_workers, tmp_path):
     _, short = request(tmp_path / "run", rounds=2)
     exp, longer = request(tmp_path / "run", rounds=4)
-    assert execute([short])[0].result["rounds"] == 2
-    assert execute([longer])[0].result == fk.run(exp, engine="serial").result
+    assert execute([short], two_workers)[0].result["rounds"] == 2
+    assert execute([longer], two_workers)[0].result == fk.run(exp, engine="serial").result
 
 
 def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):
     (exp, good), (_, bad) = request(tmp_path / "0"), request(tmp_path / "1", seed=1)
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "thesis.tex").write_text("precious")
-    made = runs_on_ray([("a", good), ("b", bad)])
+    made = runs_on_ray([("a", good), ("b", bad)], two_workers)
     assert made[0].result == fk.run(exp, engine="serial").result
     assert made[1] is None
     assert "b failed: " in caplog.text
@@ -131,7 +110,7 @@ def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):
 
 def test_one_engine_is_chosen_for_all(two_workers, tmp_path):
     asked = [replace(request(tmp_path / str(seed), seed=seed)[1], engine="auto") for seed in range(2)]
-    assert choose_on_ray(asked) == "serial"  # two rounds are not worth measuring
+    assert choose_on_ray(asked, two_workers) == "serial"  # two rounds are not worth measuring
 
 
 SWEEP = """

@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
 from fedkeel.cli.main import call
 from fedkeel.engines.choose import Choice, Contest
+from fedkeel.engines.pool import ATTEMPTS, WorkerDied
 from fedkeel.studies import ray_cluster
 
 SWEEP = """
@@ -26,36 +25,42 @@ lr = [0.1, 0.2]
 """
 
 
-class Remote:
-    """A function that runs where it is called; `shares` notes what it takes of the cluster."""
+class AtOnce:
+    """One worker that works where it is called; `calls` notes what it was asked."""
 
-    shares: list = []  # noqa: RUF012
+    cpus = 1.0
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self):
+        self.calls, self.shares, self.fails, self.answers = [], [], None, []
 
-    def options(self, **share):
-        self.shares.append((self.function.__name__, share))
-        return self
+    @contextlib.contextmanager
+    def hire(self, device, workers):
+        self.shares.append((device, workers))
+        self.cpus = float(workers or 1)
+        yield self
 
-    def remote(self, *given):
-        return partial(next, iter([self.function(*given)]))
+    def grow(self, size): ...
+
+    def find_free(self):
+        return {} if self.answers else {0: None}
+
+    def ask(self, worker, kind, payload):
+        assert kind == "call"
+        function, *given = payload
+        self.calls.append(function.__name__)
+        self.answers.append((0, function(*given) if self.fails is None else self.fails))
+
+    def wait(self):
+        answers, self.answers = self.answers, []
+        return answers
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """A cluster without processes."""
-    errors = {name: type(name, (Exception,), {}) for name in ("RayError", "WorkerCrashedError", "NodeDiedError")}
-    ray = SimpleNamespace(
-        remote=lambda function=None, **_: Remote if function is None else Remote(function),
-        wait=lambda running, **_: (running[:1], running[1:]),
-        get=lambda done: done(),
-        cluster_resources=dict,
-        exceptions=SimpleNamespace(**errors),
-    )
-    monkeypatch.setattr(ray_cluster, "connected", lambda cluster=None: contextlib.nullcontext(ray))
-    monkeypatch.setattr(Remote, "shares", [])
-    return ray
+    crew = AtOnce()
+    monkeypatch.setattr(ray_cluster, "hire", crew.hire)
+    return crew
 
 
 @pytest.fixture
@@ -87,8 +92,9 @@ def test_a_sweep_on_ray_chooses_one_engine(at_once, fickle, tmp_path, workers):
     assert len(set(made)) == 1
     assert len(fickle) == 1
     assert ("processes" in fickle[0]) == bool(workers)  # a run that has one core starts no workers
-    assert [name for name, _ in at_once.remote().shares].count("choose") == 1
-    assert {share["num_cpus"] for _, share in at_once.remote().shares} == {2 if workers else 1}
+    assert at_once.calls.count("choose") == 1
+    assert at_once.calls.count("make") == len(made)
+    assert at_once.shares == [("auto", 2 if workers else None)]
 
 
 def test_a_run_that_was_begun_otherwise_keeps_its_engine(at_once, fickle, tmp_path):
@@ -102,11 +108,50 @@ def test_a_run_that_was_begun_otherwise_keeps_its_engine(at_once, fickle, tmp_pa
     assert fickle == []
 
 
-def test_an_engine_that_cannot_be_measured_is_one_line(at_once, tmp_path, monkeypatch, capsys):
-    def lost(done):
-        raise at_once.exceptions.RayError("the node\nis gone")
-
-    monkeypatch.setattr(at_once, "get", lost)
+def test_an_engine_that_cannot_be_measured_is_one_line(at_once, tmp_path, capsys):
+    at_once.fails = WorkerDied("the node is gone")
     (tmp_path / "sweep.toml").write_text(SWEEP)
     assert call(["sweep", str(tmp_path / "sweep.toml"), "--on", "ray", "--out", str(tmp_path / "out")]) == 1
-    assert "error: no engine could be measured on Ray: the node" in capsys.readouterr().err
+    assert "error: no engine could be measured on Ray: the node is gone" in capsys.readouterr().err
+    assert at_once.calls == ["choose"] * ATTEMPTS
+
+
+def test_a_run_of_one_worker_takes_no_engine_of_many(at_once, tmp_path, capsys):
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    for engine, instead in (("ray", "serial"), ("ray-stacked", "stacked")):
+        assert call(["sweep", str(tmp_path / "sweep.toml"), "--on", "ray", "--engine", engine]) == 2
+        assert f"--engine {instead}" in capsys.readouterr().err
+    assert call(["sweep", str(tmp_path / "sweep.toml"), "--on", "moon"]) == 2
+    assert "runs are made here or on ray, not on: moon" in capsys.readouterr().err
+
+
+SEARCH = """
+dataset = "digits"
+model = "logistic"
+epochs = 1
+participation = 0.02
+validation = 0.2
+rounds = 2
+first = 1
+keep = 2
+candidates = 2
+seeds = [5]
+[grid]
+lr = [0.1, 0.2]
+[parts.correction]
+none = []
+[published.fedavg]
+"""
+
+
+def test_a_search_makes_its_runs_on_the_same_workers(at_once, tmp_path):
+    (tmp_path / "search.toml").write_text(SEARCH)
+    out = tmp_path / "out"
+    asked = ["search", str(tmp_path / "search.toml"), "--engine", "serial", "--out", str(out), "--no-progress"]
+    assert call([*asked, "--on", "ray"]) == 0
+    assert len(at_once.calls) > 4
+    assert set(at_once.calls) == {"make"}
+    assert len(at_once.shares) == 1
+    made = at_once.calls.copy()
+    assert call([*asked, "--on", "ray"]) == 0
+    assert at_once.calls == made  # nothing is made again

@@ -8,15 +8,9 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.studies.diagnose import (
-    DIAGNOSTICS,
-    Extent,
-    analyse,
-    by,
-    features_by_class,
-    measure_landscape,
-    read_diagnostics,
-)
+from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, by, measure_landscape, read_diagnostics
+from fedkeel.studies.embed import features_by_class
+from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
 
 SMALL = Extent(clients=4, samples=60, lanczos_steps=6, probes=2, points=3, eigenvalues=2)
@@ -145,6 +139,55 @@ def test_analysing_does_not_change_the_run(folder):
 def test_eigenvectors_as_directions(folder):
     found = analyse(fk.load_run(folder), ["landscape"], Extent(samples=40, directions="eigen", points=3))
     assert found["landscape"]["plane"]["along"] == "top Hessian eigenvectors"
+
+
+def exact_hessian(module, x, y):
+    """The dense Hessian of the mean loss on samples, by autograd through every parameter."""
+    named = dict(module.named_parameters())
+    shapes, sizes = {n: p.shape for n, p in named.items()}, [p.numel() for p in named.values()]
+
+    def loss(flat):
+        leaves = {n: v.view(shapes[n]) for n, v in zip(named, flat.split(sizes), strict=True)}
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(module, leaves, (x,)), y)
+
+    return torch.autograd.functional.hessian(loss, torch.cat([p.detach().flatten() for p in named.values()]))
+
+
+def test_eigenvalues_of_the_best_model_on_test_samples_are_those_of_the_exact_hessian(small, tmp_path):
+    """FedFFT's figure 7: the best checkpoint, test samples, landscapes along its top two eigenvectors."""
+    exp = fk.Experiment(problem=small, rounds=6, epochs=2, batch_size=4, lr=1.5, participation=0.5)
+    keep = {"dtype": torch.float64, "engine": "serial", "callbacks": [fk.KeepBest()]}
+    run = fk.run(exp, out=tmp_path / "run", **keep)
+    best = int(np.argmax(run.curve("accuracy"))) + 1
+    assert best < 6  # else best and last are the same
+    extent = Extent(which="best", split="test", lanczos_steps=53, eigenvalues=3, points=3, directions="eigen")
+    found = analyse(run, ["hessian", "landscape"], extent)
+    x, y = small.test
+    dense = exact_hessian(run.model("best").double(), x.double(), y)
+    values, vectors = torch.linalg.eigh(dense)
+    assert found["hessian"]["eigenvalues"] == pytest.approx(values.flip(0)[:3].tolist(), rel=1e-6)
+    assert (found["hessian"]["round"], found["hessian"]["which"]) == (best, "best")
+    assert found["hessian"]["split"] == "test"
+    last = exact_hessian(run.model().double(), x.double(), y)
+    assert float(torch.linalg.eigvalsh(last)[-1]) != pytest.approx(found["hessian"]["eigenvalues"][0], rel=1e-3)
+    module, line = run.model("best").double(), found["landscape"]["line"]
+    step = line["x"][-1] * vectors[:, -1]
+    ends = []
+    for sign in (-1, 1):
+        moved = torch.nn.utils.parameters_to_vector(module.parameters()).detach() + sign * step
+        other = run.model("best").double()
+        torch.nn.utils.vector_to_parameters(moved, other.parameters())
+        ends.append(float(torch.nn.functional.cross_entropy(other(x.double()), y).detach()))
+    assert sorted((line["values"][0], line["values"][-1])) == pytest.approx(sorted(ends), rel=1e-6)  # of either sign
+
+
+def test_a_model_or_samples_that_are_not_there_are_named(toy):
+    run = fk.run(fk.Experiment(problem=toy, rounds=1, batch_size=1, participation=1.0))
+    with pytest.raises(fk.RequestError, match="no best model") as error:
+        analyse(run, ["drift"], Extent(which="best"))
+    assert "--keep best" in error.value.hint
+    with pytest.raises(fk.RequestError, match="no test samples"):
+        analyse(run, ["hessian"], Extent(split="test"))
 
 
 def test_unknown_names_are_refused_with_the_nearest(folder):

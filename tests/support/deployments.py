@@ -13,6 +13,7 @@ from pathlib import Path
 import fedkeel
 from fedkeel.federation.export import export
 
+SOURCE = str(Path(fedkeel.__file__).parents[1])
 SCRIPTS = Path(sys.executable).parent
 TOOLS = ("openssl", "ssh-keygen")
 MISSING = (
@@ -45,7 +46,8 @@ class Deployment:
         home = folder / "home"
         self.environment = os.environ | {
             "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(fedkeel.__file__).parents[1]),
+            # first this fedkeel, then what else was put first: another version of Flower
+            "PYTHONPATH": os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")])),
             "HOME": str(home),
             "FLWR_HOME": str(home / ".flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",

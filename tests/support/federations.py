@@ -10,6 +10,7 @@ import fedkeel as fk
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.federation.apps import serve
+from fedkeel.federation.handshake import describe_side
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from problems import model_for, small_problem
 
@@ -27,8 +28,8 @@ class InProcess:
         task = task_maker(experiment.plan, torch.device("cpu"), torch.float32)(problem)
         training = experiment.plan.training
         engine = SerialEngine(task, method_of(experiment.plan, task), training)
-        identity = experiment.fingerprint()
-        self.app = make_client_app(node_of or (lambda context: Node(client_number(context), engine, folder, identity)))
+        more = folder, experiment.fingerprint(), describe_side(experiment.plan, task, engine.method)
+        self.app = make_client_app(node_of or (lambda context: Node(client_number(context), engine, *more)))
         self.settings, self.run_config = settings or (lambda client: {}), run_config or {}
         self.spoil = spoil or (lambda round, client, reply: reply)
         self.clients, self.absent, self.asked = len(task.clients.sizes), set(), []

@@ -366,6 +366,7 @@ NETWORKS = {
     "LSTM": (lambda: Recurrent(nn.LSTM), TOKENS),
     "LSTM, two layers, two directions": (lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), TOKENS),
     "GRU": (lambda: Recurrent(nn.GRU), TOKENS),
+    "GRU, two layers without biases": (lambda: Recurrent(nn.GRU, num_layers=2, bias=False), TOKENS),
     "a plain recurrent network": (lambda: Recurrent(nn.RNN), TOKENS),
     "a transformer encoder": (Encoder, TOKENS),
     "a transformer encoder, norms first": (lambda: Encoder(first=True), TOKENS),

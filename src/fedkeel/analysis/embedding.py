@@ -1,7 +1,8 @@
-"""Many numbers per client drawn as points in a plane: principal components, or t-SNE."""
+"""Many numbers per client drawn as points in a plane: principal components, or t-SNE; how far apart they are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,20 +22,16 @@ class Projection:
 
 
 def pca(rows: Tensor, components: int = 2) -> Projection:
-    """Principal components of `[rows, features]`; each component's largest loading is positive, so signs are stable."""
+    """Principal components of `[rows, features]` by scikit-learn, which also makes their signs stable."""
     if rows.dim() != 2 or not 1 <= components <= min(rows.shape):
         raise RequestError(f"{components} components cannot be taken from a table of shape {tuple(rows.shape)}.")
-    x = rows.to(torch.float64)
-    x = x - x.mean(0)
-    # rows × rows: features are the parameters of a model, rows are clients
-    values, vectors = torch.linalg.eigh(x @ x.mT)
-    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    points = vectors[:, :components] * values[:components].sqrt()
-    loadings = x.mT @ vectors[:, :components]
-    largest = loadings.gather(0, loadings.abs().argmax(0, keepdim=True)).squeeze(0)
-    total = values.sum()
-    explained = values[:components] / total if total > 0 else torch.zeros(components, dtype=torch.float64)
-    return Projection(points * torch.where(largest < 0, -1.0, 1.0), explained)
+    from sklearn.decomposition import PCA
+
+    table = rows.to(torch.float64).numpy()
+    if not np.ptp(table, axis=0).any():  # equal rows lie in one point, and have no variance to share
+        return Projection(torch.zeros(len(rows), components, dtype=torch.float64), torch.zeros(components))
+    found = PCA(components, svd_solver="full").fit(table)
+    return Projection(torch.from_numpy(found.transform(table)), torch.from_numpy(found.explained_variance_ratio_))
 
 
 def tsne(rows: Tensor, of: int = 0, perplexity: float = 30.0) -> NDArray[np.float64]:
@@ -46,3 +43,22 @@ def tsne(rows: Tensor, of: int = 0, perplexity: float = 30.0) -> NDArray[np.floa
     reduced = pca(rows, min(50, *rows.shape)).points.numpy()
     embedding = TSNE(perplexity=min(perplexity, (len(rows) - 1) / 3), init="random", random_state=of % 2**32)
     return np.asarray(embedding.fit_transform(reduced), dtype=np.float64)
+
+
+def spread(rows: Tensor, classes: Sequence[int] | None = None) -> float:
+    """The mean distance of rows from the mean of all, or of those of their class."""
+    groups = torch.zeros(len(rows), dtype=torch.int64) if classes is None else torch.tensor(classes)
+    table, total = rows.to(torch.float64), 0.0
+    for group in groups.unique():
+        part = table[groups == group]
+        total += float((part - part.mean(0)).norm(dim=1).sum())
+    return total / len(rows)
+
+
+def separation(rows: Tensor, classes: Sequence[int]) -> float | None:
+    """The mean silhouette: 1 where classes are far apart and tight, 0 where they touch; None where it is undefined."""
+    if not 2 <= len(set(classes)) < len(rows):
+        return None
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(rows.to(torch.float64).numpy(), classes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,29 @@ def band_variance(tree: Tree, bands: int = BANDS) -> dict[str, Tensor]:
         variances.append(total / (clients * width.unsqueeze(-1)))
     by_name = dict(zip(tree.layout.spans, torch.cat(variances, 1).unbind(1), strict=True))
     return {name: by_name[name] for name in tree}
+
+
+def client_distances(tree: Tree, bands: int = BANDS) -> Tensor:
+    """`[clients, bands]`: how far each client is from the mean of all in each band, mean over layers.
+
+    D_k(m) = mean_l ‖M_m ⊙ (F g_l^k − F ḡ_l)‖.
+    """
+    count_clients(tree)
+    squares = [gram.diagonal(dim1=-2, dim2=-1) for gram in band_grams(tree, bands)]  # [bands, leaves, clients]
+    return torch.cat(squares, 1).sqrt().nanmean(1).mT
+
+
+def summarise_bands(tree: Tree, bands: int = BANDS) -> dict[str, Any]:
+    """Return all that is drawn of a spectrum as plain data: over all layers, for each layer and for each client."""
+    found, variance = band_drift(tree, bands), band_variance(tree, bands)
+    return {
+        "distance": found.distance.tolist(),
+        "deviation": found.deviation.tolist(),
+        "variance": torch.stack([*variance.values()]).nanmean(0).tolist(),
+        "layers": {name: distance.tolist() for name, (distance, _) in found.layers.items()},
+        "layer_deviation": {name: deviation.tolist() for name, (_, deviation) in found.layers.items()},
+        "clients": client_distances(tree, bands).tolist(),
+    }
 
 
 def layer_divergence(tree: Tree, filter: Callable[[Tree], Tree] | None = None) -> dict[str, float]:

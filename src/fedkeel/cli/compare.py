@@ -42,7 +42,11 @@ TargetAccuracy = Annotated[
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
 
-@examples("fedkeel compare runs/comparison", "fedkeel compare runs/a runs/b --target 0.75")
+@examples(
+    "fedkeel compare runs/comparison",
+    "fedkeel compare runs/a runs/b --target 0.75",
+    "fedkeel compare runs/comparison --baseline fedavg --latex > table.tex",
+)
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that hold several.")],
     target: Annotated[
@@ -50,6 +54,10 @@ def compare(
     ] = None,
     baseline: Baseline = None,
     json: Json = False,
+    latex: Annotated[
+        bool, option("--latex", help="Print a LaTeX table: mean ± deviation, best bold, * by a paired t-test.")
+    ] = False,
+    csv: Annotated[bool, option("--csv", help="Print the same numbers as comma-separated values.")] = False,
 ) -> None:
     """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
@@ -59,12 +67,17 @@ def compare(
     from fedkeel.runs.finished_run import load_run
     from fedkeel.studies.compare import group_runs, measure_of
 
+    if json + latex + csv > 1:
+        raise RequestError(
+            "one of --json, --latex and --csv can be printed at a time.", "give the command once for each"
+        )
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
     groups = group_runs([load_run(path) for path in paths])
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
-    show(groups, finite(target) if str(measure_of(groups)).endswith("loss") else share(target), baseline, json)
+    aim = finite(target) if str(measure_of(groups)).endswith("loss") else share(target)
+    show(groups, aim, baseline, json, table_as="latex" if latex else "csv" if csv else "")
 
 
 def show(
@@ -74,8 +87,10 @@ def show(
     as_json: bool,
     more: Mapping[str, Any] | None = None,
     tuned: Collection[str] = (),
+    table_as: str = "",
 ) -> None:
-    """The tables, or one JSON document, with `more` in it; on stderr, what makes the comparison unfair.
+    """The tables, or one JSON document, with `more` in it, or a table as "latex" or "csv"; on stderr, what makes the
+    comparison unfair.
 
     What was `tuned` for each method does not.
     """
@@ -95,6 +110,11 @@ def show(
         if not group.runs.keys() & base.runs.keys():
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
     aim = common_target(groups) if target is None else target
+    if table_as:
+        from fedkeel.studies.publish import write_csv, write_latex
+
+        typer.echo((write_latex if table_as == "latex" else write_csv)(groups, base), nl=False)
+        return
     if as_json:
         typer.echo(in_json(document(groups, base, aim) | dict(more or {})))
         return

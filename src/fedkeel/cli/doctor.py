@@ -97,11 +97,14 @@ def engines() -> Iterator[tuple[str, str]]:
 
     gpu = torch.cuda.is_available()
     flower = [name for name in ("flwr", "ray") if find_spec(name) is None]
+    ray = "no: needs ray: pip install 'fedkeel[ray]'" if find_spec("ray") is None else "yes: workers on a Ray cluster"
     told = {
         "serial": "yes: one client after another, on any device",
         "processes": f"yes: {cores()} workers on the CPU" if cores() > 1 else "yes, but one core gains nothing by it",
         "stacked": "yes: many clients at once" + ("" if gpu else "; pays on a GPU, and there is none here"),
         "flower": f"no: needs {' and '.join(flower)}: pip install 'fedkeel[flower]'" if flower else "yes",
+        "ray": ray,
+        "ray-stacked": ray,
     }
     for name in ENGINES:
         yield name, told.get(name, "yes")

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedkeel import __version__, importing
-from fedkeel.cli import export, pages
+from fedkeel.cli import export, pages, site
 from fedkeel.cli.analyse import analyse
 from fedkeel.cli.compare import compare
 from fedkeel.cli.console import complain, say, stderr, tolerate
@@ -54,6 +54,7 @@ app = typer.Typer(
 )
 pages.add(app, run, resume, compare, sweep, search, leaderboard, reproduce, report, analyse, methods, datasets, models)
 app.add_typer(export.group, name="export")
+app.add_typer(site.group, name="site")
 pages.add(app, export.cite, doctor)
 
 

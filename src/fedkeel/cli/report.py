@@ -18,7 +18,8 @@ from fedkeel.text import byte_size
     "fedkeel report runs/comparison",
     "fedkeel report runs/fedavg-59601bb60e28 runs/fedsam-91ab5a0c3d27 -o comparison.html",
     "fedkeel report runs/comparison --figures figures --target 0.8",
-    "fedkeel report --ledger results/ledger.jsonl -o reproduction.html",
+    "fedkeel report runs/comparison --figures figures --format pdf --style paper",
+    "fedkeel report --ledger results/ledger.jsonl -o reproduction.html --figures figures",
 )
 def report(
     runs: Annotated[
@@ -30,6 +31,12 @@ def report(
     figures: Annotated[
         Path | None, option(metavar="DIR", help="Also draw the charts there, as PNG, SVG and PDF files.")
     ] = None,
+    format_: Annotated[
+        str, option("--format", metavar="A,B,…", help="Of these files: some of png, svg, pdf; default: all.")
+    ] = "png,svg,pdf",
+    style: Annotated[
+        str, option(metavar="NAME", help="Of these files: page, or paper (serif letters, close margins, 300 dpi).")
+    ] = "page",
     target: Annotated[
         float | None,
         option(metavar="X", callback=share, help="Compare costs at this accuracy; default: one that all reach."),
@@ -45,18 +52,23 @@ def report(
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.errors import refuse_folder, writing
-    from fedkeel.report.figures import write_figures
+    from fedkeel.report.drawing import check_style
+    from fedkeel.report.figures import check_kinds, write_figures
     from fedkeel.report.page import write_report
 
-    refuse_beside_ledger(ledger, {"RUN…": runs, "--figures": figures, "--target": target})
+    refuse_beside_ledger(ledger, {"RUN…": runs, "--target": target})
+    kinds = check_kinds([word.strip() for word in format_.split(",") if word.strip()])
+    check_style(style)
     refuse_folder(out, "report.html")
     if ledger is not None:
-        from fedkeel.report.reproduction import write_reproduction
+        from fedkeel.report.reproduction import write_ledger_figures, write_reproduction
 
         with writing(out):
             number = write_reproduction(ledger, out, title)
         say(stderr(), "report", "bold green", f"{number} runs of the ledger")
         typer.echo(out)
+        for file in write_ledger_figures(ledger, figures, kinds, style) if figures is not None else ():
+            typer.echo(file)
         return
     folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
     made = write_report(folders, out, target=target, title=title)
@@ -64,7 +76,7 @@ def report(
     typer.echo(out)
     if figures is not None:
         with writing(figures):
-            drawn = write_figures(made, figures)
+            drawn = write_figures(made, figures, kinds, style)
         for file in drawn:
             typer.echo(file)
 
@@ -77,5 +89,5 @@ def refuse_beside_ledger(ledger: Path | None, others: Mapping[str, object]) -> N
     if ledger is not None and given:
         raise RequestError(
             f"--ledger draws the ledger alone, without {' and '.join(given)}.",
-            "give runs, or --ledger FILE with --out and --title",
+            "give runs, or --ledger FILE with --out, --title and --figures",
         )

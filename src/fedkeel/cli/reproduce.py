@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedkeel.cli.console import complain, count, stdout, table
+from fedkeel.cli.callbacks import Keep
+from fedkeel.cli.console import complain, stdout
 from fedkeel.cli.pages import examples
+from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
 from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
-from fedkeel.errors import writing
-from fedkeel.text import duration
+from fedkeel.cli.tracking import Track
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     "fedkeel reproduce fedfft:1 --dry-run",
     "fedkeel reproduce fedfft:1 --cell 'FedFFT-D, cifar10, 0.1' --device cuda",
     "fedkeel reproduce specgradfilter:I --cell '*cifar10*' --seeds 0,1,2 --rounds 100",
+    "fedkeel reproduce fedfft:figure-9 --skip-done --figures figures",
+    "fedkeel reproduce fedscam:1 --cell 'FedSCAM, fashion-mnist, 0.1' --track radius,drift --analyse drift,clusters",
     "fedkeel reproduce order:a --skip-done --rounds 200",
     "fedkeel reproduce fedfft:1 --cell 'FedAvg, cifar10, 0.1' --set lr=0.05",
     "fedkeel reproduce specgradfilter:I --cell 'FedAvg, cifar10, 0.*' --try lr=0.01,0.05 --device cuda",
@@ -35,14 +38,18 @@ if TYPE_CHECKING:
 def reproduce(
     spec: Annotated[
         str | None,
-        typer.Argument(metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, order:a, or claims:NAME."),
+        typer.Argument(
+            metavar="[PAPER[:TABLE]]", show_default=False, help="fedfft:1, fedfft:figure-2, order:a, or claims:NAME."
+        ),
     ] = None,
     cell: Annotated[
         str | None, typer.Option(metavar="LABEL", help="One cell, its words in any order, or a pattern with *.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="The tables, one a line.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and what it would cost.")] = False,
-    seeds: Annotated[str, typer.Option(metavar="0,1,…", help="Seeds of each cell.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(metavar="0,1,…", help='Seeds of each cell; "paper": those that the paper names.')
+    ] = "0",
     rounds: Annotated[int | None, typer.Option(metavar="N", help="Stop after N rounds; the run is marked so.")] = None,
     skip_done: Annotated[
         bool, typer.Option("--skip-done", help="Leave out what the ledger has at this length, or longer.")
@@ -55,6 +62,16 @@ def reproduce(
         str | None,
         typer.Option("--try", metavar="KEY=A,B,…", help="Several other choices, each a run of its own: lr=0.01,0.05."),
     ] = None,
+    track: Track = "",
+    analyse: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Look closer at every run afterwards: spectrum, drift, cka, embedding, clusters, hessian, landscape, "
+            "groups.",
+        ),
+    ] = "",
+    keep: Keep = None,
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
@@ -69,6 +86,18 @@ def reproduce(
     claims: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write the claims page from the ledger.")
     ] = None,
+    figures: Annotated[Path, typer.Option(metavar="DIR", help="Where a figure goes, as PNG, SVG and a page.")] = Path(
+        "figures"
+    ),
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw a figure from the runs that are there; run nothing.")
+    ] = False,
+    tiny: Annotated[
+        bool,
+        typer.Option(
+            "--tiny", help="Digits and a small network for 2 rounds, in DIR/tiny: to see the way, not a result."
+        ),
+    ] = False,
     no_progress: NoProgress = False,
 ) -> None:
     """Run cells of a published table; print what the paper reports, what was measured, and a verdict.
@@ -77,15 +106,20 @@ def reproduce(
     what an interrupted one has reached is kept as a shortened one. What is measured is appended to the ledger, from
     which the results page is made. A run serves every cell that is the same experiment.
     """
-    from fedkeel.cli.settings import assignment, some_numbers
+    from fedkeel.cli.callbacks import read_callbacks
+    from fedkeel.cli.figures import analyse_cells, find_extent, fit_tracks, needs_folders, show_figure
+    from fedkeel.cli.settings import assignment, some_numbers, words
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
     from fedkeel.engines.machine import device_of
-    from fedkeel.errors import RequestError
+    from fedkeel.errors import RequestError, require_known
+    from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
-    from fedkeel.papers.reproduce import chosen, obstacle, varied
+    from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
+    from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
+    from fedkeel.studies.diagnose import DIAGNOSTICS
 
     if page is not None or claims is not None:
         write_pages(page, claims, ledger)
@@ -93,14 +127,32 @@ def reproduce(
     if spec is None or list_:
         show_tables(spec)
         return
-    machine = Machine(engine, workers, device, precision)
+    machine, figure = Machine(engine, workers, device, precision), find_figure(spec)
+    if figure is None and show_known(spec):
+        return
+    shown, kept = find_needs(figure)
+    callbacks = read_callbacks(keep or kept, None, None)
+    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *words(analyse)]))
+    for name in names:
+        require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
+    tracked = Tracking.of(track).track
+    if figure is not None and figure.schematic:
+        stdout().print(f"{figure.name} is a schematic, nothing to measure: {figure.says}", soft_wrap=True)
+        return
+    if tiny:
+        out, rounds = out / "tiny", ROUNDS if rounds is None else rounds
+        ledger = out / "ledger.jsonl"
     asked, known = chosen(spec, cell), read(ledger)
+    asked = shrink(asked, settings_shown(figure)) if tiny else asked
     cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
     cells = tried(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
-    wanted, skipped = list(some_numbers(seeds)), known if skip_done else []
+    # what shows more than the ledger keeps needs the runs themselves
+    more = track or names or keep or (figure and needs_folders(figure))
+    wanted = seeds_named(seeds, spec) or list(some_numbers(seeds))
+    skipped = known if skip_done and not more else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
@@ -108,73 +160,20 @@ def reproduce(
     check_writable(ledger)
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
-    machine = replace(machine, tracking=Tracking(("state",) if steps else ()))
-    failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
-    show_verdicts(cells, ledger)
+    tracked = (*(("state",) if steps else ()), *shown, *tracked)
+    machine = replace(machine, tracking=Tracking(fit_tracks(tracked, rounds)), callbacks=callbacks)
+    failed = 0
+    if not draw and (figure is None or figure.needs_runs):
+        failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
+    shared = figure is not None and figure.shared
+    analyse_cells(names, find_extent(figure, tiny), shared, cells, wanted, rounds, out, device)
+    if figure is None:
+        show_verdicts(cells, ledger)
+    else:
+        changed = [f"{WORDS}, {rounds} rounds"] if tiny else []
+        show_figure(figure.with_cells(cells), wanted, rounds, out, ledger, figures, [*changed, *(set_ or ())])
     if failed:
         raise typer.Exit(1)
-
-
-def show_tables(spec: str | None) -> None:
-    from fedkeel.papers import PAPERS, tables
-    from fedkeel.papers.claims import CLAIMS, read_claims
-    from fedkeel.papers.order import ORDER, in_order, parts
-
-    made = table(["table!", "cells>", "what it shows"])
-    asked = spec.partition(":")[0] if spec else None
-    for paper in [asked] if asked and asked not in (ORDER, CLAIMS) else PAPERS if asked is None else []:
-        for one in tables(paper):
-            made.add_row(f"{paper}:{one.name}", str(len(one.cells)), one.title)
-    for name, part in parts().items() if asked in (None, ORDER) else ():
-        made.add_row(f"{ORDER}:{name}", str(len(in_order(name))), part["title"])
-    for name, claim in read_claims().items() if asked in (None, CLAIMS) else ():
-        made.add_row(f"{CLAIMS}:{name}", str(len(claim.cells)), claim.says)
-    stdout().print(made)
-
-
-def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
-    from fedkeel.papers import claims_page, results_page
-    from fedkeel.papers.ledger import read_lines
-
-    entries = read_lines(ledger, needed=True)
-    for path, page in ((results, results_page.page), (claims, claims_page.page)):
-        if path is not None:
-            with writing(path):
-                path.write_text(page(entries), encoding="utf-8")
-            stdout().print(f"written to {path}")
-
-
-def show_costs(
-    cells: list[Cell], seeds: list[int], rounds: int | None, known: list[Entry], skipped: list[Entry]
-) -> None:
-    """Gradient evaluations of each cell, and seconds where the ledger knows a like run."""
-    from fedkeel.papers.reproduce import done, gradient_evaluations, length_of, obstacle, seconds_like, settings_of
-
-    made = table(["cell", "method!", "model!", "rounds>", "seeds>", "gradients>", "time>", "state!"])
-    total, runs, unknown = 0.0, 0, 0
-    planned: list[object] = []
-    for cell in cells:
-        name, wrong = f"{cell.paper}:{cell.table} {cell.label}", obstacle(cell)
-        reason = None if wrong is None else wrong.message
-        left = [seed for seed in seeds if not done(cell, seed, rounds, skipped)]
-        if reason is None and not left:
-            reason = "in the ledger"
-        elif reason is None and settings_of(cell) in planned:
-            reason = "as one above"
-        method = cell.experiment["method"]
-        called = method["name"] if isinstance(method, dict) else str(method)
-        length = length_of(cell, rounds)
-        if reason is not None:
-            made.add_row(name, called, str(cell.experiment["model"]), str(length), "0", "", "", reason)
-            continue
-        planned.append(settings_of(cell))
-        like = seconds_like(cell, known, rounds)
-        total, runs, unknown = total + (like or 0.0) * len(left), runs + len(left), unknown + (like is None)
-        work, time = gradient_evaluations(cell, rounds) * len(left), "–" if like is None else duration(like * len(left))
-        made.add_row(name, called, str(cell.experiment["model"]), str(length), str(len(left)), count(work), time, "")
-    stdout().print(made)
-    rest = f", and {unknown} cells unlike any run before" if unknown else ""
-    stdout().print(f"{runs} runs of {len(cells)} cells; by the runs in the ledger {duration(total)}{rest}")
 
 
 def carry_out(
@@ -264,29 +263,3 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
         return
     if len(run.records) >= target.experiment.plan.rounds / 10:
         keep(cell, run, ledger, again=False)
-
-
-def show_verdicts(cells: list[Cell], ledger: Path) -> None:
-    """The cells, each judged among all other rows of its table, as on the results page."""
-    from fedkeel.papers import find
-    from fedkeel.papers.ledger import keep_newest, read_lines
-    from fedkeel.papers.noise import NoiseOfLedger
-    from fedkeel.papers.verdicts import judge
-
-    lines = read_lines(ledger)
-    among = [cell for name in dict.fromkeys(f"{cell.paper}:{cell.table}" for cell in cells) for cell in find(name)]
-    made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
-    for judged in judge(cells, keep_newest(lines), among, NoiseOfLedger(lines)):
-        cell = judged.cell
-        spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
-        std = "" if judged.std is None else f" ± {judged.std:.2f}"
-        made.add_row(
-            f"{cell.paper}:{cell.table} {cell.label}",
-            "–" if cell.reported is None else f"{cell.reported:.2f}{spread}",
-            "–" if judged.mean is None else f"{judged.mean:.2f}{std}",
-            "–" if judged.difference is None else f"{judged.difference:+.2f}",
-            f"{judged.rounds} of {cell.experiment['rounds']}",
-            str(len(judged.entries)),
-            judged.verdict,
-        )
-    stdout().print(made)

@@ -28,11 +28,14 @@ Engine = Annotated[
     str,
     option(
         metavar="NAME",
-        help="How clients are trained: auto, serial, processes, stacked, flower, module:name.",
+        help="How clients are trained: auto, serial, processes, stacked, flower, ray, ray-stacked, module:name.",
         autocompletion=complete_engines,
     ),
 ]
-Workers = Annotated[int | None, option(metavar="N", help="Processes of the engine 'processes'; default: one per core.")]
+Workers = Annotated[
+    int | None, option(metavar="N", help="Workers of the engine 'processes' or 'ray'; default: one per core or GPU.")
+]
+On = Annotated[str, option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")]
 Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
 Precision = Annotated[
     str,

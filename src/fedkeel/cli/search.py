@@ -14,7 +14,7 @@ from fedkeel import __version__
 from fedkeel.cli.compare import show
 from fedkeel.cli.console import complain, count, say, stderr, stdout, table
 from fedkeel.cli.pages import examples
-from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
+from fedkeel.cli.run import Device, Engine, Json, NoProgress, On, Precision, Trusting, Workers
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
@@ -35,6 +35,7 @@ def search(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
         "runs/search"
     ),
+    on: On = "here",
     trust: Trusting = False,
     json: Json = False,
     no_progress: NoProgress = False,
@@ -47,6 +48,7 @@ def search(
     search.jsonl (every try) and report.html.
     """
     from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.on_ray import open_cluster, settle_on_ray, train_on_ray
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Target, settle_engine, train
@@ -56,6 +58,7 @@ def search(
 
     asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
     machine = Machine(engine, workers, device, precision)
+    cluster = open_cluster(on, machine)
 
     def make(targets: Sequence[Target]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""
@@ -63,10 +66,14 @@ def search(
         runs = [reached(target.folder, target.experiment.plan.rounds) for target in targets]
         missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
         if missing:
-            machine = settle_engine(missing, machine)  # once, for all rungs and both sides
             with display(not no_progress, [target.label for target in missing]) as shown:
-                trained = iter(train(missing, machine, shown))
-            runs = [next(trained).run if run is None else run for run in runs]
+                # once, for all rungs and both sides
+                machine = settle_engine(missing, machine) if crew is None else settle_on_ray(missing, machine, crew)
+                if crew is None:
+                    trained = iter([outcome.run for outcome in train(missing, machine, shown)])
+                else:
+                    trained = iter(train_on_ray(missing, machine, crew))
+            runs = [next(trained) if run is None else run for run in runs]
         return runs
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
@@ -74,24 +81,27 @@ def search(
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
-    for side in (COMPOSED, PUBLISHED):
-        proposed = asked.sampler == "optuna"
-        drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
-        if len(drawn) < asked.candidates:
-            tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
-            say(stderr(), "note", "bold yellow", f"{tries}: there are no more in its grid")
-        sides[side] = halve(asked, drawn, execute)
-        write_tries(out / "search.jsonl", sides)
-    winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
-    if not json:
-        show_rungs(sides)
-    if len(winners) < len(sides):
-        complain("every candidate of one side failed.", "lower the rates of the grid")
-        raise typer.Exit(1)
-    finals = [
-        Target(label, one, folder_of(one, out / "final")) for winner in winners for label, one in asked.finals(winner)
-    ]
-    ends = make(finals)
+    with cluster as crew:
+        for side in (COMPOSED, PUBLISHED):
+            proposed = asked.sampler == "optuna"
+            drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
+            if len(drawn) < asked.candidates:
+                tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
+                say(stderr(), "note", "bold yellow", f"{tries}: there are no more in its grid")
+            sides[side] = halve(asked, drawn, execute)
+            write_tries(out / "search.jsonl", sides)
+        winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
+        if not json:
+            show_rungs(sides)
+        if len(winners) < len(sides):
+            complain("every candidate of one side failed.", "lower the rates of the grid")
+            raise typer.Exit(1)
+        finals = [
+            Target(label, one, folder_of(one, out / "final"))
+            for winner in winners
+            for label, one in asked.finals(winner)
+        ]
+        ends = make(finals)
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
     told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
     published = winners[1].experiment.plan.method.name

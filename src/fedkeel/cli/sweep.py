@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,21 +11,29 @@ import typer
 from fedkeel.cli.compare import Baseline, TargetAccuracy, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
 from fedkeel.cli.pages import examples
-from fedkeel.cli.run import Device, Engine, Json, NoProgress, Precision, Trusting, Workers
-from fedkeel.errors import RequestError, RunError, require_known
+from fedkeel.cli.run import Device, Engine, Json, NoProgress, On, Precision, Trusting, Workers
+from fedkeel.errors import RunError, require_known
 
 if TYPE_CHECKING:
-    from fedkeel.cli.training import Machine, Target
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.studies.optimiser_grids import Grids
-    from fedkeel.studies.ray_cluster import RunRequest
     from fedkeel.studies.sweep import Sweep, Tuned
 
 
-@examples("fedkeel sweep sweep.toml", "fedkeel sweep sweep.toml --out runs/tuned --device cuda")
+@examples(
+    "fedkeel sweep sweep.toml",
+    "fedkeel sweep sweep.toml --out runs/tuned --device cuda",
+    "fedkeel sweep specgradfilter-tuning --device cuda",
+)
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Experiment, grids, methods and seeds.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SWEEP.toml",
+            help="Experiment, grids, methods and seeds; or a paper's own tuning: specgradfilter-tuning.",
+        ),
+    ],
     engine: Engine = "auto",
     workers: Workers = None,
     device: Device = "auto",
@@ -34,7 +41,7 @@ def sweep(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
         "runs/sweep"
     ),
-    on: Annotated[str, typer.Option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")] = "here",
+    on: On = "here",
     target: TargetAccuracy = None,
     baseline: Baseline = None,
     trust: Trusting = False,
@@ -51,20 +58,20 @@ def sweep(
     A grid may vary the optimizer too; each is then tuned on learning rates of its own, unless the file gives some.
     """
     from fedkeel.cli.fetching import fetch
+    from fedkeel.cli.on_ray import open_cluster, settle_on_ray, train_on_ray
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
     from fedkeel.cli.training import Machine, Target, settle_engine, train
     from fedkeel.papers.reproduce import place_of
-    from fedkeel.studies.ray_cluster import runs_on_ray
+    from fedkeel.studies.presets import find_preset
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
-    data = read(file, "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
+    data = read(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
 
-    if on not in ("here", "ray"):
-        raise RequestError(f"a sweep runs here or on ray, not on: {on}", "leave --on out, or write --on ray")
+    cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
     broken: dict[str, RunError] = {}
 
@@ -73,15 +80,16 @@ def sweep(
         with display(not no_progress, [label for label, _ in requests]) as shown:
             targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
             # once, for settings that are tried later too
-            machine = settle_engine(targets, machine, choose_on_ray if on == "ray" else None)
-            if on == "ray":
-                return runs_on_ray([(target.label, for_ray(target, machine)) for target in targets])
+            if crew is not None:
+                machine = settle_on_ray(targets, machine, crew)
+                return train_on_ray(targets, machine, crew)
+            machine = settle_engine(targets, machine)
             outcomes = train(targets, machine, shown)
             broken.update({one.target.label: one.error for one in outcomes if one.error is not None})
             return [one.run for one in outcomes]
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
-    with cluster(on):
+    with cluster as crew:
         tuned = tune_all(asked, execute, find)
         if not json:
             show_tuning(tuned, asked.grids)
@@ -152,30 +160,6 @@ def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | 
     if (error := broken.get(label_of(tuned.method, setting))) is not None:
         return error.message, error.hint
     return reason, "raise validation, the share that each client sets aside" if reason == NO_SAMPLE else None
-
-
-def cluster(on: str) -> contextlib.AbstractContextManager[object]:
-    """Ray, started once for all that is asked of it; or nothing."""
-    if on == "here":
-        return contextlib.nullcontext()
-    from fedkeel.studies.ray_cluster import connected
-
-    return connected()
-
-
-def for_ray(target: Target, machine: Machine) -> RunRequest:
-    """A target as it is handed to a cluster."""
-    from fedkeel.studies.ray_cluster import RunRequest
-
-    out, engine = str(target.folder.absolute()), machine.engine_of(target)
-    return RunRequest(target.experiment.save(), out, engine, machine.device, machine.precision, machine.workers)
-
-
-def choose_on_ray(targets: Sequence[Target], machine: Machine) -> str:
-    """One engine for all plans, chosen on the cluster."""
-    from fedkeel.studies import ray_cluster
-
-    return ray_cluster.choose_on_ray([for_ray(target, machine) for target in targets])
 
 
 def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:

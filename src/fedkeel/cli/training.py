@@ -18,7 +18,7 @@ from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
-from fedkeel.runs.environment import edited, leaks
+from fedkeel.runs.environment import edited, leaks, tracked_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
@@ -134,7 +134,7 @@ def titles(targets: Sequence[Target]) -> list[str]:
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(target: Target, callbacks: Sequence[Callback] = ()) -> Run | None:
+def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
@@ -153,6 +153,10 @@ def finished(target: Target, callbacks: Sequence[Callback] = ()) -> Run | None:
     for one in callbacks:
         if isinstance(one, KeepBest) and one.name not in made.kept:
             log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
+    before = {name.partition("@")[0] for name in tracked_before(target.folder)}
+    for name in track:
+        if name.partition("@")[0] not in before:
+            log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
     for name in edited(target.folder, target.experiment.plan.method.rules):
         log.warning("the module %s has been edited since %s was made: this is the old result", name, target.folder)
     return made
@@ -164,7 +168,8 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     One that fails is reported, and the others go on.
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
-    found = {id(target): made for target in targets if (made := finished(target, machine.callbacks)) is not None}
+    watched = machine.callbacks, machine.tracking.track
+    found = {id(target): made for target in targets if (made := finished(target, *watched)) is not None}
     named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
     outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
     for group in stacks([target for target in targets if id(target) not in found], machine):

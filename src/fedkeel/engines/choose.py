@@ -16,9 +16,12 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
 from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.text import first_line
 
-ENGINES = ("serial", "processes", "stacked", "flower")
-BITWISE = ("serial", "processes")  # these give the same bits as each other
+ENGINES = ("serial", "processes", "stacked", "flower", "ray", "ray-stacked")
+BITWISE = ("serial", "processes", "ray")  # these give the same bits as each other
+
+STACKING = ("stacked", "ray-stacked")
 
 LEAST_SECONDS = 20.0  # less work than that is not worth measuring
 MEASURING_SHARE = 0.05  # of the work that goes into measuring all engines
@@ -97,8 +100,8 @@ def candidates(job: Job, before: str | None) -> list[str]:
         and task.device.type == "cpu"
         and (job.workers or cores()) > 1,
     }
-    allowed = ENGINES if before not in (*BITWISE, "stacked") else ("stacked",) if before == "stacked" else BITWISE
-    return [name for name, can in able.items() if can and name in allowed] or ["serial"]
+    alike = next((group for group in (BITWISE, STACKING) if before in group), ENGINES)
+    return [name for name, can in able.items() if can and name in alike] or ["serial"]
 
 
 class Contest:
@@ -195,10 +198,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / size:.3g} {unit}"
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
@@ -211,13 +210,24 @@ def make_engine(name: str, job: Job) -> Engine:
         raise RequestError(f"the processes engine runs on the CPU, not on {task.device}.", "use --engine serial")
     if name == "stacked":
         return StackedEngine(task, job.method, job.training)
+    if name == "ray-stacked":
+        return make_ray_engine(job, stacks=True)
     if task.compute != task.dtype:
         raise RequestError(f"the {name} engine does not compute in {task.compute}.", "use --engine stacked on a GPU")
     if name == "flower":
         return make_flower_engine(job)
+    if name == "ray":
+        return make_ray_engine(job)
     if name == "serial":
         return SerialEngine(task, job.method, job.training)
     return ProcessesEngine(task, job.method, job.training, workers=job.workers or cores(), make_task=job.make_task)
+
+
+def make_ray_engine(job: Job, *, stacks: bool = False) -> Engine:
+    """Start workers on Ray, where Ray is installed."""
+    from fedkeel.engines.ray_crew import RayEngine
+
+    return RayEngine(job.task, job.method, job.training, workers=job.workers, make_task=job.make_task, stacks=stacks)
 
 
 def make_flower_engine(job: Job) -> Engine:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree
+from fedkeel.core.trees import Tree, all_finite
 from fedkeel.data.batches import plan_batches
 from fedkeel.data.clients import Rows
+from fedkeel.errors import RunError
 from fedkeel.problems.task import Scores, Task
 from fedkeel.randomness import key, uniforms
 
@@ -48,12 +49,36 @@ class Training:
         return phase.count_steps(size, self.batch_size, self.epochs_of(round, client), self.steps)
 
 
+class KeptState(dict[str, Any]):
+    """A client's state that stays where the client was trained, until `fetch` reads it: empty here, but not nothing."""
+
+    def __init__(self, fetch: Callable[[], State], nbytes: int, is_finite: bool):
+        super().__init__()
+        self.fetch, self.nbytes, self.is_finite = fetch, nbytes, is_finite
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, slot: str) -> Any:
+        raise TypeError(f"{slot} lies elsewhere: fetch the state first")
+
+
+class StatesLost(RunError):
+    """Kept states are gone with the machine they lay on: the run goes back to its last checkpoint."""
+
+
 class ClientOutcome(NamedTuple):
     """What a client sends and what it remembers after a round."""
 
     client: int
     report: State
     state: State
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number of both is finite."""
+        kept = self.state.is_finite if isinstance(self.state, KeptState) else all_finite(self.state)
+        return kept and all_finite(self.report)
 
 
 class RoundRequest(NamedTuple):
@@ -146,8 +171,19 @@ def mean_scale(method: Method, lengths: Sequence[int], scales: Sequence[list[flo
     return math.fsum(one for scale in sent for one in scale) / max(1, sum(map(len, sent)))
 
 
+def known_facts(method: Method, task: Task, training: Training, round: int, lr: float, client: int) -> State:
+    """Compute the facts of a client's round without its data: what a server need not ask a node for."""
+    taken = task.epoch_size(client, training.batch_size)
+    lengths = [training.steps_of(phase, round, client, taken) for phase in method.phases]
+    rate = torch.tensor(lr, dtype=task.dtype, device=task.device)
+    mean = rate * mean_scale(method, lengths, scale_rates(method, round, lengths))
+    return client_facts(task, client, sent_steps(method, lengths), mean)
+
+
 def client_state(method: Method, task: Task, state: State | None) -> State:
-    """Return a client's state, or the initial one of a client that has never taken part."""
+    """Return a client's state, from wherever it stays, or the initial one of a client that has never taken part."""
+    if isinstance(state, KeptState):
+        return state.fetch()
     return init_client(method, task.initial, task.buffers) if state is None else state
 
 

@@ -9,24 +9,18 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, cast
-
-import cloudpickle
-import torch
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Stacking, Tree
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.engine import ClientOutcome, ScoreRequest, Training
-from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.worker import pack, receive, send, unpack
+from fedkeel.core.trees import Tree
+from fedkeel.engines.engine import Training
+from fedkeel.engines.pool import PoolEngine, describe_setting
+from fedkeel.engines.worker import pack, receive, send
 from fedkeel.errors import RunError
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.task import Task
 
 
 class Worker:
@@ -81,104 +75,69 @@ class Worker:
                 pipe.close()
 
 
-def pickle_engine(
-    problem: Problem, method: Method, training: Training, make_task: Callable[[Problem], Task], where: str
-) -> bytes:
-    """Pickle a function that makes a serial engine elsewhere."""
+class ProcessCrew:
+    """Child processes of this one, which keeps every client's state; none is replaced."""
 
-    def make() -> SerialEngine:
-        return SerialEngine(make_task(problem), method, training)
-
-    try:
-        engine: bytes = cloudpickle.dumps(make)
-    except Exception as error:
-        raise RunError(
-            f"this problem cannot be sent to {where}: {error}", "use --engine serial (engine='serial')"
-        ) from error
-    return engine
-
-
-class ProcessesEngine:
-    """Gives clients to workers as they become free; the parent keeps every client's state."""
-
-    name = "processes"
-
-    def __init__(
-        self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
-    ):
-        self.seconds = Clock()
-        self.workers: list[Worker] = []
+    def __init__(self, workers: int):
+        self.size, self.workers = workers, list[Worker]()
+        self.busy: set[Worker] = set()
+        self.ready = selectors.DefaultSelector()
         try:
-            self.workers = [Worker(number) for number in range(workers)]
-            self.prepare(task, method, training, make_task)
+            for number in range(workers):
+                self.workers.append(Worker(number))
+                self.ready.register(self.workers[-1].replies, selectors.EVENT_READ, number)
         except BaseException:
             self.close()
             raise
 
-    def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
-        """Have every worker make its engine, in place of any earlier one."""
-        self.task = task
-        engine = pickle_engine(task.problem, method, training, make_task, "worker processes")
+    def set_up(self, number: int, engine: bytes) -> None:
         for worker in self.workers:
-            worker.ask("setup", {"path": sys.path, "engine": engine, "onednn": bool(torch.backends.mkldnn.enabled)})
+            worker.ask("set_up", (number, engine, *describe_setting()))
         for worker in self.workers:
             worker.answer()
 
-    def train(
-        self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[ClientOutcome]:
-        body = pickle.dumps(("message", pack(message)), protocol=5)
+    def share(self, message: State) -> None:
+        body = pickle.dumps(("hear", (pack(message),)), protocol=5)
         for worker in self.workers:
             worker.ask_bytes(body)
-        asked = [(round, lr, client, pack(state)) for client, state in zip(clients, states, strict=True)]
-        answers = self.run_on_workers("train", asked)
-        outcomes, reports = [], Stacking(len(clients))
-        for i, client in enumerate(clients):
-            report, state, seconds = answers[i]
-            answers[i] = None  # its report can be freed
-            self.seconds.merge(seconds)
-            outcomes.append(ClientOutcome(client, reports.put(i, unpack(report)), unpack(state)))
-        return outcomes
 
-    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
-        parts = list(self.task.parts(split))
-        share = max(1, -(-len(parts) // (2 * len(self.workers))))
-        model = (pack(params), pack(buffers))
-        pieces = [(*model, parts[i : i + share]) for i in range(0, len(parts), share)]
-        return [scores for piece in self.run_on_workers("score", pieces) for scores in piece]
+    def lend(self, state: State | Tree | None) -> Any:
+        return pack(state)
 
-    def evaluate_many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
-        """Give each worker a model, a few at a time: all of them may not fit into memory."""
-        waiting, scores = iter(models), list[list[Scores]]()
-        while batch := list(islice(waiting, 2 * len(self.workers))):
-            pieces = [(pack(m.params), pack(m.buffers), list(self.task.parts(m.split))) for m in batch]
-            scores += self.run_on_workers("score", pieces)
-        return scores
+    def place_of(self, state: State | None) -> None:
+        return None
 
-    def run_on_workers(self, kind: str, payloads: Sequence[Any]) -> list[Any]:
-        """Give payloads to workers as they become free; return answers in the order of the payloads."""
-        waiting = deque(enumerate(payloads))
-        answers: list[Any] = [None] * len(payloads)
-        busy: dict[Worker, int] = {}
-        with selectors.DefaultSelector() as ready:
-            for worker in self.workers:
-                ready.register(worker.replies, selectors.EVENT_READ, worker)
-                self._give_next(kind, worker, waiting, busy)
-            while busy:
-                for event, _ in ready.select():
-                    worker = event.data
-                    if worker not in busy:
-                        raise worker.explain_end()
-                    answers[busy.pop(worker)] = worker.answer()
-                    self._give_next(kind, worker, waiting, busy)
+    def find_free(self) -> dict[int, Any]:
+        return {number: None for number, worker in enumerate(self.workers) if worker not in self.busy}
+
+    def ask(self, worker: int, kind: str, payload: Sequence[Any]) -> None:
+        self.workers[worker].ask(kind, tuple(payload))
+        self.busy.add(self.workers[worker])
+
+    def wait(self) -> list[tuple[int, Any]]:
+        answers = []
+        for event, _ in self.ready.select():
+            worker = self.workers[event.data]
+            if worker not in self.busy:
+                raise worker.explain_end()
+            answers.append((event.data, worker.answer()))
+            self.busy.remove(worker)
         return answers
 
-    def _give_next(self, kind: str, worker: Worker, waiting: deque[tuple[int, Any]], busy: dict[Worker, int]) -> None:
-        if waiting:
-            busy[worker], payload = waiting.popleft()
-            worker.ask(kind, payload)
-
     def close(self) -> None:
+        self.ready.close()
         for worker in self.workers:
             worker.close()
         self.workers = []
+
+
+class ProcessesEngine(PoolEngine):
+    """A pool of serial engines in processes of their own."""
+
+    name = "processes"
+    where = "worker processes"
+
+    def __init__(
+        self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
+    ):
+        super().__init__(ProcessCrew(workers), task, method, training, make_task)

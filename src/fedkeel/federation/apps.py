@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,24 +18,31 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.engines.choose import Choice
+from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.client import Node, client_number, make_client_app
-from fedkeel.engines.flower.engine import RECENT, FlowerEngine
+from fedkeel.engines.flower.engine import FlowerEngine
 from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.flower.site_ledger import SiteLedger, sites_file
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FolderError, RequestError, RunError
+from fedkeel.errors import FedkeelError, FolderError, RequestError, RunError
+from fedkeel.federation.handshake import describe_side
 from fedkeel.federation.local_data import PARTITION, node_problem, server_problem
 from fedkeel.importing import Trust
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
+from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
 
 log = logging.getLogger("fedkeel")
+
+SIZES, NODES, BOUNDS = "-clients.json", "-nodes.json", "-bounds.json"
+"""Files beside a run folder: samples of each client (only where data are the nodes' own), its node, usual reports."""
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
@@ -78,14 +87,15 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
     if source == PARTITION:
         problem = problem_of(plan)
     else:
-        problem = node_problem(plan, source, client, clients, settings, trust)
+        share = float(context.run_config.get("site-test", 0.0))
+        problem = node_problem(plan, source, client, clients, settings, trust, share)
     if not 0 <= client < len(problem.data.sizes):
         raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
     task = task_maker(plan, device, torch.float32)(problem)
     engine = SerialEngine(task, method_of(plan, task), plan.training)
-    beside = settings.get("state-dir")
-    return Node(client, engine, Path(str(beside)).expanduser() if beside else None, experiment.fingerprint())
+    folder = Path(str(settings["state-dir"])).expanduser() if settings.get("state-dir") else None
+    return Node(client, engine, folder, experiment.fingerprint(), describe_side(plan, task, engine.method))
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
@@ -95,22 +105,43 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config, (experiment, _) = context.run_config, read_app(folder, trust)
+        config = context.run_config
         out = Path(str(config["out"])).expanduser()
-        start_log(out.with_name(f"{out.name}.log"))
-        serve(
-            experiment,
-            grid,
-            out=out,
-            terms=read_terms(config),
-            wait=float(config["wait"]),
-            device=str(config["device"]),
-            source=str(config["data"]),
-            test=str(config["test"]),
-            clients=int(config["clients"]),
-        )
+        with tell_errors(out):
+            experiment, _ = read_app(folder, trust)
+            serve(
+                experiment,
+                grid,
+                out=out,
+                terms=read_terms(config),
+                wait=float(config["wait"]),
+                device=str(config["device"]),
+                source=str(config["data"]),
+                test=str(config["test"]),
+                clients=int(config["clients"]),
+                bind=bool(config.get("bind-nodes", True)),
+                site_test=float(config.get("site-test", 0.0)),
+            )
 
     return app
+
+
+class ServerStopped(Exception):
+    """What was wrong, in one line: Flower logs every error with its traceback, and this one has none."""
+
+    __traceback__ = property(lambda self: None, lambda self, traceback: None)
+
+
+@contextlib.contextmanager
+def tell_errors(out: Path) -> Iterator[None]:
+    """Log to the file beside a run folder; a user's error ends in one line there and in Flower's log."""
+    start_log(beside(out, ".log"))
+    try:
+        yield
+    except FedkeelError as error:
+        line = error.message if error.hint is None else f"{error.message} hint: {error.hint}"
+        log.error("%s", line)
+        raise ServerStopped(line) from None
 
 
 def serve(
@@ -124,45 +155,82 @@ def serve(
     source: str = PARTITION,
     test: str = "",
     clients: int = 0,
+    bind: bool = False,
+    site_test: float = 0.0,
 ) -> Run:
-    """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent."""
+    """Train an experiment on the nodes of a grid. A checkpoint follows every round, before the next one is sent.
+
+    With `bind`, a client belongs to the node that first has its data, and is known by that node's key. `site_test` is
+    the share of their own data that nodes keep for tests, and score the model on.
+    """
     on, plan, terms = Place("flower", device_of(device), checkpoint_seconds=0.0), experiment.plan, terms or Terms()
     if plan.evaluation is not None and not terms.copy:
         raise RequestError(
             "the server cannot judge clients' own models: their states stay on the nodes.",
             "set copy-states = true, or leave out the evaluation policy",
         )
-    of_own_data, begun = sizes_file(Path(out)).exists(), (Path(out) / EXPERIMENT).exists()
+    check_site_test(site_test, source, test)
+    out = Path(out)
+    of_own_data, begun = beside(out, SIZES).exists(), (out / EXPERIMENT).exists()
     if of_own_data if source == PARTITION else begun and not of_own_data:
         raise FolderError(f"{out} holds a run on other data: the nodes' own, or a partition.", "choose another folder")
     with session(on.device) as closing:
         problem = problem_of(plan) if source == PARTITION else None
-        roster = NodeRegistry(grid, clients if problem is None else len(problem.data.sizes), experiment.fingerprint())
+        owners = read_owners(beside(out, NODES)) if bind else None
+        count = clients if problem is None else len(problem.data.sizes)
+        roster = NodeRegistry(grid, count, experiment.fingerprint(), owners=owners)
+        if bind:
+            roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
-            problem = server_problem(plan, ask_sizes_once(Path(out), roster, wait), test)
+            roster.side = describe_without_sizes(plan, count)
+            problem = server_problem(plan, ask_sizes_once(out, roster, wait, terms.norm_factor), test)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
+        roster.side = roster.side or describe_side(plan, loop.task, loop.method)
         roster.wait(roster.clients, wait, max(1, math.ceil(terms.minimum * roster.clients - 1e-9)))
-        engine = FlowerEngine(loop.task, loop.method, grid, roster, terms)
-        engine.recent.extend(record.drift for record in loop.records[-RECENT:] if record.drift is not None)
+        bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
+        bounds.restore()
+        sites = SiteLedger(sites_file(out), site_test) if site_test else None
+        engine = FlowerEngine(loop.task, loop.method, plan.training, grid, roster, terms, bounds=bounds, sites=sites)
 
         def tuner() -> FlowerEngine:
-            return FlowerEngine(prepared.make_task(problem), loop.method, grid, roster, terms, final=True)
+            task = prepared.make_task(problem)
+            return FlowerEngine(task, loop.method, plan.training, grid, roster, terms, final=True)
 
         return prepared.start(engine, Choice("flower", "flower"), LogProgress(), tuner).drive()
 
 
-def sizes_file(out: Path) -> Path:
-    """Return the file that only a run on nodes' own data has; the experiment is the same as on a partition."""
-    return out.with_name(f"{out.name}-clients.json")
+def check_site_test(share: float, source: str, test: str) -> None:
+    """Refuse a test share of the nodes' that cannot be."""
+    if not 0 <= share < 1:
+        raise RequestError(f"site-test is a share of each node's data, not {share:g}.", "site-test = 0.2")
+    if share and source == PARTITION:
+        raise RequestError(
+            "site-test sets aside data of the nodes' own, and here each takes its part of a data set.",
+            "export with --data folder, or use [evaluation] share",
+        )
+    if share and test:
+        raise RequestError("the model is tested at the sites or at the server.", "leave out test or site-test")
 
 
-def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float) -> list[int]:
+def describe_without_sizes(plan: Plan, clients: int) -> dict[str, str]:
+    """Describe the server before it knows how much data its clients have; nothing that is compared depends on that."""
+    task = task_maker(plan, torch.device("cpu"), torch.float32)(server_problem(plan, [2] * clients, ""))
+    return describe_side(plan, task, method_of(plan, task))
+
+
+def beside(out: Path, suffix: str) -> Path:
+    """Return a file of the federation beside its run folder, which is like any other run's."""
+    return out.with_name(f"{out.name}{suffix}")
+
+
+def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float, factor: float) -> list[int]:
     """Return how many samples each client has; all nodes are asked once, and the answer is kept beside the run."""
-    file = sizes_file(out)
+    file = beside(out, SIZES)
     if not file.exists():
         registry.wait(registry.clients, wait, registry.clients)
         sizes = [registry.sizes[client] for client in range(registry.clients)]
+        check_sizes(sizes, factor)
         write_text(file, json.dumps(sizes))
     sizes = [int(size) for size in json.loads(read_text(file))]
     if len(sizes) != registry.clients:
@@ -171,9 +239,38 @@ def ask_sizes_once(out: Path, registry: NodeRegistry, wait: float) -> list[int]:
     return sizes
 
 
+def check_sizes(sizes: Sequence[int], factor: float) -> None:
+    """Refuse a client that says it has far more samples than the others: clients often weigh by their size."""
+    usual = statistics.median_low(sizes)
+    for client, size in enumerate(sizes):
+        log.info("client %d says that it has %d samples, %.1f %% of all", client, size, 100 * size / max(1, sum(sizes)))
+    largest = max(range(len(sizes)), key=sizes.__getitem__)
+    times = sizes[largest] / max(1, usual)
+    if times > factor:
+        raise RunError(
+            f"client {largest} says that it has {sizes[largest]} samples, {times:.0f} times the median.",
+            "ask the site; if it is so, raise norm-factor for the first start",
+        )
+
+
+def read_owners(file: Path) -> dict[int, int]:
+    """Read which node each client belongs to."""
+    if not file.exists():
+        return {}
+    try:
+        return {int(client): int(node) for client, node in json.loads(read_text(file)).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise FolderError(
+            f"{file} is damaged: it names the node of each client.", 'restore it from a copy: {"0": 123, "1": 456}'
+        ) from None
+
+
 def start_log(file: Path) -> None:
     """Log to stderr, from where Flower streams it, and to a file, which survives a crash of the server."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    for old in list(log.handlers):
+        log.removeHandler(old)
+        old.close()
     for handler in (logging.StreamHandler(), logging.FileHandler(file)):
         handler.setFormatter(logging.Formatter("%(asctime)s fedkeel %(levelname)s: %(message)s"))
         log.addHandler(handler)

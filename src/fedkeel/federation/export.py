@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from importlib.resources import files
 from pathlib import Path
 
 import tomli_w
 
+from fedkeel.data.dataset import DatasetCard
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
-from fedkeel.federation.local_data import PARTITION
+from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
@@ -32,7 +34,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
             "only an experiment with a data set can be exported: a problem from Python cannot travel.",
             'dataset = "cifar10" with --data folder trains on each node\'s own files of that form',
         )
-    if data not in (PARTITION, "folder") and ":" not in data:
+    if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
     if data != PARTITION and clients < 1:
         raise RequestError("how many clients have data of their own?", "--clients 10")
@@ -42,7 +44,7 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     values = name_app(experiment) | {
         "data": data, "clients": str(clients if data != PARTITION else 0), "nodes": str(nodes), "last": str(nodes - 1),
         "trust": ", trust=True" if ":" in data or any(own_names(experiment.save())) else "",
-    }  # fmt: skip
+    } | describe_data(data, source.card)  # fmt: skip
     with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -52,9 +54,27 @@ def export(experiment: Experiment, folder: Path, *, data: str = PARTITION, clien
     return [folder / name for name in (*FILES, "experiment.toml")]
 
 
+def describe_data(data: str, card: DatasetCard) -> dict[str, str]:
+    """Say in the app's README what a node is told about its data."""
+    if data == PARTITION:
+        return {"settings": "", "about_data": f"Every node has {card.name} and takes its part of it."}
+    if data == FOLDER:
+        about = (
+            f"Each node has its own data in the folder that its setting `data-dir` names: `train_images.npy` and\n"
+            f"`train_labels.npy`: {describe_form(card)}.\nPut each node's own folder in place of `/data/site-$i` below."
+        )
+        return {"settings": ' "data-dir=\\"/data/site-$i\\""', "about_data": about}
+    about = (
+        f"Each node has its own data, which `{data}` reads with the node's settings: {describe_form(card)}.\n"
+        f"Put what it reads of the settings in place of `table` below."
+    )
+    return {"settings": ' "table=\\"/data/site-$i.parquet\\""', "about_data": about}
+
+
 def name_app(experiment: Experiment) -> dict[str, str]:
-    """What an app is called, and where its server writes."""
+    """What an app is called, and where its server writes: each export has a place of its own."""
     method, dataset, rounds = experiment.plan.method.name, experiment.dataset, experiment.plan.rounds
     name = re.sub(r"[^a-z0-9]+", "-", f"{method}-{dataset}".lower()).strip("-")[:32].strip("-")
+    own = secrets.token_hex(2)
     title = json.dumps(f"{method} on {dataset}, {rounds} rounds")[1:-1]  # quotes would end a TOML string
-    return {"name": name, "title": title, "out": f"~/fedkeel-runs/{name}-{experiment.fingerprint()}"}
+    return {"name": name, "title": title, "out": f"~/fedkeel-runs/{name}-{experiment.fingerprint()}-{own}"}

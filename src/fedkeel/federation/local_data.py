@@ -16,29 +16,37 @@ from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
+from fedkeel.randomness import key, permutation
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import problem_with
 
 PARTITION, FOLDER = "partition", "folder"
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+SAMPLED = 10_000  # samples whose values are looked at
+NARROW = 8  # pixels that reach no eighth of their range are on another scale
 
 
 class OneClient:
     """The data of one client, on its own node; the others have none here."""
 
-    def __init__(self, client: int, clients: int, inputs: NDArray[Any], labels: NDArray[np.int64]):
-        self.client, self.inputs, self.labels = client, inputs, labels
+    def __init__(
+        self, client: int, clients: int, inputs: NDArray[Any], labels: NDArray[np.int64], chosen: Rows | None = None
+    ):
+        self.client, self.inputs, self.labels, self.chosen = client, inputs, labels, chosen
         self.sizes = np.zeros(clients, dtype=np.int64)
-        self.sizes[client] = len(labels)
+        self.sizes[client] = len(labels) if chosen is None else len(chosen)
 
     def rows(self, client: int, rows: Rows) -> Sample:
         assert client == self.client, "a node has only its own client's data"
+        rows = rows if self.chosen is None else self.chosen[rows]
         return torch.from_numpy(np.ascontiguousarray(self.inputs[rows])), torch.from_numpy(self.labels[rows])
 
 
 class RemoteClients:
     """What the server knows of its clients' data: how many samples each has. Rows are zeros of the right form."""
+
+    hidden = True
 
     def __init__(self, sizes: Sequence[int], shape: tuple[int, ...], dtype: str):
         self.sizes, self.shape, self.dtype = np.asarray(sizes, dtype=np.int64), shape, dtype
@@ -49,14 +57,24 @@ class RemoteClients:
 
 
 def node_problem(
-    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust
+    plan: Plan, source: str, client: int, clients: int, settings: Mapping[str, Any], trust: Trust, share: float = 0.0
 ) -> Problem:
-    """A node's problem: its own data, read where the node's settings say."""
+    """A node's problem: its own data, read where the node's settings say; a share of them is for tests."""
     card = dataset_card(plan)
     if not 0 <= client < clients:
         raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
-    return problem_with(plan, card, OneClient(client, clients, inputs, labels), None)
+    check_values(card, inputs)
+    trained, tested = set_aside(key(plan.seed, "site test", client), len(labels), share)
+    test = OneClient(0, 1, inputs, labels, tested) if len(tested) else None
+    return problem_with(plan, card, OneClient(client, clients, inputs, labels, trained if len(tested) else None), test)
+
+
+def set_aside(of: int, size: int, share: float) -> tuple[Rows, Rows]:
+    """Choose a share of the samples for tests, by a fixed key: the rows that train, and those that do not."""
+    order = permutation(of, size)
+    count = min(round(share * size), size - 1) if size > 1 else 0
+    return np.sort(order[count:]), np.sort(order[:count])
 
 
 def server_problem(plan: Plan, sizes: Sequence[int], test: str) -> Problem:
@@ -74,23 +92,73 @@ def dataset_card(plan: Plan) -> DatasetCard:
     return plan.source.card
 
 
+def describe_form(card: DatasetCard) -> str:
+    """Say what data of the form of a data set are, as a hint."""
+    return (
+        f"{card.dtype} samples of shape {card.array_shape} from 0 to {largest(card)}, and integer labels from 0 to "
+        f"{card.classes - 1}, as in {card.name}"
+    )
+
+
 def read_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
     """Read train_images.npy and train_labels.npy, as `fedkeel datasets` lays them out."""
     if "data-dir" not in settings:
         raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
-    return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
+    try:
+        return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
+    except DataError as error:  # its own hint is to fetch the data set anew
+        raise DataError(error.message, describe_form(card)) from error
 
 
 def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust: Trust = Trust.TYPED) -> Arrays:
     """Call the user's function with the node's settings; it returns inputs and labels."""
-    inputs, labels = (np.asarray(part) for part in look_up(name, LOADER, trust)(dict(settings)))
+    given = look_up(name, LOADER, trust)(dict(settings))
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{name} gave a {type(given).__name__}, not inputs and labels.", describe_form(card))
+    inputs, labels = (np.asarray(part) for part in given)
+    for what, part in (("inputs", inputs), ("labels", labels)):
+        if missing := count_missing(part):
+            raise DataError(
+                f"{name} gave {what} of which {missing} are missing.", "leave such samples out, or fill them"
+            )
     if inputs.shape[1:] != card.array_shape or inputs.dtype != np.dtype(card.dtype):
         raise DataError(
             f"{name} gave {inputs.dtype} {inputs.shape[1:]} samples, not {card.dtype} {card.array_shape}.",
-            f"they have the form of {card.name}",
+            describe_form(card),
         )
     if labels.shape != inputs.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}.")
     if len(labels) and not 0 <= labels.min() <= labels.max() < card.classes:
-        raise DataError(f"{name} gave labels outside 0 … {card.classes - 1}.")
+        raise DataError(
+            f"{name} gave labels from {labels.min()} to {labels.max()}, outside 0 … {card.classes - 1}.",
+            describe_form(card),
+        )
     return inputs, labels.astype(np.int64)
+
+
+def count_missing(values: NDArray[Any]) -> int:
+    """Count values that are not there: NaN, None."""
+    if np.issubdtype(values.dtype, np.floating):
+        return int(np.isnan(values).sum())
+    return sum(value is None or value != value for value in values.reshape(-1)) if values.dtype == object else 0
+
+
+def check_values(card: DatasetCard, inputs: NDArray[Any]) -> None:
+    """Refuse inputs whose numbers are not on the scale that the experiment states: pixels up to 255, tokens."""
+    if not len(inputs):
+        return
+    rows = np.unique(np.linspace(0, len(inputs) - 1, SAMPLED).astype(np.int64))  # a node looks every round
+    values = np.asarray(inputs[rows])
+    if missing := count_missing(values):
+        raise DataError(f"{missing} of this node's inputs are missing.", "leave such samples out, or fill them")
+    low, high, most = values.min().item(), values.max().item(), largest(card)
+    if low < 0 or high > most or (not card.vocabulary and high * NARROW < most):
+        raise DataError(
+            f"this node's inputs go from {low} to {high}, where 0 to {most} is expected.",
+            f"bring them to the scale of {card.name}: {describe_form(card)}",
+        )
+
+
+def largest(card: DatasetCard) -> int:
+    """Return the largest number that an input may hold."""
+    return card.vocabulary - 1 if card.vocabulary else 255

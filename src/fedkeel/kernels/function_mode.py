@@ -50,6 +50,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
     scan_lstm: recurrent.scan_lstm,
+    recurrent.step_gru: recurrent.scan_gru,
 }
 RELU = {F.relu, torch.relu, Tensor.relu}
 RELU_IN_PLACE = {torch.relu_, Tensor.relu_}
@@ -68,7 +69,7 @@ QUERIES = {
 COSTLY = {
     *"conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d unfold fold bilinear linear".split(),
     *"group_norm batch_norm layer_norm instance_norm rms_norm embedding embedding_bag interpolate grid_sample".split(),
-    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu scan_lstm cdist".split(),
+    *"scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu cdist".split(),
     *"max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d scatter_add".split(),
     *"adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d linalg_solve svd sort ctc_loss".split(),
 }  # fmt: skip
@@ -252,7 +253,8 @@ def map_tensors(f: Callable[[Tensor], Any], given: Any) -> Any:
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    return str(getattr(func, "__name__", func))
+    name = str(getattr(func, "__name__", func))
+    return {"scan_lstm": "lstm", "step_gru": "gru"}.get(name, name)
 
 
 def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

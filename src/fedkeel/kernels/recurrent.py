@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedkeel.kernels.gradient_slots import Into, describe, place
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -123,6 +124,62 @@ def has_fused_cell(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
+def scan_gru(
+    at: StackedPass, arriving: Operand, weight: Operand, bias: Operand | None, h: Operand
+) -> tuple[Tensor, Tensor] | None:
+    if not weight.stacked or (bias is not None and not bias.stacked):
+        return None
+    gates = at.stack(arriving).permute(2, 0, 1, 3).contiguous()
+    slots = at.claim(weight), at.claim(bias)
+    states = GruScan.apply(gates, at.anchor, weight.value, None if bias is None else bias.value, slots, at.stack(h))
+    return states.permute(1, 2, 0, 3), states[-1]
+
+
+class GruScan(torch.autograd.Function):
+    """r, z, n = gates_t;  u = h U + b;  r = σ(r + u_r);  z = σ(z + u_z);  n = tanh(n + r u_n);  h = n + z (h − n)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, into: tuple[Into, Into], h: Tensor
+    ) -> Tensor:
+        low, hs, kept = weight.to(gates.dtype), [h.contiguous()], []
+        lift = None if bias is None else bias.to(gates.dtype).unsqueeze(1)
+        for gate in gates:
+            hidden = torch.bmm(hs[-1], low.mT) if lift is None else torch.baddbmm(lift, hs[-1], low.mT)
+            (r, z, n), (hr, hz, hn) = gate.chunk(3, -1), hidden.chunk(3, -1)
+            r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
+            n = torch.addcmul(n, r, hn).tanh()
+            hs.append(torch.lerp(n, hs[-1], z))
+            kept.append(torch.stack([r, z, n, hn]))
+        states = torch.stack(hs)
+        ctx.save_for_backward(low, states, *kept)
+        ctx.into, ctx.weight, ctx.bias = into, describe(weight), None if bias is None else describe(bias)
+        return states[1:].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dstates: Tensor) -> tuple[Tensor | None, ...]:
+        low, states, *kept = ctx.saved_tensors
+        dh, arriving, hidden = dstates[-1], [], []
+        for t in reversed(range(len(kept))):
+            r, z, n, hn = kept[t]
+            dn = dh * (1 - z) * (1 - n.square())
+            dr = dn * hn * r * (1 - r)
+            dz = dh * (states[t] - n) * z * (1 - z)
+            arriving.append(torch.cat([dr, dz, dn], -1))
+            hidden.append(torch.cat([dr, dz, dn * r], -1))
+            dh = torch.baddbmm(dh * z, hidden[-1], low)
+            dh = dh + dstates[t - 1] if t else dh
+        slopes, before = (part.transpose(0, 1).flatten(1, 2) for part in (torch.stack(hidden[::-1]), states[:-1]))
+        into, dw = place(ctx.into[0], ctx.weight)
+        into.copy_(torch.bmm(slopes.mT, before))
+        db = None
+        if ctx.bias is not None:
+            into, db = place(ctx.into[1], ctx.bias)
+            into.copy_(slopes.sum(1, dtype=into.dtype))
+        return torch.stack(arriving[::-1]), None, dw, db, None, dh
+
+
 # ---- for one client ------------------------------------------------------------------------------------------------
 def lstm(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     """`torch.lstm`, except for packed sequences."""
@@ -140,12 +197,20 @@ def gru(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
     """`torch.gru`, except for packed sequences."""
     if not isinstance(given[0], Sequence):
         return None
-    y, (h,) = run_layers(scan_gru, x, (hx,), *given)
+
+    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
+        return step_gru(arriving, weight, bias, first[0])
+
+    y, (h,) = run_layers(scan, x, (hx,), *given)
     return y, h
 
 
-def scan_gru(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
-    (h,), states = first, []
+def step_gru(arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Step through a GRU; it asks first whether another version of it is wanted, as PyTorch's functions do."""
+    if has_torch_function((arriving, weight)):
+        found: tuple[Tensor, Tensor] = handle_torch_function(step_gru, (arriving, weight), arriving, weight, bias, h)
+        return found
+    states = []
     for step in arriving.unbind(1):
         (r, z, n), (hr, hz, hn) = step.chunk(3, -1), F.linear(h, weight, bias).chunk(3, -1)
         z = torch.sigmoid(z + hz)

@@ -1,4 +1,7 @@
-"""Models of other packages: `timm:NAME`, `torchvision:NAME`, and `module:function` of the user."""
+"""Models of other packages: `timm:NAME`, `torchvision:NAME`, and `module:function` of the user.
+
+`timm:NAME@224` enlarges (or shrinks) images to 224×224 first, as networks that were made for that size expect.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedkeel.errors import ModelError, RequestError, UntrustedError
 from fedkeel.importing import Kind, Trust, look_up, untrusted
 from fedkeel.models.card import Images, Shape
 
+LARGEST = 1024  # pixels to a side
 MODEL = Kind(
     "model",
     nn.Module,
@@ -31,18 +36,35 @@ def check_name(name: str, trust: Trust) -> None:
     package, _, which = name.partition(":")
     if package not in ("timm", "torchvision"):
         find_factory(name, trust)
-    elif trust < Trust.FILE and not re.fullmatch(r"[\w.-]+", which):  # timm also takes addresses and folders
+    elif trust < Trust.FILE and not re.fullmatch(r"[\w.-]+(@\d+)?", which):  # timm also takes addresses and folders
         raise untrusted(name, "model")
 
 
 def build_external(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
     """Build the model that a name with a colon stands for."""
     package, _, which = name.partition(":")
-    if package == "timm":
-        return _check_output(name, _from_timm(name, which, shape, classes, options), shape, classes)
-    if package == "torchvision":
-        return _check_output(name, _from_torchvision(name, which, shape, classes, options), shape, classes)
-    return _from_module(name, shape, classes, options)
+    if package not in ("timm", "torchvision"):
+        return _from_module(name, shape, classes, options)
+    make = _from_timm if package == "timm" else _from_torchvision
+    which, at, size = which.partition("@")
+    if at and not (size.isdecimal() and 1 <= int(size) <= LARGEST):
+        raise ModelError(
+            f"images cannot be resized to {size or 'nothing'}: {name}", f"write a size, {package}:{which}@224"
+        )
+    inner = (shape[0], int(size), int(size)) if at and len(shape) == 3 else shape
+    model = make(name, which, inner, classes, options)
+    return _check_output(name, Resized(model, int(size)) if at else model, shape, classes)
+
+
+class Resized(nn.Module):
+    """A network behind a bilinear change of the images' size."""
+
+    def __init__(self, model: nn.Module, size: int):
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.model(F.interpolate(images, size=(self.size, self.size), mode="bilinear", align_corners=False))
 
 
 def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from fedkeel.papers.cells import (
     checks,
     choices,
     find,
+    seeds_of,
     tables,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "checks",
     "choices",
     "find",
+    "seeds_of",
     "tables",
 ]

@@ -13,7 +13,8 @@ A paper's file gives settings in layers, and each cell is what they add up to, t
 Settings are the keys of an experiment and the facts of a cell (FACTS). A method that names itself, or a partition that
 names its kind, replaces what was there; otherwise the two are merged, so a column may say `partition.alpha = 0.6`.
 `evaluation` is the fact; how clients' own models are judged (an experiment's `evaluation`) is called `policy` here.
-`choices` lists what the paper leaves open, `changed` what we chose otherwise after runs had been made.
+`seeds` are those that the paper names. `choices` lists what it leaves open, `changed` what we chose otherwise after
+runs had been made.
 `leads`, of the paper or of a table, lists pairs of rows whose difference is what the table is about; `checks` lists
 such differences as others have measured them (Check).
 The numbers stand in [table.values], a list for each row: 79.52, "77.02±0.79", "70.07?" (damaged in our text of the
@@ -23,7 +24,7 @@ paper), "-" (the paper has none). A table without values is the sweep behind a f
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -56,8 +57,8 @@ EVALUATIONS: dict[str, str] = {
     "personal best": "the best round of the clients' mean, each with its own model on its own test share; the final "
     "tuning counts as a round",
 }
-FACTS = ("kind", "evaluation", "target", "source", "uncertain", "unmeasured", "lr_matches", "note")
-STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell", "leads")
+FACTS = ("kind", "evaluation", "target", "source", "uncertain", "unmeasured", "lr_matches", "assumed", "note")
+STRUCTURE = ("name", "title", "rows", "columns", "values", "row", "column", "cell", "leads", "known", "unknown")
 
 Settings = Mapping[str, Any]
 
@@ -69,8 +70,8 @@ class Cell:
     `kind` is one of KINDS, `evaluation` one of EVALUATIONS; `target` is the accuracy in % that rounds or seconds lead
     to; `source` is "own run" or "copied" (from another paper). `uncertain`: the number or its setting is damaged in
     our text of the paper, or the setting cannot be guessed, so nothing is judged by it. `unmeasured` says why no run
-    here gives the number. `lr_matches` names the row whose mean step length the learning rate is to match. `note` says
-    what the paper leaves open and what we chose.
+    here gives the number. `assumed` names a setting that the paper does not print. `lr_matches` names the row whose
+    mean step length the learning rate is to match. `note` says what the paper leaves open and what we chose.
     """
 
     paper: str
@@ -87,6 +88,7 @@ class Cell:
     uncertain: bool = False
     unmeasured: str = ""
     lr_matches: str = ""
+    assumed: str = ""
     note: str = ""
 
     @property
@@ -98,13 +100,16 @@ class Cell:
 @dataclass(frozen=True)
 class Table:
     """A table of a paper, the numbers of its text, or the sweep behind one of its figures. `leads` names pairs of rows
-    whose difference is what the table is about."""
+    whose difference is what the table is about; `known` and `unknown` say what the paper tells of it, where it does not
+    tell enough."""
 
     paper: str
     name: str
     title: str
     cells: tuple[Cell, ...]
     leads: tuple[tuple[str, str], ...] = ()
+    known: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,25 @@ def choices(paper: str) -> tuple[str, ...]:
     return tuple(read(paper)["choices"])
 
 
+def seeds_of(paper: str) -> tuple[int, ...]:
+    """List the seeds that a paper says it used; none where it does not say."""
+    return tuple(read(paper).get("seeds", ()))
+
+
+def collect_notes(some: Sequence[Cell]) -> list[str]:
+    """List the notes of cells, each once, with the row or column that it is about where it is about one."""
+    found: dict[str, list[Cell]] = {}
+    for cell in some:
+        if cell.note:
+            found.setdefault(cell.note, []).append(cell)
+    told = []
+    for note, cells in found.items():
+        rows, columns = {cell.row for cell in cells}, {cell.column for cell in cells}
+        about = "" if len(cells) == len(some) else cells[0].row if len(rows) == 1 else cells[0].column
+        told.append(f"{about}: {note}" if about and 1 in (len(rows), len(columns)) else note)
+    return told
+
+
 def changes(paper: str) -> tuple[str, ...]:
     """What we chose otherwise after runs had been made, and what those had."""
     tables(paper)
@@ -180,7 +204,8 @@ def expand(paper: str, data: Settings, table: Settings) -> Table:
             }
             made.append(_cell(paper, table["name"], row, column, number, _layers(data, table, row, column, own)))
     leads = [(one, other) for one, other in table.get("leads", data.get("leads", ())) if {one, other} <= values.keys()]
-    return Table(paper, table["name"], table["title"], tuple(made), tuple(leads))
+    told = tuple(table.get("known", ())), tuple(table.get("unknown", ()))
+    return Table(paper, table["name"], table["title"], tuple(made), tuple(leads), *told)
 
 
 def _layers(data: Settings, table: Settings, row: str, column: str, own: Settings) -> list[Settings]:

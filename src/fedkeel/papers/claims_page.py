@@ -10,7 +10,8 @@ from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, De
 from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
-from fedkeel.papers.results_page import plural, write_grid
+from fedkeel.papers.results_page import write_grid
+from fedkeel.text import plural
 
 LONG = 300
 """A run counts as one of full length from this many rounds on, if it has all of its cell's."""

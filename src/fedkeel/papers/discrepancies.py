@@ -73,7 +73,7 @@ def describe_number(judged: Judgement) -> str:
     cell, digits = judged.cell, 0 if judged.cell.kind == "rounds" else 2
     kind = "" if cell.kind == "accuracy" or cell.label.endswith(cell.kind) else f" ({cell.kind})"
     came = f", measured {judged.mean:.{digits}f} ({judged.difference:+.{digits}f})" if judged.mean is not None else ""
-    return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.verdict}"
+    return f"{cell.paper}:{cell.table} {cell.label}{kind}: reported {cell.reported:.{digits}f}{came}: {judged.words}"
 
 
 def list_tries(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]], asked: Sequence[Entry]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fedkeel.errors import require_known
@@ -23,14 +24,14 @@ def in_order(part: str | None = None) -> list[Cell]:
     found: dict[tuple[str, str, str], Cell] = {}
     for name in names:
         for entry in known[name]["cells"]:
-            for cell in _cells(entry["table"], entry.get("rows"), entry.get("columns")):
+            for cell in list_cells(entry):
                 found.setdefault((entry["table"], cell.row, cell.column), cell)
     return list(found.values())
 
 
-def _cells(table: str, rows: list[str] | None, columns: list[str] | None) -> list[Cell]:
-    """Column by column, the rows in the order given."""
-    cells = {(cell.row, cell.column): cell for cell in find(table)}
-    rows = rows or list(dict.fromkeys(row for row, _ in cells))
-    columns = columns or list(dict.fromkeys(column for _, column in cells))
+def list_cells(entry: Mapping[str, Any]) -> list[Cell]:
+    """List the cells of a `table`, or of some `rows` and `columns` of it: column by column, in the order given."""
+    cells = {(cell.row, cell.column): cell for cell in find(entry["table"])}
+    rows = entry.get("rows") or list(dict.fromkeys(row for row, _ in cells))
+    columns = entry.get("columns") or list(dict.fromkeys(column for _, column in cells))
     return [cells[row, column] for column in columns for row in rows]

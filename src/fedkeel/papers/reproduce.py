@@ -11,9 +11,10 @@ from typing import Any
 from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import Trust
-from fedkeel.papers import Cell, find
+from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
+from fedkeel.papers.figures import find_figure
 from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.runs.experiment import Experiment
@@ -35,11 +36,9 @@ STEP = "report/step_length"  # what `track="state"` calls the number that the ru
 
 # ---- which cells ---------------------------------------------------------------------------------------------------
 def chosen(spec: str, pattern: str | None) -> list[Cell]:
-    """The cells of a paper, a table, a part of the order or a claim whose label matches: the label, or a pattern, or
-    some of its words, in any order."""
-    paper, colon, part = spec.partition(":")
-    lists = {ORDER: in_order, CLAIMS: find_claimed_cells}
-    found = lists[paper](part if colon else None) if paper in lists else find(spec)
+    """The cells of a paper, a table, a figure, a part of the order or a claim whose label matches: the label, or a
+    pattern, or some of its words, in any order."""
+    found = _every_cell(spec)
     if pattern is None:
         return found
     words = _words(pattern)
@@ -53,6 +52,32 @@ def chosen(spec: str, pattern: str | None) -> list[Cell]:
         some = "; ".join(cell.label for cell in found[:4])
         raise RequestError(f"{spec} has no cell: {pattern}", f"its cells are like: {some}")
     return kept
+
+
+def seeds_named(text: str, spec: str) -> list[int]:
+    """The seeds of a paper, where "paper" is written in place of numbers; none where it is not."""
+    if text != "paper":
+        return []
+    paper = spec.partition(":")[0]
+    found = seeds_of(paper) if paper in PAPERS else ()
+    if not found:
+        having = ", ".join(name for name in PAPERS if seeds_of(name))
+        raise RequestError(
+            f"{paper} does not name its seeds.", f"write numbers: --seeds 0,1,2; seeds are named by {having}"
+        )
+    return list(found)
+
+
+def _every_cell(spec: str) -> list[Cell]:
+    paper, colon, part = spec.partition(":")
+    lists = {ORDER: in_order, CLAIMS: find_claimed_cells}
+    if paper in lists:
+        return lists[paper](part if colon else None)
+    figure = find_figure(spec)
+    if figure is None:
+        return find(spec)
+    named = find(spec) if any(one.name == part for one in tables(paper)) else []
+    return named + [cell for cell in figure.cells if cell not in named]
 
 
 def _words(label: str) -> list[str]:

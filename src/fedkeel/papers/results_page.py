@@ -12,7 +12,7 @@ from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, keep_newest, spent, standing
 from fedkeel.papers.noise import ASSUMED, SHARE, NoiseOfLedger, place_of
 from fedkeel.papers.verdicts import EARLY, ENOUGH, Judgement, Lead, both_at, judge, leads, measure_gap
-from fedkeel.text import make_printable
+from fedkeel.text import make_printable, plural
 
 HEAD = (files("fedkeel.papers") / "results_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
@@ -140,7 +140,7 @@ def write_lead(lead: Lead) -> list[str]:
 # ---- tables --------------------------------------------------------------------------------------------------------
 def write_section(table: Table, judged: Sequence[Judgement]) -> list[str]:
     names = ["cell", "reported", "measured", "difference", "last round", "rounds", "seeds", "minutes", "verdict"]
-    rows = [[*cells_of(one), one.verdict] for one in judged]
+    rows = [[*cells_of(one), one.words] for one in judged]
     return [write_heading(table), f"{meaning(judged)}\n", *write_grid(names, "lrrrrrrrl", rows), *list_notes(judged)]
 
 
@@ -270,7 +270,3 @@ def signed(value: float | None, kind: str = "accuracy") -> str:
 def reached(round: int, rounds: int) -> str:
     """Say how far a run, or two of them, have come."""
     return f"**{round} of {rounds}**" if round < rounds else f"{round}"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

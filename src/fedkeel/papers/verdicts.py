@@ -32,6 +32,11 @@ class Judgement:
     repeated: Noise = UNREPEATED
 
     @property
+    def words(self) -> str:
+        """The verdict, and the setting that it rests on where the paper does not print it."""
+        return f"{self.verdict}; {self.cell.assumed} assumed" if self.cell.assumed and self.entries else self.verdict
+
+    @property
     def known(self) -> list[float]:
         return [value for value in self.values if value is not None]
 

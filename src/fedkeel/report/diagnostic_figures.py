@@ -12,6 +12,7 @@ from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_figure, num
 from fedkeel.report.panels import (
     NAMED,
     bands_by_round,
+    by_client,
     by_layer,
     cka,
     cosines,
@@ -20,7 +21,8 @@ from fedkeel.report.panels import (
     from_above,
     panels,
 )
-from fedkeel.report.series import critical, spectra
+from fedkeel.report.point_figures import cluster_charts, point_charts
+from fedkeel.report.series import PROBED, critical, probed, spectra
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 MARKS: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.2}
 BANDS = (("distance", "Dist(m)"), ("deviation", "Std(m)"), ("variance", "variance"))
+GROUPS = 40  # in one frame; more cannot be read
 END = "between clients, at the last model"
-POINTS = "each method in a plane of its own; closer together: clients agree more; numbers are classes"
 
 
 def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
@@ -37,6 +39,8 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
     if found := shown(setting, spectra):
         note = "Dist(m) of client updates; logarithmic, lighter: farther apart"
         yield Chart("bands-by-round", "spectrum", "Bands over rounds", note, panels(found, bands_by_round, 0.45))
+    for kind in PROBED:
+        yield from probe_charts(setting, kind)
     if found := shown(setting, diagnostic("spectrum")):
         for kind, here in by_kind(found):
             yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))
@@ -56,26 +60,67 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
             yield Chart("client-accuracy", "clients", title, note, accuracies(served))
     if found := shown(setting, diagnostic("embedding")):
         for kind, here in by_kind(found):
-            for key, axis, way in (("pca", "component", "PCA"), ("tsne", "t-SNE", "t-SNE")):
-                if there := [one for one in here if key in one.data]:
-                    title = f"Clients as points: {kind}s, {way}"
-                    yield Chart(f"{kind}s-{key}", "drift", title, POINTS, scatter(there, key, axis))
+            yield from point_charts(kind, here)
+    if found := shown(setting, diagnostic("clusters")):
+        yield from cluster_charts(found)
     if found := shown(setting, diagnostic("landscape")):
-        note = "training loss, each method around its own last model"
+        note = f"{name_loss(found)}, each method around its own {name_model(found)}"
         yield Chart("landscape-line", "landscape", "Loss along one direction", note, landscape_lines(found))
         yield Chart("landscape-surface", "landscape", "Loss surfaces in one frame", note, landscape_surfaces(found))
         yield Chart("landscape-above", "landscape", "Loss from above", note, panels(found, from_above))
     if found := shown(setting, diagnostic("hessian")):
-        note = "of the training loss at the last model"
+        note = f"of the {name_loss(found)} at the {name_model(found)}"
         yield Chart("hessian", "landscape", "Top Hessian eigenvalues", note, eigenvalues(found))
     if found := shown(setting, diagnostic("cka")):
         note = "mean over pairs of clients, features after local training; 1: alike"
         yield Chart("cka-by-layer", "landscape", "CKA of clients by layer", note, cka_lines(found))
         if found := [one for one in found if one.data.get("layers")]:
             yield Chart("cka", "landscape", "CKA of clients, last layer", note, panels(found, cka))
+    if found := [one for one in shown(setting, diagnostic("groups")) if 1 < len(one.data["groups"]) <= GROUPS]:
+        note = "of the test samples, by what the data set says they are"
+        yield Chart("accuracy-by-group", "clients", "Accuracy by group", note, group_accuracies(found))
     if found := shown(setting, critical):
         note = "share of the clients that marked the layer; darker: more of them"
         yield Chart("critical-layers", "kept", "Critical layers", note, panels(found, critical_layers, NAMED))
+
+
+def probe_charts(setting: Setting, kind: str) -> Iterator[Chart]:
+    """The spectrum of gradients or perturbations while training.  (SpecGradFilter fig. 1, FedFFT fig. 1)"""
+    found = shown(setting, lambda group: probed(group, kind))
+    if not found:
+        return
+    file, title = f"{kind}-spectrum", f"Spectrum of {kind}s while training"
+    when = f"between clients, mean over {name_rounds([one.data['rounds'] for one in found])}"
+    yield Chart(file, "spectrum", title, when, spectrum(found))
+    over = shown(setting, lambda group: spectra(group, of=file))
+    note = "Dist(m) at the model that the round began with; logarithmic, lighter: farther apart"
+    yield Chart(f"{file}-by-round", "spectrum", f"{title}, by round", note, panels(over, bands_by_round, 0.45))
+    for part, draw, note in (
+        ("layers", by_layer, f"{when}; Dist(m), darker: farther apart"),
+        ("clients", by_client, f"{when}; distance from the mean of all clients, darker: farther away"),
+    ):
+        if here := [one for one in found if one.data[part]]:
+            name = part.removesuffix("s")
+            yield Chart(f"{file}-by-{name}", "spectrum", f"{title}, by {name}", note, panels(here, draw, NAMED))
+
+
+def name_rounds(lists: Sequence[Sequence[int]]) -> str:
+    """The tracked rounds in words."""
+    rounds = sorted({number for some in lists for number in some})
+    named = [*rounds[:3], "…", rounds[-1]] if len(rounds) > 5 else rounds
+    return f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, named))}"
+
+
+def name_loss(found: Sequence[Shown]) -> str:
+    """Whose samples gave the loss."""
+    splits = {one.data.get("split", "train") for one in found}
+    return {"train": "training loss", "test": "test loss"}[splits.pop()] if len(splits) == 1 else "loss"
+
+
+def name_model(found: Sequence[Shown]) -> str:
+    """Which model of the runs was looked at."""
+    models = {one.data.get("which", "last") for one in found}
+    return f"{'best' if models == {'best'} else 'last'} model" if len(models) == 1 else "best or last model"
 
 
 def diagnostic(name: str) -> Callable[[Group], Any]:
@@ -130,6 +175,20 @@ def accuracies(found: Sequence[Shown]) -> Figure:
     return lines(found, lambda data: [100 * v for v in sorted(data["accuracies"])], xlabel=words[0], ylabel=words[1])
 
 
+def group_accuracies(found: Sequence[Shown]) -> Figure:
+    """Each domain or corruption, a mark for each method."""
+    names = list(dict.fromkeys(name for one in found for name in one.data["groups"]))
+    figure = new_figure(max(4.6, 1.6 + 0.34 * len(names)), 3.4, fitted=True)
+    axes: Any = figure.subplots()
+    for one in found:
+        y = [100 * one.data["groups"].get(name, np.nan) for name in names]
+        axes.plot(range(len(names)), numbers(y), **one.look | {"linestyle": "none"}, marker="o", markersize=5)
+    axes.set_xticks(range(len(names)), [plain(name.replace("_", " ")) for name in names], rotation=40, ha="right")
+    axes.tick_params(axis="x", labelsize=7)
+    finish(axes, ylabel="accuracy (%)")
+    return figure
+
+
 def cka_lines(found: Sequence[Shown]) -> Figure:
     names = [plain(name) for name in found[0].data["mean"]]
     figure = lines(found, lambda data: [*data["mean"].values()], fitted=True, ylabel="mean CKA of clients")
@@ -144,22 +203,6 @@ def eigenvalues(found: Sequence[Shown]) -> Figure:
     return lines(found, lambda data: data["eigenvalues"], xlabel="rank", ylabel="Hessian eigenvalue")
 
 
-def scatter(found: Sequence[Shown], key: str, axis: str) -> Figure:
-    """Clients as points; class numbers where a point is a class."""
-    figure = new_figure()
-    axes: Any = figure.subplots()
-    for one in found:
-        points = numbers(one.data[key])
-        x, y = points[:, 0], points[:, 1] if points.shape[1] > 1 else np.zeros(len(points))
-        classes = np.asarray(one.data.get("classes") or [""] * len(x), dtype=str)
-        for number, name in enumerate(np.unique(classes)):
-            mark = {"marker": f"${name}$", "s": 20} if name else {"s": 20}
-            here, label = classes == name, plain(one.label) if number == 0 else None
-            axes.scatter(x[here], y[here], color=one.colour, alpha=0.8, label=label, linewidths=0, gid=one.id, **mark)
-    finish(axes, xlabel=f"{axis} 1", ylabel=f"{axis} 2")
-    return figure
-
-
 def landscape_lines(found: Sequence[Shown]) -> Figure:
     """The loss along one direction, all methods in one frame."""
     figure = new_figure()
@@ -168,7 +211,7 @@ def landscape_lines(found: Sequence[Shown]) -> Figure:
         line = one.data["line"]
         axes.plot(line["x"], numbers(line["values"]), **one.look)
     axes.xaxis.get_major_locator().set_params(nbins=5)
-    finish(axes, xlabel=plain(found[0].data["line"]["along"]), ylabel="training loss")
+    finish(axes, xlabel=plain(found[0].data["line"]["along"]), ylabel=name_loss(found))
     return figure
 
 
@@ -184,6 +227,6 @@ def landscape_surfaces(found: Sequence[Shown]) -> Figure:
             x, y, z, color=one.colour, alpha=0.55, linewidth=0.2, edgecolor="0.4", label=plain(one.label), gid=one.id,
             rasterized=True,
         )  # fmt: skip
-    axes.set(zlabel="training loss", xlabel="first direction", ylabel="second direction")
+    axes.set(zlabel=name_loss(found), xlabel="first direction", ylabel="second direction")
     axes.tick_params(labelsize=6)
     return figure

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from fedkeel.errors import require_known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +23,15 @@ RULE, PAPER = "#ebebeb", "#ffffff"
 COLOURS = {"#000000": "currentColor", RULE: "var(--line)", PAPER: "var(--paper)"}
 """Ink and paper, which in a page follow its own."""
 FARTHEST = 1e38
+LOOKS: dict[str, dict[str, Any]] = {
+    "page": {},
+    "paper": {
+        "font.family": ["STIXGeneral", "DejaVu Sans"], "font.size": 11, "mathtext.fontset": "stix",
+        "axes.linewidth": 0.6, "xtick.direction": "in", "ytick.direction": "in", "pdf.fonttype": 42, "ps.fonttype": 42,
+        "savefig.dpi": 300, "savefig.bbox": "tight", "savefig.pad_inches": 0.02,
+    },
+}  # fmt: skip
+"""`paper`: the letters of a printed page, embedded as text; close margins; 300 dots to the inch."""
 DPI = 144  # of maps, which are images inside of a page
 
 
@@ -46,6 +59,21 @@ class Shown(NamedTuple):
         return {"color": self.colour, "linestyle": self.style, "label": plain(self.label), "gid": self.id}
 
 
+def check_style(style: str) -> str:
+    """Refuse a name that is not in LOOKS."""
+    return require_known(style, LOOKS, "unknown style", "styles")
+
+
+@contextmanager
+def styled(style: str) -> Iterator[None]:
+    """Draw in one of LOOKS."""
+    from matplotlib import rc_context
+
+    look = LOOKS[check_style(style)]
+    with rc_context({"savefig.dpi": 200} | look):
+        yield
+
+
 def new_figure(width: float = 4.6, height: float = 3.1, *, fitted: bool = False) -> Figure:
     """An empty figure with fixed margins; `fitted`: with margins that are measured, which takes time."""
     from matplotlib.figure import Figure
@@ -71,6 +99,8 @@ def plain(text: str) -> str:
 def finish(axes: Any, **settings: Any) -> None:
     """Light axes."""
     axes.set(**settings)
+    if hasattr(axes.yaxis.get_major_formatter(), "set_powerlimits"):  # long numbers do not fit into the margin
+        axes.ticklabel_format(axis="y", scilimits=(-2, 5))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE)
     axes.set_axisbelow(True)
@@ -79,6 +109,8 @@ def finish(axes: Any, **settings: Any) -> None:
 def add_legend(figure: Figure) -> None:
     """The names of the methods, which a page has above its charts: beside points and long lists, else in the chart."""
     axes = figure.axes[0]
+    if figure.legends:
+        return
     _, names = axes.get_legend_handles_labels()
     if len(names) < 2 or axes.get_legend():
         return

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedkeel.data.partition.heatmap import plot_heatmap
-from fedkeel.errors import require_known, writing
+from fedkeel.errors import RequestError, require_known, writing
 from fedkeel.report.client_scores import client_charts
 from fedkeel.report.content import Content, Setting
 from fedkeel.report.diagnostic_figures import BANDS, diagnostic_charts, shown, spectrum
-from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain
+from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain, styled
 from fedkeel.report.labels import Labels
 from fedkeel.report.series import curve, measures, spectra, spent_by
 from fedkeel.report.source import Group
+from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,21 +57,42 @@ POINTS = 1000  # of a curve in a file
 DECADES = 100.0  # from how many times the least value on a scale is logarithmic
 
 
-def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+def write_figures(made: Content, folder: Path, kinds: Sequence[str] = KINDS, style: str = "page") -> list[Path]:
     """Every chart in every format asked for; the files written, in order."""
+    with styled(style):
+        return write_charts(file_charts(made), folder, kinds)
+
+
+def check_kinds(kinds: Sequence[str]) -> Sequence[str]:
+    """Refuse what is no type of image file, and none at all."""
     for kind in kinds:
         require_known(kind, KINDS, "unknown type of image file", "types")
+    if not kinds:
+        raise RequestError("no type of image file is given.", f"use some of {', '.join(KINDS)}")
+    return kinds
+
+
+def file_charts(made: Content) -> Iterator[Chart]:
+    """The charts of all settings under names that tell them apart, then those against one setting."""
+    for setting in made.settings:
+        before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
+        for chart in charts(setting, POINTS, [*AXES]):
+            yield chart._replace(file=f"{before}{chart.file}")
+    yield from sweep_charts(trials_of_runs(made))
+
+
+def write_charts(drawn: Iterable[Chart], folder: Path, kinds: Sequence[str] = KINDS) -> list[Path]:
+    """Charts as image files in every format asked for; the files written, in order."""
+    check_kinds(kinds)
     written = []
     with writing(folder, "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        for setting in made.settings:
-            before = f"{setting.index + 1}-" if len(made.settings) > 1 else ""
-            for chart in charts(setting, POINTS, [*AXES]):
-                add_legend(chart.figure)
-                lay_out(chart.figure)
-                for kind in kinds:
-                    written.append(folder / f"{before}{chart.file}.{kind}")
-                    chart.figure.savefig(written[-1], dpi=200)
+        for chart in drawn:
+            add_legend(chart.figure)
+            lay_out(chart.figure)
+            for kind in kinds:
+                written.append(folder / f"{chart.file}.{kind}")
+                chart.figure.savefig(written[-1])
     return written
 
 

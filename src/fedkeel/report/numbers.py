@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fedkeel.report.content import Setting, group_id
-from fedkeel.report.series import Spread
+from fedkeel.report.series import Spread, probed
 from fedkeel.report.source import Group
 from fedkeel.report.tables import sortable_table, td
 from fedkeel.studies.diagnose import RATIO
@@ -27,6 +27,11 @@ def low_share(found: Found) -> float | None:
 
 def accuracy(name: str) -> Callable[[Found], float | None]:
     return lambda found: (found["accuracy_spread"] or {}).get(name)
+
+
+def embedded(name: str, *kinds: str) -> Callable[[Found], float | None]:
+    """A number of the first of these kinds that was embedded."""
+    return lambda found: next((found["kinds"][kind].get(name) for kind in kinds if kind in found["kinds"]), None)
 
 
 def share(value: float) -> str:
@@ -49,11 +54,33 @@ COLUMNS: tuple[Column, ...] = (
     ("spectrum", "disagreement below the cut, δ²", lambda found: found["heterogeneity"]["low"], short),
     ("spectrum", "above it, δ²", lambda found: found["heterogeneity"]["high"], short),
     ("spectrum", "share below, %", low_share, share),
+    ("embedding", "spread of perturbations", embedded("spread", "perturbation"), short),
+    ("embedding", "spread of parameters", embedded("spread", "parameter"), short),
+    ("embedding", "spread of features", embedded("spread", "feature"), short),
+    ("embedding", "silhouette of classes", embedded("separation", "sample", "feature"), short),
     ("cka", "CKA of the last layer", last_cka, short),
     ("hessian", "top eigenvalue", lambda found: found["eigenvalues"][0], short),
     ("hessian", "trace", lambda found: found["trace"], short),
     ("hessian", "sharpness", lambda found: found["sharpness"], short),
 )
+
+
+TRACKED = {
+    "lowest band of gradients over the others": ("gradient", "distance"),
+    "lowest band of perturbations over the others": ("perturbation", "variance"),
+}
+"""Numbers of spectra that were tracked: how much more clients differ in the lowest band than in a mean other one."""
+
+
+def read_number(group: Group, name: str) -> float | None:
+    """One number of a group by its name: a column here, or one of a tracked spectrum."""
+    if name not in TRACKED:
+        spread = spread_of(group, next(column for column in COLUMNS if column[1] == name))
+        return None if spread is None else spread.mean
+    kind, measure = TRACKED[name]
+    row = (probed(group, kind) or {}).get(measure, ())
+    others = [value for value in row[1:] if value == value]
+    return row[0] * len(others) / sum(others) if others and sum(others) else None
 
 
 def spread_of(group: Group, column: Column) -> Spread | None:

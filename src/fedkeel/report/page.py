@@ -14,22 +14,27 @@ from typing import Any
 from fedkeel.core.states import write_atomically
 from fedkeel.errors import RequestError, writing
 from fedkeel.report.content import Content, content
-from fedkeel.report.drawing import embed
+from fedkeel.report.drawing import Chart, embed
 from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
+from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
+from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 from fedkeel.report.tables import cards, commands, summary
+from fedkeel.text import plural
 
 MOST_BYTES = 6_000_000
 WIDE = 5.5  # inches: a chart that is wider has a row of its own
 PARTS = {
     "curves": "Learning curves",
+    "sweeps": "Against one setting",
     "drift": "Client drift",
     "spectrum": "Where in the spectrum clients disagree",
     "landscape": "Curvature, landscape and features",
     "numbers": "Diagnostics in numbers",
     "kept": "What the methods adapt",
     "clients": "Clients",
+    "sites": "Sites of the federation",
 }
 """The parts of a page that a run may have nothing for."""
 
@@ -90,15 +95,24 @@ def parts(made: Content, points: int) -> str:
                 f"<figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>"
                 f'<div class="chart">{embed(chart.figure, chart.title)}</div></figure>'
             )
+    for chart in sweep_charts(trials_of_runs(made)):
+        found["sweeps"].append(static_chart(chart))
     tables = "".join(map(numbers, made.settings))
     notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
-    before = {"numbers": tables, "clients": notes}
+    before = {"numbers": tables, "clients": notes, "sites": "".join(map(sites, made.settings))}
     return "".join(
         f'<section id="{name}"><h2>{words}</h2>{before.get(name, "")}'
         f'<div class="grid">{"".join(found[name])}</div></section>'
         for name, words in PARTS.items()
         if found[name] or before.get(name)
     )
+
+
+def static_chart(chart: Chart) -> str:
+    """A chart of several settings, which no switch of the page changes."""
+    words = f'<h3>{escape(chart.title)}</h3><span class="soft">{escape(chart.note)}</span>'
+    drawn = embed(chart.figure, chart.title)
+    return f'<figure class="static"><figcaption>{words}</figcaption><div class="chart">{drawn}</div></figure>'
 
 
 def heading(made: Content) -> str:
@@ -128,10 +142,6 @@ def setting_choice(made: Content) -> str:
 def embedded(data: Any) -> str:
     """JSON inside a script element: nothing in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def installed_version() -> str:

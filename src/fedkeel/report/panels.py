@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = 24  # characters of a layer's name
+FEW = 6  # rounds that are all named on an axis
 NAMED = 1.05  # inches that the names of layers need
 
 
@@ -71,16 +72,28 @@ def from_above(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
 
 
 def by_layer(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    return band_map(axes, one.data["layers"], [other.data["layers"] for other in found])
+
+
+def by_client(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
+    """Clients from the nearest to the mean to the farthest."""
+    rows = sorted(one.data["clients"].items(), key=lambda item: float(np.nansum(numbers(item[1]))))
+    return band_map(axes, dict(rows), [other.data["clients"] for other in found], "client ")
+
+
+def band_map(axes: Any, rows: Mapping[str, Any], every_table: Sequence[Mapping[str, Any]], before: str = "") -> Any:
+    """Rows by bands, in the shades of all tables."""
     from matplotlib.colors import LogNorm
 
-    every = np.concatenate([np.ravel(numbers([*other.data["layers"].values()])) for other in found])
+    every = np.concatenate([np.ravel(numbers([*table.values()])) for table in every_table])
     high = float(np.nanmax(every)) or 1.0
-    table = np.ma.masked_invalid(numbers([*one.data["layers"].values()]))
-    layer_names(axes, [*one.data["layers"]])
+    low = max(high / 1e3, float(np.min(every[every > 0], initial=high)) / 1.001)
+    table = np.ma.masked_invalid(numbers([*rows.values()]))
+    layer_names(axes, [f"{before}{name}" for name in rows])
     axes.set_xlabel("band", fontsize=7)
     shape = np.arange(table.shape[1] + 1) + 0.5, np.arange(table.shape[0] + 1) - 0.5
     axes.invert_yaxis()
-    return axes.pcolormesh(*shape, table, cmap="Blues", norm=LogNorm(high / 1e3, high, clip=True))
+    return axes.pcolormesh(*shape, table, cmap="Blues", norm=LogNorm(low, high, clip=True))
 
 
 def bands_by_round(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
@@ -92,6 +105,8 @@ def bands_by_round(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
     axes.set_xlabel("round", fontsize=7)
     axes.set_ylabel("band", fontsize=7)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if len(one.data["rounds"]) <= FEW:
+        axes.set_xticks(one.data["rounds"])
     places = one.data["rounds"], range(1, len(table) + 1)
     return axes.pcolormesh(*places, table, cmap="cividis", norm=LogNorm(low, max(high, 1.001 * low)), shading="nearest")
 

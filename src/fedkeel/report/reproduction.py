@@ -18,7 +18,6 @@ from fedkeel.papers.results_page import (
     cells_of,
     distinct_leads,
     meaning,
-    plural,
     shown,
     superseded,
     unmeasured,
@@ -27,7 +26,13 @@ from fedkeel.papers.results_page import (
 from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.content import look
 from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.report.drawing import embed
+from fedkeel.report.drawing import embed, styled
+from fedkeel.report.figure_page import caption, compare_with_paper, describe_figure, runs_of_ledger, write_figure
+from fedkeel.report.figures import write_charts
+from fedkeel.report.page import static_chart
+from fedkeel.report.paper_figures import draw
+from fedkeel.report.sweeps import sweep_charts, trials_of_ledger
+from fedkeel.text import plural
 
 STYLE = """
 main h3 { margin: 1.6rem 0 .4rem; } .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .88rem; }
@@ -37,7 +42,16 @@ figure { margin-bottom: .8rem; max-width: 900px; }
 td:last-child, th:last-child { text-align: left; } li { margin: .15rem 0; }
 """
 
+MEASURED = "accuracy as the paper judges it (%)"
 NAMES = ("cell", "reported", "measured", "difference", "last round", "rounds", "seeds", "minutes", "verdict")
+
+
+def write_ledger_figures(ledger: Path, folder: Path, kinds: Sequence[str], style: str) -> list[Path]:
+    """Draw the papers' figures that a ledger has runs of, and its runs that differ in one setting."""
+    entries = read_lines(ledger, needed=True)
+    written = [file for runs in runs_of_ledger(entries) for file in write_figure(runs, folder, (), kinds, style)[0]]
+    with styled(style):
+        return written + write_charts(sweep_charts(trials_of_ledger(keep_newest(entries)), MEASURED), folder, kinds)
 
 
 def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
@@ -61,6 +75,7 @@ def page(entries: Sequence[Entry], title: str) -> str:
             if table.paper == paper and (worth(table, judged, counted) or (paper == QUESTIONS and shown(judged)))
         ]
         parts.append(f"<section><h2>{escape(name)}</h2>{''.join(made)}</section>" if made else "")
+    parts += [figures_section(entries), sweeps_section(entries)]
     parts.append(contradiction_section([one for _, judged in every for one in judged], counted))
     parts.append(superseded_section(entries))
     parts.append(unmeasured_section())
@@ -108,7 +123,7 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
         charts.append(figure(about, embed(dot_chart(dots), table.title)))
     charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
     head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
-    rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.verdict]))}</tr>" for one in judged)
+    rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.words]))}</tr>" for one in judged)
     numbers = f'<details><summary>numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead>'
     notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
     remarks = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
@@ -116,6 +131,19 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
         f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{remarks}{''.join(charts)}"
         f"{numbers}<tbody>{rows}</tbody></table></div></details>"
     )
+
+
+def figures_section(entries: Sequence[Entry]) -> str:
+    made = [
+        f"<h3>{escape(caption(runs.figure))}</h3>{describe_figure(runs.figure, draw(runs), compare_with_paper(runs))}"
+        for runs in runs_of_ledger(entries)
+    ]
+    return f"<section><h2>Figures of the papers, made again</h2>{''.join(made)}</section>" if made else ""
+
+
+def sweeps_section(entries: Sequence[Entry]) -> str:
+    made = [static_chart(chart) for chart in sweep_charts(trials_of_ledger(entries), MEASURED)]
+    return f"<section><h2>Against one setting</h2>{''.join(made)}</section>" if made else ""
 
 
 def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,8 @@ from fedkeel.studies.cost_to_target import Spending, cost_to, spent
 
 POINTS = 300  # of a curve in the page: more than its pixels show
 SPECTRA = 40  # rounds of a spectrum over time
-MAPS = ("spectrum/", "critical/")  # of these names there are many, drawn as maps
+PROBED = ("gradient", "perturbation")  # whose spectra are tracked at a few moments
+MAPS = ("spectrum/", "critical/", *(f"{kind}-spectrum/" for kind in PROBED))  # many names each, drawn as maps
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,35 @@ def band_of(name: str) -> int:
 
 
 @lru_cache(maxsize=512)
-def spectra(group: Group, kind: str = "distance") -> dict[str, Any] | None:
+def spectra(group: Group, kind: str = "distance", of: str = "spectrum") -> dict[str, Any] | None:
     """Dist(m) or Std(m) over rounds, `values` [rounds, bands], as tracked; the mean over seeds."""
-    prefix = f"spectrum/{kind}/"
+    prefix = f"{of}/{kind}/"
     records = [record for run in group.runs for record in run.records]
     found = (sorted((name for name in r.extra if name.startswith(prefix)), key=band_of) for r in records)
     names = next(filter(None, found), None)
     return None if names is None else map_of(group, lambda extra: names[0] in extra, names)
+
+
+@lru_cache(maxsize=64)
+def probed(group: Group, kind: str) -> dict[str, Any] | None:
+    """What was tracked of gradients or perturbations, as `fedkeel analyse` has it of the last model: Dist(m), Std(m),
+    the variance, Dist(m) by layer and how far each client is; means over the tracked `rounds` and seeds."""
+    name_of = re.compile(rf"{kind}-spectrum/(distance|deviation|variance|(?:layer|client)/.+)/(\d{{1,3}})")
+    values: dict[str, dict[int, list[float]]] = {}
+    rounds: set[int] = set()
+    for record in (record for run in group.runs for record in run.records):
+        for name, value in record.extra.items():
+            if value is not None and (found := name_of.fullmatch(name)):
+                values.setdefault(found[1], {}).setdefault(int(found[2]), []).append(value)
+                rounds.add(record.round)
+    if "distance" not in values:
+        return None
+    bands = range(1, max(max(row) for row in values.values()) + 1)
+    rows = {name: [float(np.mean(row.get(m, [np.nan]))) for m in bands] for name, row in values.items()}
+    parts = {part: {name.partition("/")[2]: row for name, row in rows.items() if name.startswith(part)}
+             for part in ("layer/", "client/")}  # fmt: skip
+    plain = {name: row for name, row in rows.items() if "/" not in name}
+    return plain | {"layers": parts["layer/"], "clients": parts["client/"], "rounds": sorted(rounds)}
 
 
 def critical(group: Group) -> dict[str, Any] | None:

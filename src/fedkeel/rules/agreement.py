@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.rule import State, Weighting, newer_field
+from fedkeel.core.trees import Tree
 from fedkeel.randomness import key, uniforms
 from fedkeel.ranges import Count, NonNegative, PositiveShare, Whole
 from fedkeel.rules.probes import sketch
@@ -47,12 +48,16 @@ class ByAgreement(Weighting):
     def opposition_factors(self, reports: State) -> Tensor:
         """lam for the shorter update of each opposed pair in a cluster, else 1."""
         delta = reports["delta"]
-        z = unit_rows(sketch(delta, self.dimensions))
-        cluster = cluster_directions(z, self.clusters or min(3, max(1, len(z) // 3)))
+        z, cluster = self.find_clusters(delta)
         length = delta.norm()
         opposed = (cluster[:, None] == cluster) & (z @ z.T < 0)
         shorter = (length[:, None] < length) | ((length[:, None] == length) & comes_after(len(length), z.device))
         return torch.where((opposed & shorter).any(1), self.lam, 1.0).to(length.dtype)
+
+    def find_clusters(self, updates: Tree) -> tuple[Tensor, Tensor]:
+        """The directions of stacked updates as short unit vectors, and the number of the cluster of each."""
+        z = unit_rows(sketch(updates, self.dimensions))
+        return z, cluster_directions(z, self.clusters or min(3, max(1, len(z) // 3)))
 
 
 def comes_after(count: int, device: torch.device) -> Tensor:

@@ -126,7 +126,8 @@ class Judge:
         message, states, deployed = broadcast(self.method, server), fresh or {}, deploy(self.method, server)
 
         def model_of(client: int) -> ScoreRequest:
-            state = states[client] if client in states else client_state(self.method, self.task, self.store.get(client))
+            own = states[client] if client in states else self.store.get(client)
+            state = client_state(self.method, self.task, own)
             params, buffers = deployed["params"], deployed.get("buffers")
             if policy.model == "local":
                 params, buffers = state["kept"], state.get("buffers")

@@ -199,9 +199,9 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     for line in [*warnings, describe_leak(folder)] if leaking else warnings:
         log.warning("%s", line)
     records = read_rounds(folder, found.round)
-    method, plain = experiment.plan.method, found.server["params"]
-    model, trained = deploy(method, found.server)["params"], plain if method.deploys_another else None
-    final = result(records, model, experiment.plan.evaluate_every, identity, trained)
+    method, every = experiment.plan.method, experiment.plan.evaluate_every
+    trained = found.server if method.deploys_another else None
+    final = result(records, deploy(method, found.server), every, identity, trained)
     written = read_json(folder / RESULT)
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}

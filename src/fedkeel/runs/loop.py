@@ -14,10 +14,10 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree, all_finite, stack, state_bytes
+from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.cost import finite, passes, sent, uploaded
-from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training
+from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training, client_state
 from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
 from fedkeel.engines.memory import state_budget
@@ -34,6 +34,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
 from fedkeel.runs.following import Callbacks
 from fedkeel.runs.observers import Observer, Seen, observe_round
+from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import RoundRecord, result
 from fedkeel.runs.store import ClientStore
 
@@ -168,11 +169,10 @@ class Loop:
             self.seconds.merge(getattr(engine, "seconds", {}))
             self._write_timing()
         identity = self.experiment.fingerprint()
-        plain: Tree = self.server["params"]
-        model, trained = deploy(self.method, self.server), plain if self.method.deploys_another else None
+        model, trained = deploy(self.method, self.server), self.server if self.method.deploys_another else None
         if told < self.done and self.folder is not None:
             self.callbacks.see_checkpoint(self.experiment, self.records, model)
-        final = result(self.records, model["params"], self.plan.evaluate_every, identity, trained)
+        final = result(self.records, model, self.plan.evaluate_every, identity, trained)
         final |= self.judge.verdict(engine, tuner, self.server, self.records) | self.callbacks.result()
         if self.folder is not None:
             self.folder.write_result(final)
@@ -222,15 +222,21 @@ class Loop:
             if self.method.server_phase is not None:
                 reports["learned"] = self.run_server_phase(message, reports, t, lr)
             server = server_round(self.method, server, reports, self.plan.server_share_at(t))
-            if not all_finite(server["params"]):
+            if not all_finite(server):  # momenta and control variates, too: they are the next round's
+                what = "model is" if not all_finite(server["params"]) else "memory is"
                 raise RunError(
-                    f"the server's model is not finite after round {t + 1}, though the clients' are.",
+                    f"the server's {what} not finite after round {t + 1}, though the clients' reports are.",
                     "look at the weights of the clients, the server's rules and server_lr; the rounds before are kept",
                 )
             loss = float(reports["loss"].to(torch.float64).mean())
             drift = float(reports["delta"].norm().to(torch.float64).mean())
-            states = [outcome.state for outcome in kept]
-            tracked = observe_round(self.observers, Seen(t + 1, message, reports, server, self.method, states))
+            if self.observers:
+                clients = [outcome.client for outcome in kept]
+                states = [client_state(self.method, self.task, outcome.state) for outcome in kept]
+                # the store still has the clients as they were before the round
+                probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
+                seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
+                tracked = observe_round(self.observers, seen)
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
@@ -280,7 +286,7 @@ class Loop:
 
     def drop_nonfinite(self, outcomes: list[ClientOutcome], t: int) -> tuple[list[ClientOutcome], list[int]]:
         """Return the outcomes whose every number is finite, and the other clients: those change nothing."""
-        kept = [outcome for outcome in outcomes if all_finite((outcome.report, outcome.state))]
+        kept = [outcome for outcome in outcomes if outcome.is_finite]
         dropped = sorted({o.client for o in outcomes} - {o.client for o in kept})
         if dropped and (self.plan.on_nonfinite == "stop" or not kept):
             raise explain_divergence(self.task, dropped, len(outcomes), t + 1)

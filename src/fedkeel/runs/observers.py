@@ -1,7 +1,7 @@
 """What else is measured in every round, beyond the record's own numbers: observers, chosen by name.
 
-`fk.run(experiment, track=("drift", "spectrum"))` adds their numbers to each record's `extra`. An observer only reads:
-tracking changes no result.
+`fk.run(experiment, track=("drift", "spectrum@30+60"))` adds their numbers to each record's `extra`; rounds behind an @
+say when. An observer only reads: tracking changes no result.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import torch
 from torch import Tensor
 
 from fedkeel.analysis.drift import drift
-from fedkeel.analysis.spectrum import BANDS, band_drift
+from fedkeel.analysis.spectrum import BANDS, band_drift, summarise_bands
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
+from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import NAMES
 
 SPECTRUM_EVERY = 5  # rounds: a transform of every update in each would cost small models several per cent
+MOMENTS = 4  # of a run at which spectra of gradients and perturbations are taken: those cost further gradients
 
 
 class Seen(NamedTuple):
     """A round as an observer sees it: reports are stacked in client order, the server has made its step.
 
-    `states`: what each of the clients remembers of the round, in the same order.
+    `states`: what each of the clients remembers of the round, in the same order. `probe`: the same clients before the
+    round, for their gradients at the model that the round began with. `rounds`: of the whole run.
     """
 
     round: int  # counted from 1
@@ -39,9 +42,13 @@ class Seen(NamedTuple):
     server: State
     method: Method | None = None
     states: Sequence[State] = ()
+    probe: Probe | None = None
+    rounds: int = 0
 
 
 Observer = Callable[[Seen], Mapping[str, float]]
+Due = Callable[[int, int], bool]
+"""Whether something is measured in a round, of so many."""
 
 
 def observe_drift(seen: Seen) -> dict[str, float]:
@@ -51,18 +58,35 @@ def observe_drift(seen: Seen) -> dict[str, float]:
 
 
 def observe_spectrum(seen: Seen) -> dict[str, float]:
-    """Dist(m) and Std(m) of the clients' updates in ten bands, counted from 1; in rounds 1, 6, 11, …
-
-    Nothing for a single client.
-    """
+    """Dist(m) and Std(m) of the clients' updates in ten bands, counted from 1; nothing for a single client."""
     updates: Tree = seen.reports["delta"]
-    if seen.round % SPECTRUM_EVERY != 1 or len(updates.buffer) < 2:
+    if len(updates.buffer) < 2:
         return {}
     found = band_drift(updates, BANDS, by_layer=False)
     distance, deviation = torch.stack([found.distance, found.deviation]).tolist()
     return {f"spectrum/distance/{m}": value for m, value in enumerate(distance, 1)} | {
         f"spectrum/deviation/{m}": value for m, value in enumerate(deviation, 1)
     }
+
+
+def observe_probe(kind: str, seen: Seen) -> dict[str, float]:
+    """Measure the spectrum of the clients' gradients or perturbations at the model that the round began with.
+
+    Dist(m), Std(m) and the variance across clients in ten bands, Dist(m) of each layer, and how far each client is from
+    the mean; on at most 1 000 samples of a client. Nothing for a single client, and where a method does not perturb.
+    """
+    probe = seen.probe
+    if probe is None or len(probe.clients) < 2:
+        return {}
+    tree = probe.gradients if kind == "gradient" else probe.perturbations
+    if tree is None:
+        return {}
+    found = summarise_bands(tree)
+    rows = {name: found[name] for name in ("distance", "deviation", "variance")}
+    rows |= {f"layer/{name}": values for name, values in found["layers"].items()}
+    rows |= {f"client/{client}": row for client, row in zip(probe.clients, found["clients"], strict=True)}
+    named = {f"{kind}-spectrum/{name}/{m}": value for name, row in rows.items() for m, value in enumerate(row, 1)}
+    return {name: value for name, value in named.items() if not math.isnan(value)}  # a short layer has empty bands
 
 
 def observe_curve(name: str, seen: Seen) -> dict[str, float]:
@@ -121,9 +145,23 @@ def scalars_of(name: str, slot: Tree | Tensor, stacked: bool) -> dict[str, Tenso
 OBSERVERS: dict[str, Observer] = {
     "drift": observe_drift,
     "spectrum": observe_spectrum,
+    **{f"{kind}-spectrum": partial(observe_probe, kind) for kind in ("gradient", "perturbation")},
     **{name: partial(observe_curve, name) for name in ("alpha", "radius", "critical")},
     "state": observe_state,
 }
+
+
+def is_moment(round: int, rounds: int) -> bool:
+    """Whether a round ends one of MOMENTS equal parts of a run."""
+    return round in {-(-rounds * part // MOMENTS) for part in range(1, MOMENTS + 1)}
+
+
+DUE: dict[str, Due] = {
+    "spectrum": lambda round, rounds: round % SPECTRUM_EVERY == 1,
+    "gradient-spectrum": is_moment,
+    "perturbation-spectrum": is_moment,
+}
+"""What is not measured in every round, unless the rounds are given."""
 
 
 def as_list(track: Iterable[str | Observer] | str | Observer) -> list[str | Observer]:
@@ -133,12 +171,25 @@ def as_list(track: Iterable[str | Observer] | str | Observer) -> list[str | Obse
 
 def find_observers(track: Iterable[str | Observer] | str | Observer) -> list[Observer]:
     """Find observers by name; functions of the caller's own stay as they are."""
-    return [
-        OBSERVERS[require_known(one, OBSERVERS, "nothing to track is called", "choices")]
-        if isinstance(one, str)
-        else one
-        for one in as_list(track)
-    ]
+    return [find_observer(one) if isinstance(one, str) else one for one in as_list(track)]
+
+
+def find_observer(asked: str) -> Observer:
+    """Find the observer called NAME, or NAME@30+60 for the rounds 30 and 60 alone."""
+    name, at, text = asked.partition("@")
+    observer = OBSERVERS[require_known(name, OBSERVERS, "nothing to track is called", "choices")]
+    if not at:
+        return limit_to(DUE[name], observer) if name in DUE else observer
+    words = text.split("+")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise RequestError(f"{asked!r} does not say in which rounds.", f"round numbers joined by +: {name}@30+60+90")
+    chosen = {int(word) for word in words}
+    return limit_to(lambda round, rounds: round in chosen, observer)
+
+
+def limit_to(due: Due, observer: Observer) -> Observer:
+    """Return the observer, silent in the other rounds."""
+    return lambda seen: observer(seen) if due(seen.round, seen.rounds) else {}
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fedkeel.core.trees import Tree
+from fedkeel.core.rule import State
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Amount, Count, Whole
 from fedkeel.text import make_printable, shorten
@@ -66,10 +66,13 @@ def nonfinite_to_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def digest(params: Tree) -> str:
-    """Compute the identity of a model: names, shapes, dtype and every bit, whatever the order in the buffer."""
+def digest(model: State) -> str:
+    """Compute the identity of a model: names, shapes, dtype and every bit, whatever the order in the buffer.
+
+    The buffers of a model that has any follow its parameters.
+    """
     seen = hashlib.sha256()
-    for name, leaf in params.items():
+    for name, leaf in (item for part in ("params", "buffers") if part in model for item in model[part].items()):
         seen.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
         seen.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     return seen.hexdigest()
@@ -99,7 +102,7 @@ def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
 
 
 def result(
-    records: Sequence[RoundRecord], deployed: Tree, every: int, fingerprint: str, plain: Tree | None = None
+    records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None = None
 ) -> dict[str, Any]:
     """Compute the result of a run: nothing that depends on the clock.
 

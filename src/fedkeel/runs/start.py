@@ -16,7 +16,7 @@ import torch
 
 from fedkeel.core.method import Method
 from fedkeel.engines.choose import Choice, ChosenEngine, check_name, choose_engine
-from fedkeel.engines.engine import Engine
+from fedkeel.engines.engine import Engine, StatesLost
 from fedkeel.engines.machine import PRECISIONS, check_workers, device_of, steady
 from fedkeel.engines.measure import Job, RemainingWork
 from fedkeel.engines.memory import explain_out_of_memory
@@ -46,6 +46,7 @@ from fedkeel.typed_values import read_values, types_of
 log = logging.getLogger("fedkeel")
 
 CHECKPOINT_SECONDS = 30.0
+ATTEMPTS = 4  # to go on when a machine dies with what clients remember
 
 
 @explain_typos("fk.run")
@@ -74,8 +75,16 @@ def run(
     """
     followers = as_list(track), find_callbacks(callbacks), find_metrics(metrics)
     on = Place(engine, device_of(device), dtype, workers, keep_params, checkpoint_seconds, command, *followers)
-    with session(on.device) as closing:
-        return start(experiment, out, on, follow(progress), closing).drive()
+    attempts = 1
+    while True:
+        try:
+            with session(on.device) as closing:
+                return start(experiment, out, on, follow(progress), closing).drive()
+        except StatesLost as error:
+            if out is None or attempts == ATTEMPTS:
+                raise
+            log.warning("%s The run goes back to its last checkpoint", error.message)
+            attempts += 1
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import torch
 from fedkeel.core.rule import State
 from fedkeel.core.states import Arrays, Damaged, from_arrays, read, sync, to_arrays, write
 from fedkeel.core.trees import state_bytes
+from fedkeel.engines.engine import KeptState
 from fedkeel.errors import RunError
 from fedkeel.runs.checkpoint import Places
 
@@ -122,7 +123,8 @@ class ClientStore:
         arrays: Arrays = {}
         layouts: dict[str, str] = {}
         for client in members:
-            more, shapes = to_arrays(self.memory[client] if client in self.memory else self._read(client), f"{client}/")
+            state = self.memory[client] if client in self.memory else self._read(client)
+            more, shapes = to_arrays(state.fetch() if isinstance(state, KeptState) else state, f"{client}/")
             arrays |= more
             layouts |= shapes  # every client of a method has the same slots
         write(self.folder / name, arrays, {"layouts": layouts}, synced=False)

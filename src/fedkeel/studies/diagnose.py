@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedkeel.analysis.curvature import hessian_product, loss_value, sharpness, top_eigenvalues, trace
+from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
 from fedkeel.analysis.drift import accuracy_spread, cosines, drift
-from fedkeel.analysis.embedding import pca, tsne
+from fedkeel.analysis.embedding import pca
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
 from fedkeel.analysis.similarity import layer_features, pairwise_cka
-from fedkeel.analysis.spectrum import BANDS, band_drift, band_variance, heterogeneity, layer_divergence
+from fedkeel.analysis.spectrum import heterogeneity, layer_divergence, summarise_bands
 from fedkeel.core.rule import Local, Rule
 from fedkeel.core.trees import Tree
-from fedkeel.errors import RequestError, require_known
-from fedkeel.randomness import key
-from fedkeel.ranges import MOST, Count, NonNegative, Positive, Range
-from fedkeel.rules import HighPass
+from fedkeel.errors import require_known
+from fedkeel.rules import ByAgreement, HighPass
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json, write_text
 from fedkeel.runs.record import nonfinite_to_null
+from fedkeel.studies.embed import gather_points, project
+from fedkeel.studies.extent import Extent
+from fedkeel.studies.group_accuracy import measure_groups
 from fedkeel.studies.subject import Subject
-from fedkeel.typed_values import check_fields
 
 ANALYSIS = "analysis"  # the sub-folder of a run
-CLASSES = 10  # that features are drawn of: more cannot be told apart
 RATIO = 0.05  # of the filter that divergences are compared with, where the method has none
-
-
-Several = Annotated[int, Range(2, MOST)]
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much is looked at. `directions`: "random" (filter-normalised) or "eigen" (top Hessian eigenvectors)."""
-
-    clients: Several = 10
-    samples: Several = 1000
-    bands: Count = BANDS
-    eigenvalues: Count = 5
-    lanczos_steps: Count = 30
-    probes: Count = 20
-    directions: Literal["random", "eigen"] = "random"
-    radius: Positive | None = None
-    points: Count = 21
-    rho: NonNegative = 0.05
-
-    def __post_init__(self) -> None:
-        check_fields(self, RequestError, "an analysis")
-        if self.points < 3 or self.points % 2 == 0:
-            raise RequestError(f"a landscape needs an odd number of points, at least 3: {self.points}", "21 is usual")
 
 
 def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
@@ -66,24 +41,13 @@ def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
     return {
         "clients": subject.clients,
         "bands": extent.bands,
-        "kinds": {name: measure_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
+        "kinds": {name: summarise_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
         "ratio": high_pass.ratio,
         "divergence": {
             "before": layer_divergence(subject.gradients),
             "after": layer_divergence(subject.gradients, by(high_pass)),
         },
         "heterogeneity": {"low": low_high.low, "high": low_high.high},
-    }
-
-
-def measure_bands(tree: Tree, bands: int) -> dict[str, Any]:
-    found, variance = band_drift(tree, bands), band_variance(tree, bands)
-    return {
-        "distance": found.distance.tolist(),
-        "deviation": found.deviation.tolist(),
-        "variance": torch.stack([*variance.values()]).nanmean(0).tolist(),
-        "layers": {name: distance.tolist() for name, (distance, _) in found.layers.items()},
-        "layer_deviation": {name: deviation.tolist() for name, (_, deviation) in found.layers.items()},
     }
 
 
@@ -132,94 +96,71 @@ def off_diagonal_mean(table: Tensor) -> float:
 
 
 def embed_models(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Draw perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)
+    """Draw perturbations, parameters and features of the clients' models as points in a plane.  (FedFFT fig. 4)"""
+    (kinds,) = project([gather_points(subject, extent)], subject.seed)
+    return {"clients": subject.clients, "kinds": kinds}
 
-    Parameters are w_i − w_t: a projection does not see the common start. Features have a point for each class.
+
+def cluster_clients(subject: Subject, extent: Extent) -> dict[str, Any]:
+    """Put clients into clusters by the direction of their next updates, and compare them.  (FedSCAM, section 3)
+
+    By the method's own rule, where it has one. `opposed` are those that count less in a cluster with dampening: they
+    move against a longer update of their cluster.
     """
-    clients = [f"client {client}" for client in subject.clients]
-    rows = {"parameter": Points(subject.updates.buffer, clients)}
-    if subject.perturbations is not None:
-        rows["perturbation"] = Points(subject.perturbations.buffer, clients)
-    if subject.task.module is not None:
-        rows["feature"] = features_by_class(subject, extent)
-    of = key(subject.seed, "t-SNE")
-    return {"clients": subject.clients, "kinds": {name: project_points(points, of) for name, points in rows.items()}}
-
-
-class Points(NamedTuple):
-    """Rows to be drawn in a plane, what each of them is, and the class it is about where there is one."""
-
-    rows: Tensor
-    names: list[str]
-    classes: list[int] | None = None
-
-
-def features_by_class(subject: Subject, extent: Extent) -> Points:
-    """Compute the mean feature of each class in each client's model and in the server's, before the last layer.
-
-    Of the first ten classes, on common test samples; where samples have no class, all their features in one row.
-    """
-    *inputs, labels = subject.test_samples(min(extent.samples, 500))
-    inputs = inputs or [labels]
-    names = [*(f"client {client}" for client in subject.clients), "server"]
-    models = [*subject.local_models, subject.model(subject.params)]
-    found = [take_before_last(layer_features(module, *inputs)) for module in models]
-    if labels.dim() != 1 or labels.is_floating_point():
-        return Points(torch.stack([table.flatten() for table in found]), names)
-    classes = sorted(set(labels.tolist()))[:CLASSES]
-    means = [table[labels == c].mean(0) for table in found for c in classes]
-    return Points(torch.stack(means), [f"{name}, class {c}" for name in names for c in classes], classes * len(names))
-
-
-def take_before_last(features: Mapping[str, Tensor]) -> Tensor:
-    """Take what goes into the last layer, as the layer before it gives it out."""
-    return [*features.values()][-2:][0]
-
-
-def project_points(points: Points, of: int) -> dict[str, Any]:
-    table = points.rows.cpu()
-    plane = pca(table, min(2, *table.shape))
-    found = {"pca": plane.points.tolist(), "explained": plane.explained.tolist(), "names": points.names}
-    if points.classes is not None:
-        found["classes"] = points.classes
-    if len(table) >= 4:
-        found["tsne"] = tsne(table, of).tolist()
-    return found
+    own = subject.method.weights
+    rule = own if isinstance(own, ByAgreement) else ByAgreement()
+    rule = replace(rule, clusters=extent.clusters or rule.clusters, lam=0.5)
+    updates = subject.updates
+    rows = updates.buffer.cpu()
+    factors = rule.opposition_factors({"delta": updates})
+    return {
+        "clients": subject.clients,
+        "clusters": rule.find_clusters(updates)[1].tolist(),
+        "cosines": cosines(updates).tolist(),
+        "points": pca(rows, min(2, *rows.shape)).points.tolist(),
+        "opposed": [client for client, factor in zip(subject.clients, factors.tolist(), strict=True) if factor < 1],
+    }
 
 
 def measure_hessian(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Measure top eigenvalues and trace of the Hessian of the training loss, and the sharpness at a radius."""
-    product = hessian_product(subject.loss, subject.params)
+    """Measure top eigenvalues and trace of the Hessian of the loss, and the sharpness at a radius."""
+    loss = subject.loss_of_split(extent.split)
+    product = hessian_product(loss, subject.params)
     count = min(extent.eigenvalues, subject.params.layout.size)
     top = top_eigenvalues(product, subject.params, count, extent.lanczos_steps, subject.seed)
     estimate = trace(product, subject.params, extent.probes, subject.seed)
     return {
-        "loss": loss_value(subject.loss, subject.params),
+        "split": extent.split,
+        "loss": loss_value(loss, subject.params),
         "eigenvalues": top.values,
         "residuals": top.residuals,
         "trace": estimate.value,
         "trace_error": estimate.error,
         "rho": extent.rho,
-        "sharpness": sharpness(subject.loss, subject.params, extent.rho, steps=5),
+        "sharpness": sharpness(loss, subject.params, extent.rho, steps=5),
     }
 
 
 def measure_landscape(subject: Subject, extent: Extent) -> dict[str, Any]:
-    """Measure the training loss along one and two directions."""
+    """Measure the loss along one and two directions."""
+    loss = subject.loss_of_split(extent.split)
     if extent.directions == "eigen":
-        product = hessian_product(subject.loss, subject.params)
+        product = hessian_product(loss, subject.params)
         found = top_eigenvalues(product, subject.params, 2, extent.lanczos_steps, subject.seed)
-        first, second = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
+        slope = gradient(loss, subject.params)
+        ways_up = (Tree(row, subject.params.layout) for row in found.vectors.buffer)
+        # an eigenvector has no sign of its own: uphill in every run, so that landscapes can be compared
+        first, second = (-way if float(slope.dot(way)) < 0 else way for way in ways_up)
         usual, along = 0.5, "top Hessian eigenvectors"
     else:
         first, second = (random_direction(subject.params, subject.seed, number) for number in (0, 1))
         usual, along = 1.0, "random filter-normalised directions"
     radius = usual if extent.radius is None else extent.radius
     ways: tuple[Landscape, ...] = (
-        line(subject.loss, subject.params, first, radius, 2 * extent.points - 1, along),
-        plane(subject.loss, subject.params, first, second, radius, extent.points, along),
+        line(loss, subject.params, first, radius, 2 * extent.points - 1, along),
+        plane(loss, subject.params, first, second, radius, extent.points, along),
     )
-    return {"line": ways[0].data(), "plane": ways[1].data()}
+    return {"split": extent.split, "line": ways[0].data(), "plane": ways[1].data()}
 
 
 DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
@@ -227,8 +168,10 @@ DIAGNOSTICS: dict[str, Callable[[Subject, Extent], dict[str, Any]]] = {
     "drift": measure_drift,
     "cka": measure_cka,
     "embedding": embed_models,
+    "clusters": cluster_clients,
     "hessian": measure_hessian,
     "landscape": measure_landscape,
+    "groups": measure_groups,
 }
 
 
@@ -239,13 +182,50 @@ def analyse(
     extent, wanted = extent or Extent(), list(names) or [*DIAGNOSTICS]
     for name in wanted:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
-    subject = Subject(run, clients=extent.clients, samples=extent.samples, device=device)
+    subject = take_subject(run, extent, device)
     found = {}
     for name in wanted:
-        found[name] = DIAGNOSTICS[name](subject, extent) | {"round": subject.round}
+        found[name] = DIAGNOSTICS[name](subject, extent) | describe(subject.round, extent)
         if run.path is not None:
             write_diagnostic(run.path, name, found[name])
     return found
+
+
+def embed_together(runs: Sequence[Run], extent: Extent | None = None, device: str = "cpu") -> list[dict[str, Any]]:
+    """Embed the models of several runs in one plane; write it beside each run that has a folder.  (FedFFT fig. 4)"""
+    extent = extent or Extent()
+    subjects = (take_subject(run, extent, device) for run in runs)
+    taken = [(s.clients, s.round, s.seed, gather_points(s, extent)) for s in subjects]
+    projected = project([points for *_, points in taken], taken[0][2], name_plane(runs))
+    found = []
+    for run, (clients, round, _, _), kinds in zip(runs, taken, projected, strict=True):
+        found.append({"clients": clients, "kinds": kinds} | describe(round, extent))
+        if run.path is not None:
+            write_diagnostic(run.path, "embedding", found[-1])
+    return found
+
+
+def name_plane(runs: Sequence[Run]) -> str:
+    """Name the plane that runs share."""
+    return " ".join(run.experiment.fingerprint() for run in runs)
+
+
+def describe(round: int, extent: Extent) -> dict[str, Any]:
+    """What a diagnostic was taken of."""
+    return {"round": round, "which": extent.which, "extent": extent.changes()}
+
+
+def is_known(run: Run, name: str, extent: Extent, plane: str | None = None) -> bool:
+    """Whether a run's folder has this diagnostic of the model that is asked for, in this extent and plane."""
+    found = {} if run.path is None else read_diagnostics(run.path).get(name, {})
+    planes = {kind.get("plane") for kind in found.get("kinds", {}).values()} if name == "embedding" else {plane}
+    wanted = describe(len(run.at(extent.which).records), extent)
+    return planes == {plane} and {key: found.get(key) for key in wanted} == wanted
+
+
+def take_subject(run: Run, extent: Extent, device: str) -> Subject:
+    """Put the model that is asked for back on its data."""
+    return Subject(run, clients=extent.clients, samples=extent.samples, device=device, which=extent.which)
 
 
 def write_diagnostic(folder: Path, name: str, data: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedkeel.data.corruptions.registry import corrupt_array
+from fedkeel.data.corruptions.registry import TWELVE, corrupt_array
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.data.partition.feature_shift import KINDS, FeatureShift, corrupt_each
 from fedkeel.data.partition.iid import Iid
@@ -17,12 +17,15 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (600, 8, 8, 3), np.uint8)
 
 
 def test_each_client_has_two_or_three_and_all_kinds_are_dealt_evenly():
+    for fifteen, kinds in ((False, TWELVE), (True, KINDS)):
+        hands = FeatureShift(Iid(100), fifteen=fifteen).deal_corruptions(100, 5)
+        assert {len(hand) for hand in hands} == {2, 3}
+        assert all(len(set(hand)) == len(hand) for hand in hands)
+        dealt = np.array([sum(kind in hand for hand in hands) for kind in kinds])
+        assert dealt.sum() == sum(map(len, hands))
+        assert dealt.min() >= 1
+        assert dealt.max() - dealt.min() <= 2
     hands = FeatureShift(Iid(100)).deal_corruptions(100, 5)
-    assert {len(hand) for hand in hands} == {2, 3}
-    assert all(len(set(hand)) == len(hand) for hand in hands)
-    dealt = np.array([sum(kind in hand for hand in hands) for kind in KINDS])
-    assert dealt.min() >= 1
-    assert dealt.max() - dealt.min() <= 2
     assert hands != FeatureShift(Iid(100)).deal_corruptions(100, 6)
 
 

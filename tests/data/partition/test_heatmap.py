@@ -70,11 +70,9 @@ def test_sizes_and_empty_clients_are_shown() -> None:
     assert write_heatmap(np.zeros((2, 3), dtype=np.int64)).splitlines()[0] == "class 0"
 
 
-@pytest.mark.parametrize(
-    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
-)
+@pytest.mark.parametrize(("suffix", "magic"), [(".PNG", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_files_are_of_the_type_their_name_says(tmp_path: Path, suffix: str, magic: bytes) -> None:
-    held = np.random.default_rng(0).integers(0, 50, (30, 10))
+    held = np.random.default_rng(0).integers(0, 50, (4, 3))
     path = draw_heatmap(held, tmp_path / f"map{suffix}")
     assert path.read_bytes().startswith(magic)
 

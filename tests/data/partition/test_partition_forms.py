@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkeel.data.partition.classwise import _fill_up
 from fedkeel.data.partition.dirichlet import FORMS, Dirichlet
+from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.heterogeneity import score
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.long_tail import LongTail
@@ -87,7 +89,8 @@ def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_large_alpha_is_iid_and_a_small_one_is_not(form: str) -> None:
-    scores = [score(Dirichlet(a, 20, form).divide(CIFAR, 3).histogram(CIFAR, 10)) for a in (1e6, 10.0, 0.5, 0.05)]
+    labels = CIFAR[:20_000]
+    scores = [score(Dirichlet(a, 20, form).divide(labels, 3).histogram(labels, 10)) for a in (1e6, 10.0, 0.5, 0.05)]
     assert scores == sorted(scores)
     assert scores[0] < 0.06
     assert scores[-1] > 0.6
@@ -126,6 +129,10 @@ def test_class_wise_reports_what_it_repaired() -> None:
     (note,) = partition.notes
     assert "900 samples were moved to 90 of 100 clients" in note
     assert Dirichlet(1.0, 100, "class-wise", min_size=10).divide(CIFAR, 0).notes == ()
+
+
+def test_repair_takes_from_no_client_what_it_needs_itself() -> None:
+    assert _fill_up(np.array([[5], [4], [3], [0]]), 3).tolist() == [[3], [3], [3], [3]]
 
 
 def test_class_wise_leaves_empty_clients_only_if_that_is_allowed() -> None:
@@ -201,6 +208,37 @@ def test_long_tail_passes_owners_on() -> None:
     groups = np.arange(50_000) % 7
     partition = LongTail(Natural(), 10).divide(CIFAR, 2, groups=groups)
     assert [set(groups[mine]) for mine in partition] == [{g} for g in range(7)]
+
+
+def test_a_share_a_number_and_a_least_size_of_natural_clients() -> None:
+    groups = np.repeat(np.arange(50), np.arange(1, 51))  # owner i has i + 1 samples
+    labels = np.zeros(len(groups), np.int64)
+    every = Natural().divide(labels, 3, groups=groups)
+    assert every.clients == 50
+    fifth = Natural(share=0.2).divide(labels, 3, groups=groups)
+    assert fifth.clients == 10
+    owners = [np.unique(groups[fifth[client]]) for client in range(10)]
+    assert all(len(one) == 1 for one in owners)
+    assert [len(fifth[c]) for c in range(10)] == [int(one[0]) + 1 for one in owners]  # all that an owner has
+    assert np.concatenate(owners).tolist() == sorted(np.concatenate(owners).tolist())
+    assert fifth.indices.tolist() != Natural(share=0.2).divide(labels, 4, groups=groups).indices.tolist()
+    large = Natural(min_size=41, most=5).divide(labels, 3, groups=groups)
+    assert large.clients == 5
+    assert large.sizes.min() >= 41
+    assert Natural(share=0.001).divide(labels, 3, groups=groups).clients == 1
+    with pytest.raises(DataError, match="none of 50 owners has 51 samples"):
+        Natural(min_size=51).divide(labels, 3, groups=groups)
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"most": 0}, {"min_size": -1}):
+        with pytest.raises(ExperimentError):
+            Natural(**wrong)
+
+
+def test_fields_that_came_later_are_saved_only_where_they_are_used() -> None:
+    assert save_partition(Natural()) == {"kind": "natural"}
+    assert save_partition(Natural(share=0.2)) == {"kind": "natural", "share": 0.2}
+    assert load_partition("natural:share=0.2,most=30") == Natural(share=0.2, most=30)
+    assert "fifteen" not in save_partition(FeatureShift(Iid(10)))
+    assert save_partition(FeatureShift(Iid(10), fifteen=True))["fifteen"] is True
 
 
 def test_natural_clients_need_owners() -> None:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 import fedkeel as fk
+from fedkeel.engines.ray_connection import import_ray
 from fedkeel.errors import RequestError
-from fedkeel.studies.ray_cluster import imported
 from problems import small_problem
 
 
@@ -26,8 +26,14 @@ def test_the_engine_flower_without_flower(monkeypatch):
     assert caught.value.hint == 'pip install "fedkeel[flower]"'
 
 
+def test_the_engine_ray_without_ray(monkeypatch):
+    forget(monkeypatch, "ray")
+    with pytest.raises(RequestError, match="not installed: ray"):
+        fk.run(fk.Experiment(problem=small_problem(), rounds=1), engine="ray")
+
+
 def test_sweeps_without_ray(monkeypatch):
     forget(monkeypatch, "ray")
     with pytest.raises(RequestError, match="not installed: ray") as caught:
-        imported()
+        import_ray()
     assert caught.value.hint == 'pip install "fedkeel[ray]"'

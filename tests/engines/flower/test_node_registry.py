@@ -7,7 +7,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 from federations import TaskIdentity
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedkeel.engines.flower.checks import Terms, find_overlong
+from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.errors import ExperimentError, RunError
 
@@ -112,9 +112,32 @@ def test_terms_out_of_range(wrong):
         Terms(**wrong)
 
 
-def test_the_median_decides_and_a_minority_cannot_move_it():
-    assert find_overlong({0: 1.0, 1: 2.0, 2: 5000.0}, [], 1000.0).keys() == {2}
-    assert find_overlong({0: 1.0, 1: 2.0, 2: 999.0}, [], 1000.0) == {}
-    assert find_overlong({2: 5000.0}, [1.0, 1.0], 1000.0).keys() == {2}
-    assert find_overlong({2: 5000.0}, [], 1000.0) == {}  # nothing to compare with
-    assert find_overlong({0: 0.0, 1: 0.0, 2: 1.0}, [], 1000.0) == {}  # everyone stands still but one
+# ---- keys ----------------------------------------------------------------------------------------------------------
+def test_a_client_belongs_to_the_key_that_first_had_it(caplog):
+    """The link gives each key one node id: whoever comes with another one is not that client, also when it is away."""
+    nodes, joined = Nodes({7: says(1)}), []
+    roster = NodeRegistry(nodes, 2, "x", owners={})
+    roster.on_join = lambda: joined.append(dict(roster.owners))
+    roster.update()
+    nodes.said = {8: says(1)}
+    roster.update()
+    roster.update()
+    assert roster.nodes == {}
+    assert caplog.text.count("refused node 8: it claims to be client 1, which belongs to the key of node 7") == 1
+    nodes.said = {7: says(1)}
+    roster.update()
+    assert roster.nodes == {1: 7}
+    assert joined == [{1: 7}]
+
+
+def test_a_key_is_one_client_only(caplog):
+    roster = NodeRegistry(Nodes({7: says(0)}), 2, "x", owners={1: 7})
+    roster.update()
+    assert roster.nodes == {}
+    assert "refused node 7: its key is that of client 1, and it claims to be client 0" in caplog.text
+
+
+def test_no_node_has_more_samples_than_can_be(caplog):
+    roster = NodeRegistry(Nodes({7: says(0, size=10**15)}), 2, "x")
+    roster.update()
+    assert roster.nodes == {}

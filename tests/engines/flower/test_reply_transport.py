@@ -142,7 +142,15 @@ def test_a_node_whose_introduction_cannot_be_read_is_named_and_the_others_train(
     assert "node 101 does not say who it is: its reply cannot be read" in caplog.text
 
 
-def test_what_the_link_says_of_a_node_that_is_gone_is_named(exp, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Error(code=5, reason="no\nheartbeat"), "no heartbeat"),
+        (Error(code=3, reason="Message Unavailable"), "it is late: the 90 s of the deadline have passed"),
+        (Error(code=4, reason="Reply Message Unavailable"), "it is late: the 90 s of the deadline have passed"),
+    ],
+)
+def test_what_the_link_says_of_a_node_that_is_gone_or_late_is_named(exp, tmp_path, caplog, error, reason):
     """It answers in the node's place, from itself, to the message's number."""
 
     class Gone(Link):
@@ -152,13 +160,13 @@ def test_what_the_link_says_of_a_node_that_is_gone_is_named(exp, tmp_path, caplo
                 if reply.metadata.src_node_id == 101 and messages[0].content["config"].get("round") == 1:
                     asked = reply.metadata.reply_to_message_id
                     told = Metadata(1, "", 1, 1, asked, "", 0.0, 1.0, "train")
-                    self.waiting[place] = instead = Message(metadata=told, error=Error(code=5, reason="no\nheartbeat"))
+                    self.waiting[place] = instead = Message(metadata=told, error=error)
                     instead.metadata.__dict__["_message_id"] = instead.object_id
                     self.parts |= {name: part.deflate() for name, part in get_all_nested_objects(instead).items()}
             return names
 
-    same(without(exp), train(exp, tmp_path / "run", grid=Gone(exp), terms=Terms(minimum=0.5)))
-    assert "round 2: node 101 (client 1) did not answer in time: no heartbeat" in caplog.text
+    same(without(exp), train(exp, tmp_path / "run", grid=Gone(exp), terms=Terms(minimum=0.5, deadline=90.0)))
+    assert f"round 2: node 101 (client 1) did not answer in time: {reason}" in caplog.text
 
 
 def test_a_node_cannot_answer_for_another(exp, tmp_path, caplog):

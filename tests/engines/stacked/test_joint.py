@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_method import few_by_default
+from every_method import few_of_engines
 from test_stacked import difference, network, problem, samples, settled
 from torch import nn
 
@@ -77,7 +77,7 @@ def trained(name: str, train: Any, tasks: list[Task]) -> list[Any]:
     return [servers, [dict(sorted(one.items())) for one in known], sent]
 
 
-@pytest.mark.parametrize("name", few_by_default())
+@pytest.mark.parametrize("name", few_of_engines())
 def test_two_runs_in_one_stack_learn_what_they_learn_alone(name: str) -> None:
     tasks = two_tasks(name)
     method, trainings = settled(name, tasks[0]), [Training(seed, epochs=1, batch_size=3) for seed in (1, 2)]

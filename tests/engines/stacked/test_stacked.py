@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_method import few_by_default
+from every_method import few_of_engines
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -128,7 +128,7 @@ def test_losses_of_all_clients_at_once_are_those_of_each(loss: Any) -> None:
     assert difference(stacked, serial) < 1e-12
 
 
-@pytest.mark.parametrize("name", few_by_default())
+@pytest.mark.parametrize("name", few_of_engines())
 def test_every_method_learns_what_it_learns_serially(name: str) -> None:
     given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=1, batch_size=3)
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
@@ -151,7 +151,13 @@ def test_float32_stays_close_to_serial() -> None:
 
 @pytest.mark.parametrize(
     ("name", "general"),
-    [("resnet20-gn", True), ("resnet20-gn", False), ("resnet18-gn", False), ("small-cnn", False), ("lenet-fsa", False)],
+    [
+        ("resnet20-gn", True),
+        ("resnet20-gn", False),
+        pytest.param("resnet18-gn", False, marks=pytest.mark.slow),
+        ("small-cnn", False),
+        ("lenet-fsa", False),
+    ],
 )
 def test_networks_learn_the_same_with_kernels(name: str, general: bool) -> None:
     images = {"resnet18-gn": 16, "resnet20-gn": 8, "small-cnn": 8, "lenet-fsa": 16}[name]
@@ -311,8 +317,18 @@ class Again(Graph):
         return SimpleNamespace(replay=lambda: self.advance(count))
 
 
-REPLAYED = ("scaffold", "fedwmsam", "fedscam", "plgu", "fedcr", "feddecorr", "muon+fedavg")
-MORE = ("fedavg", "fedfft-d", "fedsmoo", "fedfsa", "fedlesam-d", "adamw+fedfft-d", "lion+fedsam")
+REPLAYED = ("scaffold", "fedscam", "plgu", "fedcr", "muon+fedavg")
+MORE = (
+    "fedwmsam",
+    "feddecorr",
+    "fedavg",
+    "fedfft-d",
+    "fedsmoo",
+    "fedfsa",
+    "fedlesam-d",
+    "adamw+fedfft-d",
+    "lion+fedsam",
+)
 
 
 @pytest.mark.parametrize("name", [*REPLAYED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel import randomness
-from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, corrupt_array
+from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, TWELVE, corrupt_array
 from fedkeel.data.dataset import Samples
 from fedkeel.data.partition.partition import Based, Integers, Partition
 from fedkeel.data.storage.folder import Progress
@@ -22,8 +22,9 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class FeatureShift(Based):
-    """Divide by `base`, then give each client `fewest` to `most` of the twelve computed corruptions at `severity`, and
-    each of its images one of them, for good (SpecGradFilter: 2–3 corruptions at severity 3).
+    """Divide by `base`, then give each client `fewest` to `most` of twelve corruptions at `severity`, and each of its
+    images one of them, for good (SpecGradFilter: 2–3 corruptions at severity 3). fifteen = true deals motion blur, snow
+    and frost too (`pip install 'fedkeel[frost]'`): all of CIFAR-C's benchmark.
 
     Corruptions are dealt like cards, deck after shuffled deck, so that all are used about equally often; within a
     client they go round its images. fewest = most = 0 is `base` alone.
@@ -32,12 +33,19 @@ class FeatureShift(Based):
     severity: Annotated[int, Range(1, SEVERITIES)] = 3
     fewest: Annotated[int, Range(0, len(KINDS))] = 2
     most: Annotated[int, Range(0, len(KINDS))] = 3
+    fifteen: bool = False
+    later: ClassVar[tuple[str, ...]] = ("fifteen",)
+
+    @property
+    def dealt(self) -> tuple[str, ...]:
+        """The names that are dealt."""
+        return KINDS if self.fifteen else TWELVE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.fewest <= self.most <= len(KINDS):
+        if not 0 <= self.fewest <= self.most <= len(self.dealt):
             raise ExperimentError(
-                f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(KINDS)}: {self.fewest} and {self.most}",
+                f"corruptions per client must be 0 ≤ fewest ≤ most ≤ {len(self.dealt)}: {self.fewest} and {self.most}",
                 "for example fewest = 2, most = 3",
             )
 
@@ -56,7 +64,7 @@ class FeatureShift(Based):
             hand: list[int] = []
             while len(hand) < size:
                 if not (playable := [card for card in deck if card not in hand]):
-                    deck += randomness.permutation(randomness.key(key, "deck", decks), len(KINDS)).tolist()
+                    deck += randomness.permutation(randomness.key(key, "deck", decks), len(self.dealt)).tolist()
                     decks += 1
                     continue
                 hand.append(playable[0])

@@ -135,7 +135,13 @@ def save_partition(partition: Partitioner) -> dict[str, Any]:
     kind = next((name for name, known in PARTITIONS.items() if known is type(partition)), None)
     if kind is None:
         return {"kind": f"{PYTHON}{partition!r}"}
-    settings = {field.name: getattr(partition, field.name) for field in fields(PARTITIONS[kind])}
+    # what came later is left out where it has its default, so that older runs keep their names
+    later = getattr(partition, "later", ())
+    settings = {
+        field.name: value
+        for field in fields(PARTITIONS[kind])
+        if (value := getattr(partition, field.name)) != field.default or field.name not in later
+    }
     if "base" in settings:
         settings["base"] = save_partition(settings["base"])
     return {"kind": kind} | settings

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -14,22 +16,28 @@ from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
+from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
+from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
 from fedkeel.engines.serial import SerialEngine
+from fedkeel.errors import FedkeelError, RequestError
 
-TRAINED, LOST = "trained", "lost"
+log = logging.getLogger("fedkeel")
+
+TRAINED, LOST, SCORED = "trained", "lost", "scored"
 
 
 class Node(NamedTuple):
-    """Who a node is: the client whose data it has, how it trains, and where it may keep a state."""
+    """Who a node is: the client whose data it has, how it trains, where it may keep a state, what it is made with."""
 
     client: int
     engine: SerialEngine
     folder: Path | None = None
     identity: str = ""
+    side: Mapping[str, str] = MappingProxyType({})
 
 
 NodeOf = Callable[[Context], Node]
@@ -38,9 +46,23 @@ NodeOf = Callable[[Context], Node]
 def make_client_app(node_of: NodeOf) -> ClientApp:
     """Make the app of all nodes; `node_of` tells them apart."""
     app = ClientApp()
-    app.query()(partial(introduce, node_of))
-    app.train()(partial(train, node_of))
+    app.query()(partial(answer, introduce, node_of))
+    app.train()(partial(answer, train_client, node_of))
+    app.evaluate()(partial(answer, score_model, node_of))
     return app
+
+
+def answer(
+    how: Callable[[Node, Message, Context], Message], node_of: NodeOf, message: Message, context: Context
+) -> Message:
+    """Answer a message; what is wrong with a node's settings or data is one line, here and at the server."""
+    with steady():
+        try:
+            return how(node_of(context), message, context)
+        except FedkeelError as error:
+            log.error("%s", error)
+            said = ConfigRecord({"status": FAILED, "reason": error.message})
+            return Message(RecordDict({"config": said}), reply_to=message)
 
 
 def client_number(context: Context) -> int:
@@ -48,19 +70,11 @@ def client_number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def introduce(node_of: NodeOf, message: Message, context: Context) -> Message:
-    """Answer who this node is and how much data it has."""
-    with steady():
-        node = node_of(context)
+def introduce(node: Node, message: Message, context: Context) -> Message:
+    """Answer who this node is, how much data it has, and what it is made with."""
     size = int(node.engine.task.problem.data.sizes[node.client])
-    said = ConfigRecord({"client": node.client, "size": size, "identity": node.identity})
+    said = ConfigRecord({**node.side, "client": node.client, "size": size, "identity": node.identity})
     return Message(RecordDict({"config": said}), reply_to=message)
-
-
-def train(node_of: NodeOf, message: Message, context: Context) -> Message:
-    """Train the node's client from the state that the server names."""
-    with steady():
-        return train_client(node_of(context), message, context)
 
 
 def train_client(node: Node, message: Message, context: Context) -> Message:
@@ -90,3 +104,16 @@ def train_client(node: Node, message: Message, context: Context) -> Message:
             records |= pack(outcome.state, "state/")
     facts |= {"status": TRAINED, "state": digest(outcome.state), "sound": all_finite(outcome.state)}
     return Message(RecordDict({**records, "config": ConfigRecord(facts)}), reply_to=message)
+
+
+def score_model(node: Node, message: Message, context: Context) -> Message:
+    """Score the server's model on the share of its data that this node keeps for tests."""
+    task = node.engine.task
+    if task.test is None:
+        raise RequestError("this node keeps no share of its data for tests.", "set site-test of the app, such as 0.2")
+    like: State = {"params": task.initial} | ({} if task.buffers is None else {"buffers": task.buffers})
+    model = unpack(message.content.array_records, "model/", like)
+    scores = score_site(node.engine, model["params"], model.get("buffers"))
+    facts = {"status": SCORED, "client": node.client, "identity": node.identity}
+    facts["round"] = message.content.config_records["config"]["round"]
+    return Message(RecordDict({**pack(scores, "scores/"), "config": ConfigRecord(facts)}), reply_to=message)

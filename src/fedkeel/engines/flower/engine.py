@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -17,20 +17,22 @@ from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite, state_bytes
 from fedkeel.engines.cost import sent
-from fedkeel.engines.engine import ClientOutcome
-from fedkeel.engines.flower.checks import Terms, find_overlong, read_facts
-from fedkeel.engines.flower.client import LOST, TRAINED
+from fedkeel.engines.engine import ClientOutcome, Training, known_facts
+from fedkeel.engines.flower.bounds import SlotBounds
+from fedkeel.engines.flower.checks import Terms, check_known, read_facts
+from fedkeel.engines.flower.client import LOST, SCORED, TRAINED
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
-from fedkeel.engines.flower.reply_transport import exchange_messages
+from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
+from fedkeel.engines.flower.site_ledger import SiteLedger
+from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
 
 log = logging.getLogger("fedkeel")
 
-RECENT = 50  # norms of accepted updates that a new one is compared with
 TICKET = "held"
 """The one slot that the server keeps of a client whose state stays on its node: the state's digest."""
 
@@ -44,20 +46,25 @@ class FlowerEngine:
         self,
         task: Task,
         method: Method,
+        training: Training,
         grid: Grid,
         registry: NodeRegistry,
         terms: Terms,
         *,
         final: bool = False,
+        bounds: SlotBounds | None = None,
+        sites: SiteLedger | None = None,
         on_close: Callable[[], None] = lambda: None,
     ):
-        self.task, self.method, self.grid, self.registry, self.terms = task, method, grid, registry, terms
-        self.final, self.on_close = final, on_close
+        self.task, self.method, self.training, self.grid = task, method, training, grid
+        self.registry, self.terms, self.final, self.on_close = registry, terms, final, on_close
+        self.trains = method.tuning if final else method
+        self.sites, self.rounds = sites, 0
         self.workspace = Workspace(task)
         self.expected = expected_messages(method, task)
         if final:  # slots of the other phases pass through
-            self.expected = expected_messages(method.tuning, task)._replace(state=self.expected.state)
-        self.recent: deque[float] = deque(maxlen=RECENT)
+            self.expected = expected_messages(self.trains, task)._replace(state=self.expected.state)
+        self.bounds = bounds or SlotBounds(terms.norm_factor)
         # what an answer weighs, and some room for names
         self.limit = 2 * state_bytes((self.expected.report, self.expected.state)) + (1 << 20)
 
@@ -66,6 +73,7 @@ class FlowerEngine:
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[ClientOutcome]:
         """Return the clients that answered in time and soundly; fewer than the minimum end the run."""
+        self.rounds = round + 1
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
         needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
@@ -73,7 +81,7 @@ class FlowerEngine:
         for attempt in range(1, self.terms.attempts + 1):
             missing = [client for client in clients if not self.has_answered(sound.get(client))]
             sound |= self.ask_clients(records, round, lr, {client: known[client] for client in missing})
-            sound = self.drop_overlong(sound, round)
+            sound = self.drop_unusual(sound, round)
             answered = sum(map(self.has_answered, sound.values()))
             if answered >= needed:
                 break
@@ -86,7 +94,8 @@ class FlowerEngine:
                 f"only {answered} of {len(clients)} clients answered in round {round + 1}, {needed} are needed.",
                 "start again when more nodes are there, or lower the minimum; the rounds before this one are kept",
             )
-        self.recent.extend(norm for norm in map(update_norm, sound.values()) if math.isfinite(norm))
+        if not self.terms.diverged:
+            self.bounds.remember(outcome.report for outcome in sound.values())
         return [sound[client] for client in clients if client in sound]
 
     def has_answered(self, outcome: ClientOutcome | None) -> bool:
@@ -104,9 +113,9 @@ class FlowerEngine:
         }
         for again in (False, True):
             asked, contents = contents, {}
-            for client, reply in self.exchange(asked, round, left):
+            for client, reply in self.exchange(asked, round, left, MessageType.TRAIN):
                 try:
-                    if (outcome := self.read_reply(reply, client, round)) is not None:
+                    if (outcome := self.read_reply(reply, client, round, lr)) is not None:
                         sound[client] = outcome
                     elif again:
                         raise Refused("it lost its state again")
@@ -120,14 +129,14 @@ class FlowerEngine:
         return sound
 
     def exchange(
-        self, contents: Mapping[int, RecordDict], round: int, timeout: float | None
+        self, contents: Mapping[int, RecordDict], round: int, timeout: float | None, kind: str
     ) -> Iterable[tuple[int, Message]]:
         """Return replies with the clients that were asked; the log names those that are absent or late."""
         self.registry.update(contents)
         nodes = {self.registry.nodes[client]: client for client in contents if client in self.registry.nodes}
         messages = [
             # a node that comes back later need not work on what nobody waits for
-            Message(contents[client], dst_node_id=node, message_type=MessageType.TRAIN, ttl=timeout)
+            Message(contents[client], dst_node_id=node, message_type=kind, ttl=timeout)
             for node, client in nodes.items()
         ]
         answers = exchange_messages(self.grid, messages, timeout, self.limit)
@@ -135,8 +144,9 @@ class FlowerEngine:
             if client not in self.registry.nodes:
                 log.warning("round %d: client %d has no node", round + 1, client)
             elif not isinstance(said := answers.get(node := self.registry.nodes[client]), Message):
-                why = "" if said is None else f": {said}"
-                log.warning("round %d: node %d (client %d) did not answer in time%s", round + 1, node, client, why)
+                passed = "" if timeout is None else f": the {timeout:.3g} s of the deadline have passed"
+                why = f"{LATE}{passed}" if said in (None, LATE) else said
+                log.warning("round %d: node %d (client %d) did not answer in time: %s", round + 1, node, client, why)
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
@@ -167,7 +177,7 @@ class FlowerEngine:
         return self.compose(records, round, lr, self.state_digest(client, state), restart=True)
 
     # ---- replies -------------------------------------------------------------------------------------------------
-    def read_reply(self, reply: Message, client: int, round: int) -> ClientOutcome | None:
+    def read_reply(self, reply: Message, client: int, round: int, lr: float) -> ClientOutcome | None:
         """Read a reply; None when its client has lost its state. Raise Refused for everything else."""
         facts = read_facts(reply, client=client, round=round, identity=self.registry.identity)
         if facts.get("status") == LOST:
@@ -178,7 +188,7 @@ class FlowerEngine:
         unknown = [name for name in records if not name.startswith(("report/", "state/"))]
         if unknown:
             raise Refused(f"unknown record {unknown[0][:40]!r}")
-        report = unpack(records, "report/", self.expected.report)
+        report = self.check_facts(unpack(records, "report/", self.expected.report), client, round, lr)
         state = unpack(records, "state/", self.expected.state if self.terms.copy else {})
         if self.expected.state and not self.terms.copy:
             number, sound = facts.get("state"), facts.get("sound")
@@ -189,11 +199,18 @@ class FlowerEngine:
             self.refuse(client, round, "not every number is finite")  # the loop leaves it out and records that
         return ClientOutcome(client, report, state)
 
-    def drop_overlong(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
-        norms = {client: update_norm(outcome) for client, outcome in sound.items()}
-        wrong = find_overlong(
-            {c: n for c, n in norms.items() if math.isfinite(n)}, list(self.recent), self.terms.norm_factor
-        )
+    def check_facts(self, report: State, client: int, round: int, lr: float) -> State:
+        """Replace facts of a report by those that the server knows; refuse a report that says others."""
+        known, count = known_facts(self.trains, self.task, self.training, round, lr, client), None
+        if "histogram" in known and getattr(self.task.problem.data, "hidden", False):
+            count = known.pop("histogram").sum()
+        return check_known(report, known, count)
+
+    def drop_unusual(self, sound: dict[int, ClientOutcome], round: int) -> dict[int, ClientOutcome]:
+        """Drop reports with a slot that is far too large; nodes of a simulation are this run's own and are believed."""
+        if self.terms.diverged:
+            return sound
+        wrong = self.bounds.find_unusual({client: outcome.report for client, outcome in sound.items()})
         for client, reason in wrong.items():
             self.refuse(client, round, reason)
         return {client: outcome for client, outcome in sound.items() if client not in wrong}
@@ -204,11 +221,32 @@ class FlowerEngine:
 
     # ---- the rest ------------------------------------------------------------------------------------------------
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        if split == "test" and self.sites is not None:
+            return self.ask_sites(params, buffers, self.sites)
         return [self.workspace.score(params, buffers, part) for part in self.task.parts(split)]
+
+    def ask_sites(self, params: Tree, buffers: Tree | None, sites: SiteLedger) -> list[Scores]:
+        """Have every site score a model on its own test share; their sums and counts are added in client order."""
+        model = pack({"params": params} | ({} if buffers is None else {"buffers": buffers}), "model/")
+        round, like = self.rounds - 1, empty_scores(self.task)
+        everyone = [int(client) for client in np.flatnonzero(self.task.clients.sizes > 0)]
+        content = RecordDict({**model, "config": ConfigRecord({"round": round})})
+        found: dict[int, State] = {}
+        for client, reply in self.exchange(
+            dict.fromkeys(everyone, content), round, self.terms.deadline, MessageType.EVALUATE
+        ):
+            try:
+                read_facts(reply, client=client, round=round, identity=self.registry.identity, status=SCORED)
+                scores = unpack(reply.content.array_records, "scores/", like)
+                check_scores(scores, int(self.task.clients.sizes[client]) * sites.most)
+                found[client] = scores
+            except Refused as refused:
+                self.refuse(client, round, refused)
+        if not found:
+            return []
+        together = summarise(add_scores([found[client] for client in sorted(found)]), self.task)
+        sites.write(self.rounds, {client: summarise(found[client], self.task) for client in sorted(found)}, together)
+        return [together]
 
     def close(self) -> None:
         self.on_close()
-
-
-def update_norm(outcome: ClientOutcome) -> float:
-    return float(outcome.report["delta"].norm())

@@ -20,6 +20,11 @@ log = logging.getLogger("fedkeel")
 PLACES = ("before", "after")
 
 
+def state_file(folder: Path, client: int, identity: str) -> Path:
+    """Return the file beside a node that holds a client's states in one experiment."""
+    return folder / f"client-{client:06d}-{identity}.safetensors"
+
+
 class NodeMemory:
     """Two states in the node's context and, where there is a folder beside the node, in a file of it.
 
@@ -29,7 +34,7 @@ class NodeMemory:
 
     def __init__(self, context: Context, like: State, client: int, folder: Path | None, identity: str):
         self.context, self.like, self.identity = context, like, identity
-        self.file = None if folder is None else folder / f"client-{client:06d}-{identity}.safetensors"
+        self.file = None if folder is None else state_file(folder, client, identity)
 
     def recall(self, wanted: int) -> State | None:
         """Return the state with that digest, or None where it is gone."""

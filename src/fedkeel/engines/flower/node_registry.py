@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedkeel.engines.flower.checks import read_facts
+from fedkeel.engines.flower.checks import compare_sides, read_facts
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.reply_transport import exchange_messages
 from fedkeel.errors import RunError
+from fedkeel.ranges import MOST
 
 log = logging.getLogger("fedkeel")
 
@@ -27,10 +28,25 @@ class ClientTaken(Exception):
 
 class NodeRegistry:
     """Nodes by client. A node is asked once who it is; one that claims a client that another, present node has is not
-    listened to."""
+    listened to.
 
-    def __init__(self, grid: Grid, clients: int, identity: str = "", patience: float = PATIENCE):
+    The link gives each key one node id, so `owners`, nodes by client, bind a client to the key that first had it: a
+    claim of another key is refused for good. Without them (None) a client goes to whoever is there.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        clients: int,
+        identity: str = "",
+        patience: float = PATIENCE,
+        owners: Mapping[int, int] | None = None,
+        side: Mapping[str, str] | None = None,
+    ):
         self.grid, self.clients, self.identity, self.patience = grid, clients, identity, patience
+        self.side = side or {}  # what the server is made with; nodes are compared with it
+        self.owners = None if owners is None else dict(owners)
+        self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
         self.nodes: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.strangers: set[int] = set()
@@ -50,7 +66,11 @@ class NodeRegistry:
                 log.warning("node %d does not say who it is: %s", node, reply)
                 continue
             try:
-                self._register(node, read_facts(reply, identity=self.identity))
+                facts = read_facts(reply, identity=self.identity)
+                differing = compare_sides(self.side, facts)
+                self._register(node, facts)
+                if differing:
+                    log.warning("node %d has %s", node, "; ".join(differing))
             except Refused as refused:
                 log.warning("refused node %d: %s", node, refused)
                 self.strangers.add(node)
@@ -59,13 +79,31 @@ class NodeRegistry:
 
     def _register(self, node: int, facts: dict[str, object]) -> None:
         client, size = facts.get("client"), facts.get("size")
-        if not isinstance(client, int) or not isinstance(size, int) or not 0 <= client < self.clients or size < 0:
+        if (
+            not isinstance(client, int)
+            or not isinstance(size, int)
+            or not 0 <= client < self.clients
+            or not 0 <= size <= MOST
+        ):
             raise Refused(f"it claims to be client {str(client)[:20]} of {self.clients}, with {str(size)[:20]} samples")
+        if self.owners is not None:
+            self._check_owner(node, client, self.owners)
         if client in self.nodes:
             raise ClientTaken(f"it claims to be client {client}, which node {self.nodes[client]} is")
         if self.sizes.setdefault(client, size) != size:
             raise Refused(f"client {client} had {self.sizes[client]} samples and now has {size}")
         self.nodes[client] = node
+        if self.owners is not None and client not in self.owners:
+            self.owners[client] = node
+            self.on_join()
+
+    def _check_owner(self, node: int, client: int, owners: Mapping[int, int]) -> None:
+        """Refuse a second claim: a client that another key has, or another client than this key has."""
+        if (owner := owners.get(client, node)) != node:
+            raise Refused(f"it claims to be client {client}, which belongs to the key of node {owner}")
+        for other, owner in owners.items():
+            if owner == node and other != client:
+                raise Refused(f"its key is that of client {other}, and it claims to be client {client}")
 
     def wait(self, count: int, seconds: float, enough: int) -> None:
         """Wait until so many clients have a node, or time is up and `enough` have."""

@@ -7,18 +7,20 @@ off, while the deadline passes for all, and raises for one that cannot be read. 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedkeel.engines.flower.checks import error_line
+from fedkeel.engines.flower.link import Arrived, Link, is_late
 
 PAUSE = 1.0  # seconds between two looks at the link
 PARALLEL = 16  # replies at a time
 OBJECTS = 10_000  # parts of one reply: Flower cuts arrays into parts of 5 MB
+LATE = "it is late"
+UNFINISHED = "it is late: its upload did not end"
 
 Answers = dict[int, Message | str]
 """By node: its answer, or the link's reason why there is none; silent nodes are not in it."""
@@ -28,8 +30,8 @@ def exchange_messages(grid: Grid, messages: Sequence[Message], timeout: float | 
     """Send one message to each of some nodes and gather their replies, of `limit` bytes at most each."""
     if not messages:
         return {}
-    if hasattr(grid, "_runtime_client"):
-        return ReplyFetcher(grid, limit, timeout).fetch_all(messages)
+    if Link.is_remote(grid):
+        return ReplyFetcher(Link(grid), limit, timeout).fetch_all(messages)
     # everything is in this process already
     nodes = {message.metadata.dst_node_id for message in messages}
     answers: Answers = {}
@@ -42,17 +44,14 @@ def exchange_messages(grid: Grid, messages: Sequence[Message], timeout: float | 
 class ReplyFetcher:
     """Fetches replies from a link on another machine."""
 
-    def __init__(self, grid: Any, limit: int, timeout: float | None):
-        self.grid, self.client, self.limit = grid, grid._runtime_client, limit
+    def __init__(self, link: Link, limit: int, timeout: float | None):
+        self.link, self.limit = link, limit
         self.timeout = float("inf") if timeout is None else timeout
         self.until = float("inf")
 
     def fetch_all(self, messages: Sequence[Message]) -> Answers:
         """Fetch all replies. The link, which knows its nodes' keys, says whose reply it is; the reply does not."""
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-
-        named = zip(self.grid.push_messages(messages), messages, strict=False)
-        silent = {name: message.metadata.dst_node_id for name, message in named if name}
+        silent = self.link.push(messages)
         self.until = time.monotonic() + self.timeout
         under_way: dict[Future[Message | str], int] = {}
         answers: Answers = {}
@@ -60,10 +59,9 @@ class ReplyFetcher:
         try:
             while silent or under_way:
                 if silent:
-                    arrived = self.client.PullMessages(PullAppMessagesRequest(message_ids=list(silent)))
-                    for head, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
-                        if (node := silent.pop(head.metadata.reply_to_message_id, None)) is not None:
-                            under_way[pool.submit(self.fetch_one, head, tree, node)] = node
+                    for reply in self.link.pull(list(silent)):
+                        if (node := silent.pop(reply.answers, None)) is not None:
+                            under_way[pool.submit(self.fetch_one, reply, node)] = node
                 done, _ = wait(under_way, PAUSE, FIRST_COMPLETED)
                 answers |= {under_way.pop(future): future.result() for future in done}
                 if time.monotonic() > self.until:
@@ -72,44 +70,37 @@ class ReplyFetcher:
                     time.sleep(PAUSE)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return answers | dict.fromkeys(under_way.values(), "its upload did not end")
+        return answers | dict.fromkeys(under_way.values(), UNFINISHED)
 
-    def fetch_one(self, head: Any, tree: Any, node: int) -> Message | str:
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-
+    def fetch_one(self, reply: Arrived, node: int) -> Message | str:
         try:
-            parts = [part.object_id for part in iterate_object_tree(tree)]
+            parts = self.link.list_parts(reply)
             if len(parts) > OBJECTS:
                 raise ValueError(f"it has {len(parts)} parts, of at most {OBJECTS}")
             left = min(self.until - time.monotonic(), 1e6)
-            contents = pull_objects(parts, BoundedFetch(self.grid, self.limit, self.until), max_time=left)
-            name = head.metadata.message_id
-            self.client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=name)
-            )
-            message = inflate_object_from_contents(name, contents)
-            assert isinstance(message, Message)
+            fetch = BoundedFetch(self.link.make_fetch(), self.limit, self.until)
+            contents = self.link.fetch_parts(parts, fetch, left)
+            self.link.confirm(reply.name)
+            message = self.link.assemble(reply.name, contents)
+        except TimeoutError:
+            return UNFINISHED
         except Exception as error:  # whatever a node may have sent
             return f"its reply cannot be read: {' '.join(str(error).split())[:200]}"
-        # the link itself says why, in place of a node that is gone
-        return error_line(message) if message.has_error() and head.metadata.src_node_id != node else message
+        if not message.has_error() or reply.sender == node:
+            return message
+        return LATE if is_late(message) else error_line(message)  # the link says why, in place of a node that is gone
 
 
 class BoundedFetch:
     """Fetches the parts of one reply until its time or its bytes run out."""
 
-    def __init__(self, grid: Any, limit: int, until: float):
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-
-        self.limit, self.until, self.fetched = limit, until, 0
-        self.fetch = make_pull_object_fn_protobuf(grid._runtime_client.PullObject, grid.node, grid.run.run_id)
+    def __init__(self, fetch: Callable[[str], bytes], limit: int, until: float):
+        self.fetch, self.limit, self.until, self.fetched = fetch, limit, until, 0
 
     def __call__(self, part: str) -> bytes:
         if time.monotonic() > self.until:
-            raise TimeoutError("its upload did not end")
-        content: bytes = self.fetch(part)
+            raise TimeoutError(UNFINISHED)
+        content = self.fetch(part)
         self.fetched += len(content)
         if self.fetched > self.limit:
             raise ValueError(f"it is longer than the {self.limit} bytes that were expected")

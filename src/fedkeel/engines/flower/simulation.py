@@ -18,7 +18,7 @@ from fedkeel.core.method import Method
 from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.machine import cores
-from fedkeel.engines.processes import pickle_engine
+from fedkeel.engines.pool import pickle_engine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RunError
 from fedkeel.problems.problem import Problem
@@ -76,7 +76,7 @@ def start_simulation(
     except BaseException:
         simulation.stop()
         raise
-    return FlowerEngine(task, method, grid, registry, Terms(diverged=True), on_close=simulation.stop)
+    return FlowerEngine(task, method, training, grid, registry, Terms(diverged=True), on_close=simulation.stop)
 
 
 class Simulation:

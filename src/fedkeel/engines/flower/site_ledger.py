@@ -1,0 +1,65 @@
+"""What each site measured, round by round: a file of plain lines beside the run folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedkeel.problems.task import Scores
+
+log = logging.getLogger("fedkeel")
+
+TOGETHER = -1
+"""The site that stands for all of them."""
+
+
+class SiteLedger:
+    """Writes a line of JSON for each model that the sites have scored.
+
+    `most` is how many test samples a site may have for each training sample.
+    """
+
+    def __init__(self, file: Path, share: float):
+        self.file, self.most = file, math.ceil(share / (1 - share)) + 1
+
+    def write(self, round: int, sites: Mapping[int, Scores], together: Scores) -> None:
+        """Append what was measured after a round, at each site and together."""
+        line = {"round": round, "together": means(together), "sites": {str(c): means(s) for c, s in sites.items()}}
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        for client, scores in sites.items():
+            told = ", ".join(f"{name} {value:.4g}" for name, value in means(scores).items() if value is not None)
+            log.info("round %d: site %d: %s", round, client, told)
+
+
+def means(scores: Scores) -> dict[str, Any]:
+    """Turn sums and counts into means, with the number of samples."""
+    found: dict[str, Any] = {"samples": max((count for _, count in scores.values()), default=0)}
+    for name, (total, count) in scores.items():
+        found[name] = total / count if math.isfinite(total / count) else None
+    return found
+
+
+def sites_file(out: Path) -> Path:
+    """Return the file beside a run folder that holds what sites measured."""
+    return out.with_name(f"{out.name}-sites.jsonl")
+
+
+def read_sites(file: Path) -> dict[int, dict[str, float | None]]:
+    """Read what each site measured last, and all together; nothing where there is no such file."""
+    if not file.exists():
+        return {}
+    try:
+        last = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
+        every = {TOGETHER: last["together"]} | {int(client): scores for client, scores in last["sites"].items()}
+        return {
+            client: {str(name)[:40]: None if value is None else float(value) for name, value in scores.items()}
+            for client, scores in every.items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        log.warning("%s cannot be read", file)
+        return {}

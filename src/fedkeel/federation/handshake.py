@@ -1,0 +1,52 @@
+"""What the two sides of a federation compare when a node joins: versions, the form of messages and data, the method."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from fedkeel.core.method import Method
+from fedkeel.core.rule import State
+from fedkeel.core.trees import Tree
+from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.methods import composition
+from fedkeel.problems.problem import Problem
+from fedkeel.problems.task import Task
+from fedkeel.runs.environment import sources, version_of
+from fedkeel.runs.plan import Plan
+
+
+def describe_side(plan: Plan, task: Task, method: Method) -> dict[str, str]:
+    """Describe one side: `method` is the plan's, fitted to its task."""
+    composed = composition.save(plan.method) | {"sources": sources(plan.method.rules)}
+    return {
+        **{name: version_of(name) or "none" for name in ("fedkeel", "torch", "numpy")},
+        "method": hash_of({name: value for name, value in composed.items() if name != "papers"}),
+        "messages": hash_of([describe_slots(state) for state in expected_messages(method, task)]),
+        "data": describe_data(plan),
+        "base": task.base or "none",  # of a network with a frozen part, which does not travel
+    }
+
+
+def hash_of(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def describe_slots(state: State) -> dict[str, str]:
+    """Write the name, layout and type of each slot."""
+    return {
+        name: f"{slot.layout.dumps()} {slot.buffer.dtype}"
+        if isinstance(slot, Tree)
+        else f"{tuple(slot.shape)} {slot.dtype}"
+        for name, slot in state.items()
+    }
+
+
+def describe_data(plan: Plan) -> str:
+    """Write the form of the data in words: what a node's own have to be."""
+    if isinstance(plan.source, Problem):
+        return "of a problem"
+    card = plan.source.card
+    scale = f"{card.vocabulary} tokens" if card.vocabulary else f"mean {card.mean} std {card.std}"
+    return f"{card.name}: {card.dtype} {card.array_shape}, {card.classes} classes, {scale}"

@@ -1,0 +1,67 @@
+"""The personal model of a site, made where its state lies: it never leaves the site."""
+
+from __future__ import annotations
+
+import copy
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedkeel.core.round import broadcast, init_server, start_client
+from fedkeel.core.states import Damaged, from_arrays, read
+from fedkeel.core.trees import Tree
+from fedkeel.engines.flower.memory import state_file
+from fedkeel.errors import FolderError, RequestError
+from fedkeel.federation.apps import read_app
+from fedkeel.federation.local_data import server_problem
+from fedkeel.problems.module_state import replace_weights
+from fedkeel.runs.prepare import method_of, task_maker
+
+
+def load_personal_model(
+    app: str | PathLike[str],
+    client: int,
+    state_dir: str | PathLike[str],
+    weights: str | PathLike[str],
+    *,
+    trust: bool = False,
+) -> nn.Module:
+    """Load the model with which a client would begin the next round, in evaluation mode.
+
+    `app` is the exported app, `state_dir` the node's folder of states, `weights` the server's model as `fedkeel export
+    model` writes it. With `trust`, code that the app's files name is imported.
+    """
+    experiment, _ = read_app(Path(app), trust)
+    plan = experiment.plan
+    task = task_maker(plan, torch.device("cpu"), torch.float32)(server_problem(plan, [2], ""))
+    method = method_of(plan, task)
+    if task.module is None:
+        raise RequestError("this problem has no module.", "read the state's file itself")
+    file = state_file(Path(state_dir).expanduser(), client, experiment.fingerprint())
+    try:
+        arrays, facts = read(file)
+        state = from_arrays(arrays, facts["layouts"], "after/")
+    except (Damaged, KeyError) as error:
+        raise FolderError(
+            f"{file} holds no state of this client in this experiment: {error}",
+            "state-dir of supernode.sh is ~/.fedkeel/state-CLIENT; a method without client state has no personal model",
+        ) from None
+    try:
+        given = load_file(weights)
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"{weights} cannot be read: {error}", "fedkeel export model RUN model.safetensors") from None
+    params = Tree.of(replace_weights(given, task.initial.named()), task.initial.layout)
+    own = None if task.buffers is None else task.buffers.named()
+    buffers = None if own is None else Tree.of(replace_weights(given, own))
+    params, state = start_client(method, broadcast(method, init_server(method, params, buffers)), state)
+    buffers = state.get("buffers", buffers)
+    module = copy.deepcopy(task.module).eval()
+    found = {name: leaf for tree in (params, buffers) if tree is not None for name, leaf in tree.items()}
+    for name, tensor in module.state_dict().items():
+        if name in found:
+            tensor.copy_(found[name])
+    return module

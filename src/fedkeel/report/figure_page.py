@@ -1,0 +1,175 @@
+"""A figure made again as files: its charts as images, and a page that holds them against the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from fedkeel.core.states import write_atomically
+from fedkeel.errors import RequestError, writing
+from fedkeel.papers import PAPERS, choices
+from fedkeel.papers.cells import collect_notes
+from fedkeel.papers.figure_readings import Reading, read_expectations
+from fedkeel.papers.figures import Figure, Panel, read_figures
+from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.noise import NoiseOfLedger
+from fedkeel.papers.verdicts import WITHIN
+from fedkeel.report.drawing import Chart, embed, styled
+from fedkeel.report.figure_runs import FigureRuns, is_of_ledger, place_of
+from fedkeel.report.figures import write_charts
+from fedkeel.report.paper_figures import DRAWN, draw
+from fedkeel.text import plural
+
+STYLE = "figure { margin-bottom: .8rem; max-width: 900px; } li { margin: .15rem 0; }"
+UNITS = {"accuracy": "points", "seconds": "seconds", "test_loss": "", "drift": "", "radius/mean": ""}
+HOLLOW = (
+    "Hollow marks: the paper's numbers; diamonds: shortened runs; bars and bands: one standard deviation over seeds."
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A figure in words: what is as in the paper, what is not, and what the paper leaves open."""
+
+    same: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+
+
+def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Comparison:
+    """Say in words and numbers how the runs compare with what the paper shows."""
+    figure = runs.figure
+    measured = [panel.measure for panel in figure.panels if panel.kind != "charts"]
+    unit = UNITS.get(measured[0], "") if measured else ""
+    readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
+    judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
+    full = [one for one in judged if one.difference is not None and not one.shortened]
+    told = [] if changed else [one for one in full if not one.cell.uncertain]
+    near = sum(one.verdict.startswith(WITHIN) for one in told)
+    made = Comparison(
+        same=[reading.words for reading in readings if reading.holds],
+        differs=[reading.words for reading in readings if not reading.holds],
+        open=[figure.note] * bool(figure.note) + collect_notes(figure.cells) + list(choices(figure.paper)),
+    )
+    if near:
+        made.same.append(f"within seed noise: {near} of {len(told)} printed numbers")
+    made.differs.extend(f"changed here: {one}" for one in changed)
+    if near < len(told):
+        farthest = max(told, key=lambda one: abs(one.difference or 0.0))
+        by = f"{farthest.cell.label}, by {farthest.difference:+.2f}"
+        made.differs.append(f"not confirmed: {len(told) - near} of {len(told)} printed numbers; farthest: {by}")
+    if judged:
+        made.differs.extend(describe_extent(runs))
+    return made
+
+
+def describe_extent(runs: FigureRuns) -> list[str]:
+    """Say how far the runs fall short of the paper's: rounds, seeds, cells."""
+    judged, found = [runs.judged[place_of(cell)] for cell in runs.figure.cells], []
+    short = [one for one in judged if one.shortened]
+    if short:
+        least = min(short, key=lambda one: one.rounds)
+        rounds = f"{least.rounds} of {least.cell.experiment['rounds']} rounds"
+        ran = f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's"
+        found.append(f"{ran}; the shortest has {rounds}")
+    seeds = [len(one.entries) for one in judged if one.entries]
+    if seeds and min(seeds) == 1:
+        found.append("one seed of a cell decides nothing: --seeds 0,1,2")
+    if absent := runs.missing():
+        some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
+        found.append(f"no run of {plural(len(absent), 'cell')} of {len(judged)}: {some}")
+    curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
+    if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
+        found.append("curves from the ledger have the rounds that it keeps, not every one")
+    return found
+
+
+def write_figure(
+    runs: FigureRuns,
+    folder: Path,
+    changed: Sequence[str] = (),
+    kinds: Sequence[str] = ("png", "svg"),
+    style: str = "page",
+) -> tuple[list[Path], Comparison]:
+    """Draw the figure; write its charts and its page; the files, and the comparison in words."""
+    with styled(style):
+        charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+        named = [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in charts]
+        written = write_charts(named, folder, kinds) if charts else []
+    if not charts:
+        raise RequestError(
+            f"there is nothing to draw {runs.figure.name} from: no run of it is in the ledger or in the run folders.",
+            explain_missing(runs.figure),
+        )
+    with writing(folder, "choose another folder with --figures"):
+        text = page(runs.figure, charts, told)
+        written.append(folder / f"{stem}.html")
+        write_atomically(written[-1], lambda file: file.write_text(text, encoding="utf-8", errors="replace"))
+    return written, told
+
+
+def runs_of_ledger(entries: Sequence[Entry]) -> Iterator[FigureRuns]:
+    """The figures that a ledger alone has something to draw for: two numbers in a panel at least."""
+    noise, known = NoiseOfLedger(entries), keep_newest(entries)
+    for figure in read_figures():
+        runs = FigureRuns(figure, known, noise=noise)
+        counts = [sum(bool(runs.number_of(panel, cell)) for cell in panel.cells) for panel in panels_of_ledger(figure)]
+        if max(counts, default=0) > 1:
+            yield runs
+
+
+def panels_of_ledger(figure: Figure) -> list[Panel]:
+    """The panels that show what a ledger keeps of a run."""
+    return [panel for panel in figure.panels if panel.kind in DRAWN and panel.measure in ("accuracy", "seconds")]
+
+
+def explain_missing(figure: Figure) -> str:
+    """Say what to run, in one line."""
+    cells = plural(len(figure.cells), "cell")
+    return f"`fedkeel reproduce {figure.name}` runs its {cells}; --dry-run says what that costs"
+
+
+def file_name(figure: Figure) -> str:
+    return figure.name.replace(":", "-")
+
+
+def caption(figure: Figure) -> str:
+    return f"{PAPERS[figure.paper].split(':')[0]}, figure {figure.number}"
+
+
+def page(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+    """One self-contained page about one figure."""
+    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    title = escape(caption(figure))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
+        f"<style>{css}{STYLE}</style></head><body><header><h1>{title}</h1>"
+        f'<p class="soft">fedkeel reproduce {escape(figure.name)}</p></header>'
+        f"<main><section>{describe_figure(figure, charts, told)}</section></main>"
+        "<footer>Written by fedkeel from its runs. This page asks no network for anything.</footer></body></html>\n"
+    )
+
+
+def describe_figure(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+    """A figure within a page: what the paper says, the charts, what is alike and what not."""
+    drawn = "".join(
+        f"<figure><figcaption><h3>{escape(chart.title)}</h3>"
+        f'<span class="soft">{escape(chart.note or HOLLOW)}</span></figcaption>'
+        f'<div class="chart">{embed(chart.figure, chart.title or caption(figure))}</div></figure>'
+        for chart in charts
+    )
+    lists = (
+        ("The same as in the paper", told.same),
+        ("Different", told.differs),
+        ("Open in the paper, and chosen", told.open),
+    )
+    words = "".join(
+        f"<h3>{name}</h3><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+        for name, lines in lists
+        if lines
+    )
+    return f"<p><b>The paper shows:</b> {escape(figure.says)}</p>{drawn}{words}"

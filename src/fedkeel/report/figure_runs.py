@@ -1,0 +1,163 @@
+"""The runs behind a paper's figure: run folders where they are, lines of the ledger where not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from fedkeel.papers.cells import Cell
+from fedkeel.papers.figures import Figure, Panel
+from fedkeel.papers.ledger import Entry, longest
+from fedkeel.papers.noise import NoiseOfLedger
+from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
+from fedkeel.papers.verdicts import Judgement, judge
+from fedkeel.report.numbers import read_number
+from fedkeel.report.series import curve
+from fedkeel.report.source import Group, Source
+from fedkeel.runs.folder import EXPERIMENT, ROUNDS
+from fedkeel.runs.record import RoundRecord
+
+Place = tuple[str, str, str, str]
+FEW = 3  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
+
+
+def place_of(cell: Cell) -> Place:
+    return cell.paper, cell.table, cell.row, cell.column
+
+
+@dataclass(frozen=True, eq=False)
+class FigureRuns:
+    """What is known of a figure's cells: from the ledger's lines, and from folders below `out`."""
+
+    figure: Figure
+    entries: Sequence[Entry]
+    out: Path | None = None
+    seeds: Sequence[int] = (0,)
+    rounds: int | None = None
+    noise: NoiseOfLedger | None = None
+
+    @cached_property
+    def judged(self) -> Mapping[Place, Judgement]:
+        """The number of every cell; seconds of a round where a panel asks for those."""
+        timed = {place_of(cell) for panel in self.figure.panels if panel.measure == "seconds" for cell in panel.cells}
+        cells = [
+            replace(cell, kind="seconds per round", reported=None, spread=None) if place_of(cell) in timed else cell
+            for cell in self.figure.cells
+        ]
+        return {place_of(one.cell): one for one in judge(cells, self.entries, noise=self.noise)}
+
+    @cached_property
+    def sources(self) -> Mapping[Place, Sequence[Source]]:
+        """The runs of every cell, one for each seed."""
+        return {place_of(cell): self._sources_of(cell) for cell in self.figure.cells}
+
+    def _sources_of(self, cell: Cell) -> list[Source]:
+        found = {entry.seed: source_of_entry(entry) for entry in longest(runs_of(cell, self.entries))}
+        if self.out is not None and obstacle(cell) is None:
+            for seed in sorted({*self.seeds, *found}):
+                folder = folder_of(experiment_of(cell, seed, self.rounds), self.out)
+                if (folder / EXPERIMENT).exists() and (folder / ROUNDS).exists():
+                    source = Source.read(folder)
+                    last = length_of(cell, self.rounds)
+                    found[seed] = replace(source, records=[r for r in source.records if r.round <= last])
+        return [found[seed] for seed in sorted(found)]
+
+    def group_lines(self, panel: Panel) -> list[Group]:
+        """One group for each line of a panel that has runs."""
+        lines: dict[str, list[Source]] = {}
+        for cell in panel.cells:
+            lines.setdefault(panel.line_of(cell), []).extend(self.sources[place_of(cell)])
+        return [Group(line, panel.title, runs) for line, runs in lines.items() if any(run.records for run in runs)]
+
+    def number_of(self, panel: Panel, cell: Cell, round: int | None = None) -> tuple[float, float | None] | None:
+        """A cell's mean and deviation over seeds, perhaps at an earlier round, less what it is a gain over."""
+        mine, base = self._judgement_at(cell, round), panel.base_of(cell)
+        if mine.mean is None:
+            return None
+        if base is None:
+            return mine.mean, mine.std
+        other = self._judgement_at(base, round)
+        return None if other.mean is None else (mine.mean - other.mean, mine.std)
+
+    def _judgement_at(self, cell: Cell, round: int | None) -> Judgement:
+        mine = self.judged[place_of(cell)]
+        return mine if round is None or round == mine.rounds else mine.at(round)
+
+    def reported_of(self, panel: Panel, cell: Cell) -> float | None:
+        """The same of the paper's numbers."""
+        base = panel.base_of(cell)
+        if panel.measure != "accuracy" or cell.reported is None:
+            return None
+        if base is None:
+            return cell.reported
+        return None if base.reported is None else cell.reported - base.reported
+
+    def look_up(self, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+        """The numbers of some lines by panel, line and place, at the last round that all of them have in the panel."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for number, panel in enumerate(self.figure.panels):
+            title = panel.title or f"panel {number + 1}"
+            lines: dict[str, dict[str, float]] = {name: {} for name in names}
+            if panel.kind == "curves" and panel.measure != "accuracy":
+                for group in self.group_lines(panel):
+                    if group.label in lines and (drawn := curve(group, panel.measure)):
+                        lines[group.label]["mean over rounds"] = sum(drawn.mean) / len(drawn.mean)
+            elif panel.kind == "charts":
+                found |= self.read_diagnostics(panel, names)
+                continue
+            elif panel.kind in ("parameter", "curves", "bars"):
+                cells = [cell for cell in panel.cells if panel.line_of(cell) in lines]
+                lengths = {one.rounds for cell in cells if (one := self.judged[place_of(cell)]).entries}
+                common = min(lengths) if len(lengths) > 1 else None
+                title += f", at round {common}" * (common is not None)
+                for cell in cells:
+                    if value := self.number_of(panel, cell, common):
+                        lines[panel.line_of(cell)][panel.point_of(cell)] = value[0]
+            found[title] = lines
+        return found
+
+    def read_diagnostics(self, panel: Panel, names: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
+        """The numbers of diagnostics that a panel names, each as a panel of its own, by line."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for number in panel.numbers:
+            values = {
+                group.label: value
+                for group in self.group_lines(panel)
+                if group.label in names and (value := read_number(group, number)) is not None
+            }
+            title = f"{panel.title} {number}".strip()
+            found[title] = {name: {number: values[name]} if name in values else {} for name in names}
+        return found
+
+    def missing(self) -> list[Cell]:
+        """Cells of which nothing is known."""
+        if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
+            return [cell for cell in self.figure.cells if not self.judged[place_of(cell)].entries]
+        return [cell for cell in self.figure.cells if not self.sources[place_of(cell)]]
+
+
+def source_of_entry(entry: Entry) -> Source:
+    """A line of the ledger as a run without a folder: the accuracies it keeps, in their rounds."""
+    kept = {int(at): value for at, value in entry.curve.items() if at.isdecimal()}
+    if entry.last is not None:
+        kept[entry.rounds] = entry.last
+    if len(kept) < FEW:
+        kept = {int(at): value for at, value in entry.bests} | (
+            {} if entry.best is None else {entry.rounds: entry.best}
+        )
+    records = [
+        RoundRecord(at, [], None, None, 0, 0, 0, 0.0, accuracy=value / 100) for at, value in sorted(kept.items())
+    ]
+    experiment = dict(entry.settings) | {"seed": entry.seed, "rounds": entry.rounds}
+    return Source(Path(), experiment, "", records, entry.environment, {})
+
+
+def is_of_ledger(source: Source) -> bool:
+    return source.path == Path()
+
+
+def source_of_cell(cell: Cell) -> Source:
+    """A cell's experiment as a run that has not begun: enough for the clients' labels."""
+    return Source(Path(), experiment_of(cell, 0).save(), "", [], {}, {})

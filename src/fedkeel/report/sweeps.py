@@ -1,0 +1,201 @@
+"""Runs that differ in one number, found among any runs: overlaid by round, and their results against that number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.papers.ledger import Entry, longest
+from fedkeel.report.content import Content, look
+from fedkeel.report.drawing import STYLES, Chart, finish, new_figure, plain
+from fedkeel.report.parameters import ParameterLine, ParameterPoint, draw_parameter, name_parameter
+from fedkeel.report.series import Spread, curve, row
+from fedkeel.report.source import ASIDE, Group
+from fedkeel.typed_values import flatten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 12  # charts of a kind in a page
+OVERLAID = 14  # lines in one frame
+IGNORED = ("method.name", "method.papers")
+NOTE = "runs that differ in nothing else; bars: one standard deviation over seeds"
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One setting: its name, all its settings, its result over seeds in %, and its accuracy by round."""
+
+    method: str
+    settings: Mapping[str, Any]
+    result: Spread
+    rounds: Sequence[int] = ()
+    accuracy: Sequence[float] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Trials that differ in the setting `key`, by the line that they belong to; `fixed` is what they share."""
+
+    key: str
+    fixed: str
+    lines: Mapping[str, Sequence[Trial]]
+
+
+def find_sweeps(trials: Sequence[Trial]) -> list[Sweep]:
+    """Every number in which some trials differ while nothing else does; of one chart are those with the same data."""
+    found = []
+    for key in sorted({name for trial in trials for name, value in trial.settings.items() if is_number(value)}):
+        lines: dict[str, list[Trial]] = {}
+        for trial in trials:
+            if is_number(trial.settings.get(key)):
+                lines.setdefault(identify(trial, key), []).append(trial)
+        swept = [line for line in lines.values() if len({trial.settings[key] for trial in line}) > 1]
+        frames: dict[str, list[list[Trial]]] = {}
+        for line in swept:
+            frames.setdefault(identify(line[0], key, of_method=False), []).append(line)
+        found += [Sweep(key, describe_frame(frame[0][0], key), name_lines(frame, key)) for frame in frames.values()]
+    return found
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def identify(trial: Trial, key: str, of_method: bool = True) -> str:
+    kept = {
+        name: value
+        for name, value in trial.settings.items()
+        if name != key and (of_method or not name.startswith("method."))
+    }
+    return json.dumps(kept, sort_keys=True, default=str) + trial.method * of_method
+
+
+def describe_frame(trial: Trial, key: str) -> str:
+    """Data set, model and the partition's own numbers, without the one on the axis."""
+    settings = trial.settings
+    split = {name: settings[name] for name in ("partition.alpha", "partition.clients") if name in settings}
+    words = [str(settings[name]) for name in ("dataset", "model") if name in settings]
+    return ", ".join([*words, *(f"{name.split('.')[-1]} {value:g}" for name, value in split.items() if name != key)])
+
+
+def name_lines(frame: Sequence[Sequence[Trial]], key: str) -> dict[str, list[Trial]]:
+    """The method's name, and what tells it from others of that name."""
+    named: dict[str, list[Trial]] = {}
+    for line in frame:
+        first, alike = line[0], [other[0] for other in frame if other[0].method == line[0].method]
+        told = [
+            f"{name.split('.')[-1]}={value}"
+            for name, value in first.settings.items()
+            if name != key and any(other.settings.get(name) != value for other in alike)
+        ]
+        named[" ".join([first.method, *told])] = sorted(line, key=lambda trial: trial.settings[key])
+    return named
+
+
+# ---- where trials come from ------------------------------------------------------------------------------------------
+def trials_of_runs(made: Content) -> list[Trial]:
+    """The groups of a report, those judged on accuracy."""
+    found = []
+    for setting in made.settings:
+        for group in setting.groups:
+            best = row(group, None).best
+            if group.measure == "accuracy" and best is not None:
+                found.append(trial_of(group, best))
+    return found
+
+
+def trial_of(group: Group, best: Spread) -> Trial:
+    drawn = curve(group, "accuracy")
+    scaled = Spread(100 * best.mean, 100 * best.deviation, best.count)
+    settings = simplify({name: value for name, value in group.runs[0].experiment.items() if name not in ASIDE})
+    rounds, accuracy = (drawn.rounds, [100 * value for value in drawn.mean]) if drawn else ([], [])
+    return Trial(group.runs[0].method, settings, scaled, rounds, accuracy)
+
+
+def trials_of_ledger(entries: Sequence[Entry]) -> list[Trial]:
+    """The runs of a ledger, seeds together, as far as they came."""
+    alike: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.settings and entry.best is not None and not entry.superseded:
+            alike.setdefault(json.dumps([entry.settings, entry.evaluation], sort_keys=True), []).append(entry)
+    found = []
+    for group in alike.values():
+        kept = longest(group)
+        result = Spread.of(result_of(entry) for entry in kept)
+        if result is not None:
+            settings = simplify(kept[0].settings) | {"rounds run": str(kept[0].rounds), "judged": kept[0].evaluation}
+            points = [(int(at), value) for at, value in kept[0].curve.items() if at.isdecimal()]
+            rounds, accuracy = [at for at, _ in points], [value for _, value in points]
+            found.append(Trial(str(settings.get("method.name", "?")), settings, result, rounds, accuracy))
+    return found
+
+
+def result_of(entry: Entry) -> float | None:
+    if entry.evaluation == "last":
+        return entry.last
+    return entry.personal if entry.personal is not None else entry.best
+
+
+def simplify(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under dotted names; a number of the method under its own name, where it has one value throughout."""
+    flat = {name: value for name, value in flatten(experiment).items() if not name.startswith(IGNORED[1])}
+    rules = [name for name in flat if name.startswith("method.") and name not in IGNORED]
+    values: dict[str, set[str]] = {}
+    for name in rules:
+        values.setdefault(name.split(".")[-1], set()).add(repr(flat[name]))
+    made = {name: value for name, value in flat.items() if name not in rules}
+    for name in rules:
+        last = name.split(".")[-1]
+        made[f"method.{last}" if len(values[last]) == 1 else name] = flat[name]
+    return made
+
+
+# ---- their charts ----------------------------------------------------------------------------------------------------
+def sweep_charts(trials: Sequence[Trial], best: str = "best test accuracy (%)") -> Iterator[Chart]:
+    """Two charts for each sweep: results against the number, and all runs by round."""
+    for number, sweep in enumerate(find_sweeps(trials)[:MOST]):
+        file, name = f"{number + 1}-{sweep.key.split('.')[-1].replace('_', '-')}", name_parameter(sweep.key)
+        title = f"Accuracy against {name.split(' (')[0]}"
+        yield Chart(f"against-{file}", "sweeps", title, f"{sweep.fixed}; {NOTE}", draw_results(sweep, best))
+        if 1 < sum(bool(trial.rounds) for line in sweep.lines.values() for trial in line) <= OVERLAID:
+            title = f"By round, for several values of {name.split(' (')[0]}"
+            yield Chart(f"by-round-{file}", "sweeps", title, sweep.fixed, draw_overlaid(sweep))
+
+
+def draw_results(sweep: Sweep, ylabel: str) -> Figure:
+    lines = []
+    for number, (label, trials) in enumerate(sweep.lines.items()):
+        points = [
+            ParameterPoint(float(t.settings[sweep.key]), t.result.mean, t.result.deviation or None) for t in trials
+        ]
+        colour, dash = look(number)
+        lines.append(ParameterLine(label, colour, STYLES[dash], points))
+    figure = new_figure(4.6, 3.1 + 0.17 * -(-len(lines) // 2), fitted=True)
+    draw_parameter(figure.subplots(), lines, sweep.key, ylabel)
+    add_names(figure)
+    return figure
+
+
+def draw_overlaid(sweep: Sweep) -> Figure:
+    """A colour for each value, dashes for each method."""
+    values = sorted({trial.settings[sweep.key] for line in sweep.lines.values() for trial in line})
+    short, count = sweep.key.split(".")[-1], sum(len(line) for line in sweep.lines.values())
+    figure = new_figure(4.6, 3.1 + 0.17 * -(-count // 2), fitted=True)
+    axes: Any = figure.subplots()
+    for number, (label, trials) in enumerate(sweep.lines.items()):
+        for trial in (trial for trial in trials if trial.rounds):
+            value = trial.settings[sweep.key]
+            colour, style = look(values.index(value))[0], STYLES[number % len(STYLES)]
+            name = plain(f"{label}, {short} {value:g}")
+            axes.plot(trial.rounds, trial.accuracy, color=colour, linestyle=style, linewidth=1.2, label=name)
+    finish(axes, xlabel="round", ylabel="test accuracy (%)")
+    add_names(figure)
+    return figure
+
+
+def add_names(figure: Figure) -> None:
+    """The legend below, which a page has above for other charts."""
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)

@@ -1,0 +1,118 @@
+"""Clients at a model: the loss on samples of their data, its gradient, and where their method perturbs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedkeel.analysis.curvature import LossParts, gradient
+from fedkeel.core.method import Method, Phase
+from fedkeel.core.round import apply_chain, broadcast
+from fedkeel.core.rule import Local, State
+from fedkeel.core.trees import Tree, stack
+from fedkeel.data.clients import Rows, Sample
+from fedkeel.engines.engine import client_state, step_keys
+from fedkeel.problems.task import Task
+from fedkeel.randomness import choice, key
+from fedkeel.runs.plan import Plan
+
+CHUNK = 250  # samples differentiated at once
+SAMPLES = 1000  # of a client, at most
+
+
+class Probe:
+    """A few clients at the server's model, before the round of that number (from 0); nothing that it does is kept.
+
+    At most `samples` of each client's data are looked at. Which ones depends on the experiment's partition seed alone,
+    so that methods are compared on the same samples. `recall` says what a client remembers.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        method: Method,
+        plan: Plan,
+        server: State,
+        round: int,
+        clients: Sequence[int],
+        recall: Callable[[int], State | None],
+        samples: int = SAMPLES,
+    ):
+        self.task, self.method, self.plan, self.server = task, method, plan, server
+        self.round, self.clients, self.recall, self.samples = round, list(clients), recall, samples
+        self.seed = plan.partition_seed
+        self.params: Tree = server["params"]
+        self.buffers: Tree | None = server.get("buffers")
+
+    # ---- samples -------------------------------------------------------------------------------------------------
+    def rows(self, client: int) -> Rows:
+        """Choose the rows of a client that are looked at: all, or `samples` of them."""
+        size = int(self.task.clients.sizes[client])
+        return np.asarray(choice(key(self.seed, "analysed rows", client), size, min(self.samples, size)))
+
+    def loss_of(self, client: int) -> LossParts:
+        """Return the mean loss on a client's training samples, as parts that add up to it."""
+        return self.loss_on([self.task.prepare(self.task.clients.rows(client, self.rows(client)))])
+
+    def loss_on(self, prepared: Sequence[Sample]) -> LossParts:
+        """Return the mean loss on samples, gathered into parts of CHUNK samples."""
+        joined = tuple(torch.cat(part) for part in zip(*prepared, strict=True))
+        total = len(joined[0])
+        pieces = [tuple(part[i : i + CHUNK] for part in joined) for i in range(0, total, CHUNK)]
+        return [partial(self._share, tensors=piece, total=total) for piece in pieces]
+
+    def _share(self, params: Tree, tensors: Sample, total: int) -> Tensor:
+        """This part's share of the mean loss, a function that can be differentiated twice."""
+        named, module, output = dict(params.items()), self.task.module, None
+        model: nn.Module | dict[str, Tensor] = named
+        if module is not None:
+            was_training, model = module.training, module.eval()
+            seen = {} if self.buffers is None else dict(self.buffers.items())
+            output = functional_call(module, {**named, **seen}, tensors[:-1] or tensors)
+            module.train(was_training)
+        losses = self.task.losses(model, tensors, output)
+        return losses.mean() * (len(tensors[0]) / total)
+
+    # ---- what clients compute here -------------------------------------------------------------------------------
+    @cached_property
+    def gradients(self) -> Tree:
+        """∇f_k(w) of each client, stacked."""
+        with torch.enable_grad():
+            return stack([gradient(self.loss_of(client), self.params) for client in self.clients])
+
+    @cached_property
+    def ascending(self) -> Phase | None:
+        """The phase that trains at a perturbed point, if the method has one."""
+        return next((phase for phase in self.method.phases if phase.perturb and phase.trains), None)
+
+    @cached_property
+    def perturbations(self) -> Tree | None:
+        """Where each client would take its gradient, less w: the method's own perturb chain on its gradient.
+
+        As in a second step, since some methods do not perturb in the first.
+        """
+        if self.ascending is None:
+            return None
+        return stack([self._perturbation(i, client) for i, client in enumerate(self.clients)])
+
+    def _perturbation(self, number: int, client: int) -> Tree:
+        assert self.ascending is not None
+        slope = Tree(self.gradients.buffer[number], self.params.layout)
+        lr = self.params.scalar(self.plan.lr_at(self.round))
+        second = torch.ones((), dtype=torch.int64)
+        of = step_keys(self.plan.training, self.round, client, 0, 1, self.task.device)[0]
+        message = broadcast(self.method, self.server)
+        at = Local(self.params, self.params, message, slope, lr, second, self.params.scalar(2.0), of)
+        state = client_state(self.method, self.task, self.states[number])
+        tree = slope if self.ascending.ascends else self.params.zeros()
+        return apply_chain(self.ascending.perturb, tree, state, at)[0]
+
+    @cached_property
+    def states(self) -> list[State | None]:
+        """What the clients remember; None of one that has never taken part."""
+        return [self.recall(client) for client in self.clients]

@@ -1,0 +1,124 @@
+"""A comparison as a LaTeX table or as CSV: mean ± deviation, the best in bold, significance by a paired test."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedkeel.analysis.intervals import paired_p_value
+from fedkeel.studies.compare import Paired, RunGroup, compared_by, mean_and_std, measure_of, paired
+
+SIGNIFICANT = 0.05
+COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
+SIGNS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: mean and deviation of each column, and how it differs from the baseline."""
+
+    label: str
+    seeds: int
+    numbers: dict[str, tuple[float | None, float | None]]
+    difference: Paired | None
+    p: float | None
+
+
+def make_rows(groups: Sequence[RunGroup], base: RunGroup) -> list[Row]:
+    """The rows of a comparison; accuracies in %, losses as they are."""
+    name, scale = compared_by(groups), scale_of(groups)
+    parts = [part for part in COLUMNS if any(group.values(part) for group in groups)]
+    found = []
+    for group in groups:
+        numbers = {}
+        for part in parts:
+            mean, std = mean_and_std([scale * value for value in group.values(part).values()])
+            numbers[part] = mean, std
+        mine, other = group.values(name), base.values(name)
+        differences = [mine[seed] - other[seed] for seed in mine if seed in other]
+        told = None if group is base else paired(group, base, name)
+        found.append(Row(group.label, len(group.runs), numbers, told, paired_p_value(differences) if told else None))
+    return found
+
+
+def scale_of(groups: Sequence[RunGroup]) -> float:
+    return 100.0 if measure_of(groups) == "accuracy" else 1.0
+
+
+def write_latex(groups: Sequence[RunGroup], base: RunGroup) -> str:
+    """A tabular of the package booktabs; a comment says what its marks mean."""
+    rows, accuracy = make_rows(groups, base), measure_of(groups) == "accuracy"
+    digits, better = (2, max) if accuracy else (4, min)
+    parts, name = list(rows[0].numbers), compared_by(groups)
+    tops = {}
+    for part in parts:
+        means = [mean for row in rows if (mean := row.numbers[part][0]) is not None]
+        tops[part] = f"{better(means):.{digits}f}" if means else ""
+    seeds = sorted({row.seeds for row in rows})
+    span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    unit = "accuracy in %" if accuracy else "loss"
+    lines = [
+        f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
+        f"% *: {name} differs from {base.label} in a paired t-test over seeds, p < {SIGNIFICANT:g}".replace("\n", " "),
+        rf"\begin{{tabular}}{{l{'r' * len(parts)}}}",
+        r"\toprule",
+        " & ".join(["Method", *(COLUMNS[part] for part in parts)]) + r" \\",
+        r"\midrule",
+    ]
+    for row in rows:
+        cells = [escape_latex(row.label)]
+        for part in parts:
+            mark = r"\textsuperscript{*}" if part == name and is_significant(row) else ""
+            cells.append(write_cell(*row.numbers[part], digits, tops[part]) + mark)
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def write_cell(mean: float | None, std: float | None, digits: int, top: str) -> str:
+    if mean is None:
+        return "--"
+    text = f"{mean:.{digits}f}"
+    shown = rf"\mathbf{{{text}}}" if text == top else text
+    return f"${shown}$" if std is None else rf"${shown} \pm {std:.{digits}f}$"
+
+
+def is_significant(row: Row) -> bool:
+    return row.p is not None and row.p < SIGNIFICANT
+
+
+def escape_latex(text: str) -> str:
+    """A name in which no sign is a command."""
+    return "".join(SIGNS.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def write_csv(groups: Sequence[RunGroup], base: RunGroup) -> str:
+    """One line a method, numbers in full; what there is none of is empty."""
+    rows, scale = make_rows(groups, base), scale_of(groups)
+    parts = list(rows[0].numbers)
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    numbers = [f"{part}_{kind}" for part in parts for kind in ("mean", "std")]
+    table.writerow(["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant"])
+    name = compared_by(groups)
+    means = [mean for row in rows if (mean := row.numbers[name][0]) is not None]
+    top = (max if measure_of(groups) == "accuracy" else min)(means, default=None)
+    for row in rows:
+        each = [value for part in parts for value in row.numbers[part]]
+        told = row.difference
+        ends = [None] * 3 if told is None else [told.mean, told.low, told.high]
+        paired_numbers = [None if value is None else scale * value for value in ends]
+        is_top = row.numbers[name][0] is not None and row.numbers[name][0] == top
+        verdict = "" if row.p is None else str(is_significant(row)).lower()
+        shown = [guard(row.label), row.seeds, *each, str(is_top).lower(), *paired_numbers, row.p, verdict]
+        table.writerow(["" if value is None else value for value in shown])
+    return file.getvalue()
+
+
+def guard(text: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text

@@ -1,0 +1,120 @@
+"""Figures of papers as files: drawn from the ledger or from runs, and told in words."""
+
+import pytest
+
+from fedkeel.cli.main import call
+from fedkeel.papers.figures import find_figure, read_figures
+from fedkeel.papers.ledger import Entry
+from fedkeel.papers.reproduce import settings_of
+from fedkeel.report.figure_page import compare_with_paper, write_figure
+from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.paper_figures import choose_looks
+
+
+def line(cell, value, rounds=None, seed=0):
+    full = cell.experiment["rounds"]
+    length = rounds or full
+    return Entry(
+        cell.paper, cell.table, cell.row, cell.column, seed, cell.kind, cell.evaluation, cell.reported, cell.spread,
+        value, value, value, value, length, full, 60.0, "f", "d", settings=settings_of(cell),
+        bests=[[1, 10.0], [length // 2, value - 5], [length, value]], environment={"device": "cpu"},
+        curve={"1": 10.0, str(length // 2): value - 5},
+    )  # fmt: skip
+
+
+def runs_with(figure, numbers, rounds=None, seeds=(0,)):
+    """A ledger with a line for each number of {row: [numbers by column]}."""
+    cells = {}
+    for cell in figure.cells:
+        cells.setdefault(cell.row, []).append(cell)
+    lines = [
+        line(cell, value, (rounds or {}).get(row), seed)
+        for row, values in numbers.items()
+        for cell, value in zip(cells[row], values, strict=False)
+        for seed in seeds
+    ]
+    return FigureRuns(figure, lines)
+
+
+def test_a_figure_against_a_setting_from_the_ledger(tmp_path):
+    figure = find_figure("fedfft:figure-9")
+    runs = runs_with(figure, {"FedSAM": [78, 75, 70, 60], "FedFFT": [78.5, 77, 76, 55]})
+    written, told = write_figure(runs, tmp_path)
+    assert [file.name for file in written] == [f"fedfft-figure-9.{kind}" for kind in ("png", "svg", "html")]
+    assert "FedSAM falls from 78 (rho 0.05) to 60 (rho 0.20)" in told.same
+    assert "FedFFT is above FedSAM at 3 of 4 places, by -5.00 to +6.00 points" in told.differs
+    assert "one seed of a cell decides nothing: --seeds 0,1,2" in told.differs
+    text = (tmp_path / "fedfft-figure-9.html").read_text()
+    for words in (figure.says, *told.same, *told.differs):
+        assert words in text.replace("&#x27;", "'")
+    assert "radius ρ" in text
+    assert "test accuracy (%)" in text
+
+
+def test_lines_are_compared_at_a_round_that_both_have_reached():
+    figure = find_figure("fedwmsam:figure-4")
+    short = runs_with(figure, {"FedWMSAM": [76], "FedSAM": [60]}, rounds={"FedWMSAM": 250})
+    told = compare_with_paper(short)
+    assert "FedWMSAM is above FedSAM, by +21.00 points (cifar10, 0.1, at round 250)" in told.same  # 76 and 60 − 5
+    assert "1 cell of 18 ran shorter than the paper's; the shortest has 250 of 500 rounds" in told.differs
+    assert any(words.startswith("no run of 16 cells of 18: ") for words in told.differs)
+
+
+def test_a_gain_is_over_the_row_that_it_names():
+    figure = find_figure("specgradfilter:figure-8")
+    numbers = {f"SpecGradFilter, ratio {ratio}": [70.0 + i] for i, ratio in enumerate((0.01, 0.05))}
+    runs = runs_with(figure, numbers | {"None (FedAvg)": [50.0]})
+    panel = figure.panels[0]
+    found = [runs.number_of(panel, cell) for cell in panel.cells if cell.column == "cifar10"]
+    assert [value[0] for value in found if value] == [20.0, 21.0]
+    assert runs.look_up(["cifar10"])["panel 1"]["cifar10"] == dict(zip(numbers, (20.0, 21.0), strict=True))
+
+
+def test_printed_numbers_are_confirmed_only_by_runs_of_full_length_and_of_the_same_settings():
+    figure = find_figure("fedfft:figure-9")
+    runs = runs_with(figure, {"FedSAM": [77.91]}, seeds=(0, 1, 2))
+    assert "within seed noise: 1 of 1 printed numbers" in compare_with_paper(runs).same
+    changed = compare_with_paper(runs, ["lr=0.05"])
+    assert "changed here: lr=0.05" in changed.differs
+    assert not any("printed numbers" in words for words in (*changed.same, *changed.differs))
+    short = runs_with(figure, {"FedSAM": [77.91]}, rounds={"FedSAM": 200}, seeds=(0, 1, 2))
+    assert not any("printed numbers" in words for words in compare_with_paper(short).same)
+
+
+def test_curves_of_a_ledger_have_the_rounds_that_it_keeps():
+    figure = find_figure("fedscam:figure-21")
+    runs = runs_with(figure, {"FedSAM": [60], "FedSCAM": [65]})
+    (group, _) = runs.group_lines(figure.panels[0])
+    assert [(r.round, r.accuracy) for r in group.runs[0].records] == [(1, 0.1), (5, 0.55), (10, 0.6)]
+    assert not runs.missing()
+    assert [c.row for c in runs_with(figure, {"FedSAM": [60]}).missing()] == ["FedSCAM"]
+
+
+def test_what_is_added_to_a_method_has_its_colour():
+    looks = choose_looks(["A", "A + F", "B", "B + F", "C + F"])
+    assert looks["A"][0] == looks["A + F"][0] != looks["B"][0]
+    assert looks["A"][1] != looks["A + F"][1]
+    assert len({looks[name] for name in looks}) == 5
+
+
+def test_a_figure_runs_tracks_and_is_drawn(tmp_path, capsys):
+    """FedSCAM's radius: a measure that only a tracked run has."""
+    out = ["--out", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures"), "--no-progress"]
+    assert call(["reproduce", "fedscam:figure-1", "--tiny", "--engine", "serial", *out]) == 0
+    said = capsys.readouterr().out
+    assert "differs  changed here: the 8×8 digits" in said
+    assert {file.suffix for file in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".html"}
+    assert "mean radius" in (tmp_path / "figures" / "fedscam-figure-1.html").read_text()
+    assert (tmp_path / "runs" / "tiny" / "ledger.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_every_measured_figure_is_made_tiny(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "runs"), "--figures", str(tmp_path / "figures"), "--no-progress"]
+    for figure in read_figures():
+        if not figure.schematic:
+            assert call(["reproduce", figure.name, "--tiny", "--engine", "serial", *out]) == 0, figure.name
+            made = {file.name for file in (tmp_path / "figures").glob(f"{figure.name.replace(':', '-')}*")}
+            assert f"{figure.name.replace(':', '-')}.html" in made
+            wanted = {chart for panel in figure.panels for chart in panel.charts}
+            assert all(any(chart in name for name in made) for chart in wanted), (figure.name, made)

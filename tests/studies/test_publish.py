@@ -1,0 +1,77 @@
+"""Comparisons as tables for papers and spreadsheets."""
+
+import csv
+import io
+
+import pytest
+from scipy.stats import ttest_rel
+
+import fedkeel as fk
+from fedkeel.analysis.intervals import paired_p_value
+from fedkeel.cli.main import call
+from fedkeel.runs.finished_run import Run
+from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.compare import group_runs
+from fedkeel.studies.publish import escape_latex, guard, write_csv, write_latex
+from problems import small_problem
+
+
+def made(method, seed, accuracy):
+    exp = fk.Experiment(problem=small_problem(), method=method, seed=seed, rounds=1)
+    fixed = dict(loss=1.0, drift=1.0, backward_passes=1, bytes_down=1, bytes_up=1, seconds=1.0)
+    result = {"best": accuracy, "last": accuracy - 0.1, "mean_last": accuracy - 0.05}
+    return Run(exp, [RoundRecord(1, [0], **fixed, accuracy=accuracy)], result, {}, None, None, None)
+
+
+def groups(**methods):
+    return group_runs(
+        [made(name, seed, value) for name, values in methods.items() for seed, value in enumerate(values)]
+    )
+
+
+def test_the_p_value_is_that_of_a_paired_t_test():
+    mine, other = [0.6, 0.8, 0.75, 0.7], [0.5, 0.6, 0.71, 0.72]
+    differences = [a - b for a, b in zip(mine, other, strict=True)]
+    assert paired_p_value(differences) == pytest.approx(ttest_rel(mine, other).pvalue)
+    assert paired_p_value([0.1]) is None
+    assert paired_p_value([0.0, 0.0]) == 1.0
+    assert paired_p_value([0.5, 0.5]) == 0.0
+
+
+def test_latex_has_the_best_bold_and_marks_what_differs():
+    base, better, same = groups(fedavg=[0.5, 0.6, 0.7], fedsam=[0.6, 0.71, 0.79], fedprox=[0.4, 0.7, 0.65])
+    lines = write_latex([base, better, same], base).splitlines()
+    rows = {line.split(" & ")[0]: line.split(" & ")[1:] for line in lines if " & " in line}
+    assert rows["Method"] == ["Best", "Last", r"Mean of last \\"]
+    assert rows["fedavg"][0] == r"$60.00 \pm 10.00$"
+    assert rows["fedsam"][0] == r"$\mathbf{70.00} \pm 9.54$\textsuperscript{*}"
+    assert "mathbf" not in rows["fedprox"][0]
+    assert "superscript" not in rows["fedprox"][0]
+    assert lines[0] == "% accuracy in %, mean and standard deviation over 3 seeds; bold: the best of a column"
+    assert lines.count(r"\toprule") == lines.count(r"\bottomrule") == 1
+
+
+def test_csv_has_the_numbers_in_full():
+    base, better = groups(fedavg=[0.5, 0.6, 0.7], fedsam=[0.6, 0.71, 0.79])
+    first, second = csv.DictReader(io.StringIO(write_csv([base, better], base)))
+    assert (first["method"], first["difference"], first["p"], first["significant"], first["top"]) == (
+        "fedavg", "", "", "", "false",
+    )  # fmt: skip
+    assert float(second["best_mean"]) == pytest.approx(70.0)
+    assert float(second["difference"]) == pytest.approx(10.0)
+    assert float(second["low"]) < 10 < float(second["high"])
+    assert float(second["p"]) == pytest.approx(paired_p_value([0.1, 0.11, 0.09]))
+    assert (second["significant"], second["top"]) == ("true", "true")
+    one = groups(fedavg=[0.5], fedsam=[0.6])
+    assert r"$\mathbf{60.00}$ &" in write_latex(one, one[0])  # one seed: no deviation, no test
+
+
+def test_names_are_no_commands():
+    assert escape_latex("a_b & 50% {x}\n\\input") == r"a\_b \& 50\% \{x\} \textbackslash{}input"
+    assert guard("=1+1") == "'=1+1"
+    assert guard("fedavg") == "fedavg"
+
+
+def test_one_kind_of_output_at_a_time(capsys, tmp_path):
+    assert call(["compare", str(tmp_path), "--latex", "--csv"]) != 0
+    assert "one of --json, --latex and --csv" in capsys.readouterr().err
