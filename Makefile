@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-fast test-flower test-flower-fast check bench clean
+.PHONY: run test test-fast test-flower test-flower-fast check bench docs clean
 
 run: .venv/installed
 	$(BIN)/fedkeel run
@@ -34,17 +34,26 @@ check: .venv/developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the site, with every warning an error, in build/site
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+
 bench: .venv/developing
 	$(BIN)/python benchmarks/engines_cpu.py
 	$(BIN)/python benchmarks/peers_cpu.py
 	$(BIN)/python benchmarks/filter_cpu.py
 
 clean:
-	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-flower .venv-docs build dist .pytest_cache .mypy_cache .ruff_cache
 
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv-docs/installed: pyproject.toml
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 	touch $@
 
 .venv-flower/installed: pyproject.toml

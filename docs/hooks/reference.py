@@ -80,7 +80,9 @@ def experiment_page():
         "The same keys stand in a TOML file, in `--set KEY=VALUE` and in `fk.Experiment(…)`. What you leave out comes",
         "from the preset of the [data set](datasets.md), or else from the column *plain value*.",
         "",
-        "| key | plain value | what it says | for example |",
+        '<div class="keys" markdown>',
+        "",
+        "| key | what it says | plain value | for example |",
         "| --- | --- | --- | --- |",
     ]
     for field in fields(Experiment):
@@ -88,8 +90,8 @@ def experiment_page():
         plain = "" if default is None else f"`{default}`"
         more = f" More: {MORE_ON_KEYS[field.name]}." if field.name in MORE_ON_KEYS else ""
         example = f"`{EXAMPLES[field.name]}`" if field.name in EXAMPLES else ""
-        lines.append(f"| `{field.name}` | {plain} | {KEYS.get(field.name, '')}{more} | {example} |")
-    lines += ["", "## evaluation", "", prose(Evaluation), "", *field_table(Evaluation)]
+        lines.append(f"| `{field.name}` | {KEYS.get(field.name, '')}{more} | {plain} | {example} |")
+    lines += ["", "</div>", "", "## evaluation", "", prose(Evaluation), "", *field_table(Evaluation)]
     return "\n".join(lines) + "\n"
 
 
@@ -233,13 +235,13 @@ def python_page():
     lines = [
         "# Python",
         "",
-        "Every name that `import fedkeel as fk` brings, but for the [rules](rules.md). Names in `fk.optim` are the",
-        "optimisers that stand in for those of `torch.optim` ([optimisers](../guides/optimisers.md)).",
+        "Every name that `import fedkeel as fk` brings, but for the [rules](rules.md).",
     ]
     for title, names in groups.items():
         lines += ["", f"## {title}"]
         for name in names:
             lines += ["", f"::: {home_of(name)}.{name}"]
+    lines += ["", "## Optimisers", "", "::: fedkeel.optim"]
     return "\n".join(lines) + "\n"
 
 
