@@ -36,7 +36,7 @@ check: .venv/developing
 
 # the site, with every warning an error, in build/site
 docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 
 bench: .venv/developing
 	$(BIN)/python benchmarks/engines_cpu.py
