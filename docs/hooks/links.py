@@ -23,8 +23,8 @@ def on_page_markdown(markdown, page, config, files):
             goal = copied[path]
         elif path.startswith("docs/") and not path.endswith(".ipynb"):
             goal = path.removeprefix("docs/")
-        elif path == "docs/notebooks/see-the-drift.ipynb":
-            goal = "tutorials/see-the-drift.md"
+        elif path.startswith("docs/notebooks/"):
+            goal = f"tutorials/{posixpath.basename(path).removesuffix('.ipynb')}.md"
         elif (ROOT / path).exists():
             return f"{before}{config.repo_url}/blob/main/{path}{anchor}"
         else:

@@ -21,13 +21,16 @@ COPIED = {
 
 
 def on_config(config):
-    """Put guides that the navigation does not name behind those that it names."""
+    """Put guides and notebooks that the navigation does not name behind those that it names."""
+    found = {
+        "How-to guides": [f"guides/{path.name}" for path in (ROOT / "docs/guides").glob("*.md")],
+        "Tutorials": [f"tutorials/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")],
+    }
     for section in config.nav:
         for title, entries in section.items():
-            if title == "How-to guides":
+            if title in found:
                 named = {page for entry in entries for page in entry.values()}
-                rest = sorted(f"guides/{path.name}" for path in (ROOT / "docs/guides").glob("*.md"))
-                entries += [page for page in rest if page not in named]
+                entries += sorted(page for page in found[title] if page not in named)
     return config
 
 
