@@ -14,7 +14,7 @@ def test_the_last_of_several_names_is_completed():
     assert completion.complete_methods("specgradfilter+scaf") == ["specgradfilter+scaffold"]
     assert completion.complete_datasets("cifar10-") == ["cifar10-c"]
     assert completion.complete_partitions("dir") == ["dirichlet"]
-    assert completion.complete_engines("") == ["auto", "serial", "processes", "stacked", "flower"]
+    assert completion.complete_engines("") == ["auto", "serial", "processes", "stacked", "flower", "ray", "ray-stacked"]
     assert completion.complete_metrics("f1,f1_mac") == ["f1,f1_macro"]
     assert completion.complete_tracks("drift,spec") == ["drift,spectrum"]
     assert set(completion.complete_models("")) == set(fk.MODELS)

@@ -511,8 +511,8 @@ def test_a_dry_run_checks_names(fedkeel, option, what):
 
 def test_what_is_tried_is_named_but_not_filed(fedkeel):
     asked = [*CELL, "--ledger", "ledger.jsonl", "--out", "runs", "--try", "lr=0.01,0.05"]
-    for words in (["--dry-run"], []):
+    for words, times in ((["--dry-run"], 2), ([], 1)):  # a dry run also shows the settings of each
         done = fedkeel(*asked, *words)
         assert done.code == 0
-        assert all(done.out.count(f"FedAvg, cifar10, 0.1 (lr={lr})") == 1 for lr in (0.01, 0.05))
+        assert all(done.out.count(f"FedAvg, cifar10, 0.1 (lr={lr})") == times for lr in (0.01, 0.05))
     assert {entry.cell for entry in ledger.read(Path("ledger.jsonl"))} == {("fedfft", "1", "FedAvg", "cifar10, 0.1")}

@@ -57,7 +57,7 @@ def check_keys(keys: Path, client: int) -> Iterator[Finding]:
         yield Finding("key", WARNING, f"{file} can be read by others", f"chmod 600 {file}")
     public, plain = file.with_name(f"{file.name}.pub"), serialization.PublicFormat.OpenSSH
     own = key.public_key().public_bytes(serialization.Encoding.OpenSSH, plain).decode().split()[:2]
-    if public.exists() and public.read_text(errors="replace").split()[:2] != own:
+    if public.exists() and public.read_text(encoding="utf-8", errors="replace").split()[:2] != own:
         yield Finding("key", FAILED, f"{public} is of another key", "register the public half of this key")
     else:
         yield Finding("key", OK, f"{file}, {key.public_key().__class__.__name__.strip('_')}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import NamedTuple
@@ -64,6 +65,9 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
         if isinstance(part, _NormBase) and is_frozen(part):
             part.eval()
             part.train = MethodType(stay, part)  # type: ignore[method-assign]
+        elif isinstance(part, nn.RNNBase):
+            # they are views of the model's one buffer, in another order than cuDNN's
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     return made.train()
 
 
