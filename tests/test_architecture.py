@@ -12,7 +12,7 @@ import fedkeel
 
 ROOT = Path(fedkeel.__file__).parent
 
-GROUND = "errors importing randomness ranges streams text typed_values"
+GROUND = "errors importing plugins randomness ranges streams text typed_values"
 MATERIAL = f"kernels core data models {GROUND}"
 WINGS = f"analysis optim methods rules engines problems {MATERIAL}"
 ALLOWED = {
@@ -21,6 +21,7 @@ ALLOWED = {
     "errors": "text",
     "typed_values": "errors ranges text",
     "importing": "errors ranges text typed_values",
+    "plugins": "errors importing ranges text typed_values",
     # what everything is made of
     **dict.fromkeys(["core", "data", "models"], GROUND),
     "kernels": f"core data models {GROUND}",
@@ -34,6 +35,7 @@ ALLOWED = {
     "runs": WINGS,
     **dict.fromkeys(["papers", "federation"], f"runs {WINGS}"),
     **dict.fromkeys(["studies", "catalogue"], f"papers federation runs {WINGS}"),
+    "testing": f"catalogue papers federation runs {WINGS}",
     "report": f"studies catalogue papers federation runs {WINGS}",
     "cli": f"report studies catalogue papers federation runs {WINGS}",
     "__main__": f"cli report studies catalogue papers federation runs {WINGS}",

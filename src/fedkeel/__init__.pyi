@@ -26,6 +26,9 @@ from fedkeel.core.schedules import Schedule as Schedule
 from fedkeel.core.schedules import StepRate as StepRate
 from fedkeel.core.trees import Tree as Tree
 from fedkeel.data import DATASETS as DATASETS
+from fedkeel.data.clients import ClientData as ClientData
+from fedkeel.data.partition.partition import Partition as Partition
+from fedkeel.data.partition.partition import Partitioner as Partitioner
 from fedkeel.data.partition.registry import PARTITIONS as PARTITIONS
 from fedkeel.data.partition.registry import Dirichlet as Dirichlet
 from fedkeel.data.partition.registry import FeatureShift as FeatureShift
@@ -34,6 +37,7 @@ from fedkeel.data.partition.registry import LongTail as LongTail
 from fedkeel.data.partition.registry import Natural as Natural
 from fedkeel.data.partition.registry import Pathological as Pathological
 from fedkeel.data.partition.registry import QuantitySkew as QuantitySkew
+from fedkeel.engines.engine import Engine as Engine
 from fedkeel.errors import DataError as DataError
 from fedkeel.errors import ExperimentError as ExperimentError
 from fedkeel.errors import FedkeelError as FedkeelError

@@ -28,7 +28,7 @@ from fedkeel.typed_values import show_value
 log = logging.getLogger("fedkeel.importing")
 
 GROUP = "fedkeel"
-"""Entry points of this group, in installed packages, vouch for the names that they give."""
+"""Entry points of this group, and of `fedkeel.methods` and the like, vouch for the names that they give."""
 
 
 class Trust(IntEnum):
@@ -130,7 +130,7 @@ def import_name(name: str, word: str, trust: Trust) -> Any:
     if new:
         place = getattr(module, "__file__", None)
         log.log(
-            logging.INFO if trust is Trust.TYPED else logging.WARNING, "imported %s, for the %s %s: %s",
+            logging.WARNING if trust is Trust.FILE else logging.INFO, "imported %s, for the %s %s: %s",
             module_name, word, show_value(name), place or "built in",
         )  # fmt: skip
     try:
@@ -147,7 +147,7 @@ def installed() -> Iterator[EntryPoint]:
     places = [Path(place).resolve() for place in (*site.getsitepackages(), site.getusersitepackages())]
     for one in distributions():
         if Path(str(one.locate_file(""))).resolve() in places:
-            yield from (point for point in one.entry_points if point.group == GROUP)
+            yield from (point for point in one.entry_points if point.group.partition(".")[0] == GROUP)
 
 
 def is_installed(name: str) -> bool:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import tomllib
-from dataclasses import replace
-from functools import cache
 
 import pytest
-import tomli_w
 import torch
 from every_method import few_by_default
 
 import fedkeel as fk
 from fedkeel.core.trees import tensors
-from fedkeel.engines.serial import SerialEngine
 from fedkeel.methods import METHODS, PLUGINS, build, composition, hyperparameters
 from fedkeel.runs import prepare, start
-from problems import model_for, quick, small_problem
+from fedkeel.testing import check_method
+from fedkeel.testing.checks import check_neutral
+from fedkeel.testing.laws import survives_a_file
+from fedkeel.testing.trial import WHOLE, Trial, difference, sample_problem
+from problems import quick
 
-SIZES = (7, 4, 5, 1, 6)
-everything = pytest.mark.parametrize("name", few_by_default())
+OTHERWHERE = ["stacked_agrees", "processes_agree"]
+"""Laws that tests of the engines hold every method to."""
+COUNTS_CLIENTS = {"fedawa@released"}  # by their place among the participants
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,108 +32,20 @@ def unchecked():
         yield
 
 
-def problem(sizes=SIZES, **changes):
-    given = small_problem(sizes=sizes, test=4)
-    settings = {"model": given.model, "loss": given.loss, "clients": given.clients, "test": given.test, "classes": 3,
-                "proxy": given.test, "tests": given.clients} | changes  # fmt: skip
-    return fk.Problem(**settings)
+@pytest.mark.parametrize("name", few_by_default())
+def test_a_method_obeys_the_laws(name):
+    check_method(quick(name), skip=OTHERWHERE + ["numbering"] * (name in COUNTS_CLIENTS))
 
 
-def experiment(name, given=None, **changes):
-    settings = {"rounds": 3, "participation": 0.6, "epochs": 1, "batch_size": 3, "lr": 0.05, "weight_decay": 1e-3,
-                "clip": 10.0} | changes  # fmt: skip
-    given = given or problem()
-    method = quick(name) if isinstance(name, str) else name
-    return fk.Experiment(problem=replace(given, model=model_for(name, given.model)), method=method, **settings)
-
-
-def run(name, given=None, out=None, **changes):
-    return fk.run(experiment(name, given, **changes), dtype=torch.float64, engine="serial", out=out)
-
-
-def difference(one, other):
-    return max((one[name] - other[name]).abs().max().item() for name in one)
-
-
-@cache
-def counted(name):
-    """A run of three rounds, and how many gradients were taken in it. Several laws look at it."""
-    taken, engines = [0], []
-    gradient = SerialEngine.gradient
-
-    def counting(self, params, batch, objective, message, buffers):
-        engines.append(self)
-        taken[0] += self is engines[0] and objective.differentiable  # the server's own are not here
-        return gradient(self, params, batch, objective, message, buffers)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SerialEngine, "gradient", counting)
-        return run(name), taken[0]
-
-
-@everything
-def test_everything_is_finite_after_three_rounds(name):
-    found, _ = counted(name)
-    assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
-    assert not any(record.dropped for record in found.records)
-    first = model_for(name, problem().model)
-    assert difference(found.params, {n: p.detach().double() for n, p in first.named_parameters()}) > 0
-
-
-def test_a_method_survives_a_file():
+def test_every_method_survives_a_file():
     for method in map(build, METHODS):
-        assert composition.load(tomllib.loads(tomli_w.dumps(composition.save(method)))) == method
+        survives_a_file(Trial(method))
 
 
 def test_hyperparameters_can_be_set_to_their_defaults():
     for name, make in METHODS.items():
         known = {word: value for word, value in hyperparameters(make).items() if value is not None}
         assert build(name, known) == build(name), name
-
-
-@everything
-def test_declared_backward_passes_are_the_counted_ones(name):
-    found, taken = counted(name)
-    assert taken == sum(record.backward_passes for record in found.records) > 0
-
-
-@everything
-def test_a_resumed_run_is_an_uninterrupted_one(name, tmp_path):
-    run(name, out=tmp_path / "run", rounds=1)
-    assert run(name, out=tmp_path / "run", rounds=3).result["model_digest"] == counted(name)[0].result["model_digest"]
-
-
-COUNTS_CLIENTS = {"fedawa@released", "fedcr"}  # by their place among the participants; in the key of their noise
-
-
-@pytest.mark.parametrize("name", few_by_default([name for name in METHODS if name not in COUNTS_CLIENTS]))
-def test_the_numbering_of_clients_changes_nothing(name):
-    order = [3, 0, 4, 2, 1]  # the new client k is the old order[k]
-    plain, schedule = problem(), [[0, 1], [1, 2, 3], [0, 4]]
-    moved = problem(clients=[plain.clients[i] for i in order])
-    whole = {"batch_size": 8}
-    one = run(name, plain, participants=schedule, **whole)
-    other = run(name, moved, participants=[[order.index(i) for i in clients] for clients in schedule], **whole)
-    assert difference(one.params, other.params) < 1e-9
-
-
-@everything
-def test_what_is_not_a_number_reaches_nobody_else(name):
-    plain = problem()
-    inputs, labels = plain.clients[2]
-    broken = problem(clients=[*plain.clients[:2], (inputs * torch.nan, labels), *plain.clients[3:]])
-    with_it = run(name, broken, participants=[[1, 2, 3], [1, 3]], rounds=2)
-    without = run(name, plain, participants=[[1, 3], [1, 3]], rounds=2)
-    assert with_it.records[0].dropped == [2]
-    assert with_it.result["model_digest"] == without.result["model_digest"]
-
-
-@everything
-def test_one_client_with_one_sample_and_no_gradient(name):
-    flat = problem(sizes=(1,), loss=lambda output, target: 0 * output.sum(-1))
-    found = run(name, flat, participation=1.0, batch_size=1)
-    assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
-    assert not any(record.dropped for record in found.records)
 
 
 def test_a_method_says_what_it_is():
@@ -171,7 +83,7 @@ def test_plugins_fit_every_base_or_say_why_not():
     ],
 )
 def test_compositions_that_nobody_published_run(name):
-    found = run(name)
+    found = Trial(build(name)).run()
     assert all(torch.isfinite(slot).all() for slot in tensors(found.server))
 
 
@@ -229,19 +141,9 @@ REDUCTIONS = [
 ]
 
 
-WHOLE = {"batch_size": 8, "epochs": 2}
-"""Measuring phases draw other batches, so clients see all of their data in each step."""
-
-
-@cache
-def of_base(name, **settings):
-    return run(build(name, settings), **WHOLE)
-
-
 @pytest.mark.parametrize(("name", "settings", "base", "base_settings"), REDUCTIONS)
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
-    one, other = run(build(name, settings), **WHOLE), of_base(base, **base_settings)
-    assert difference(one.params, other.params) < 1e-12
+    check_neutral(build(name, settings), build(base, base_settings), str(settings))
 
 
 def test_fedgmt_without_its_teacher_is_its_dual():
@@ -249,11 +151,7 @@ def test_fedgmt_without_its_teacher_is_its_dual():
         ("fedgmt", fk.ActiveDual(0.1, pull=False), fk.Uniform()),
         ("fedgmt@released", [fk.DynamicDual(0.1, pull=False), fk.LocalMomentum(0.9)], fk.BySize()),
     ):
-        one, other = (
-            run(build(name, {"gamma": 0.0}), **WHOLE),
-            run(fk.method("x", gradient=dual, weights=weights), **WHOLE),
-        )
-        assert difference(one.params, other.params) < 1e-12
+        check_neutral(build(name, {"gamma": 0.0}), fk.method("x", gradient=dual, weights=weights), "gamma = 0")
 
 
 def test_local_optimisers_without_what_the_server_adds():
@@ -264,8 +162,7 @@ def test_local_optimisers_without_what_the_server_adds():
         (build("fedadamw", {"alpha": 0.0}), fk.AlignedAdamW(), fk.Uniform()),
         (build("fedmuon", {"mix": 0.0}), fk.Muon(nesterov=False, moments="average"), fk.Uniform()),
     ):
-        other = fk.method("x", gradient=chain, weights=weights)
-        assert difference(run(one, **WHOLE).params, run(other, **WHOLE).params) < 1e-12, one.name
+        check_neutral(one, fk.method("x", gradient=chain, weights=weights), "neutral values")
 
 
 def test_feddyn_refuses_lambda_zero():
@@ -275,8 +172,8 @@ def test_feddyn_refuses_lambda_zero():
 
 @pytest.mark.parametrize("name", ["scaffold", "fedsam-s"])
 def test_equal_clients_do_not_drift(name):
-    same = problem(sizes=(6,)).clients * 5
     plain = {"scaffold": "uniform", "fedsam-s": "fedsam"}[name]
+    one, other = (Trial(build(method)) for method in (name, plain))
+    same = sample_problem(one.method, clients=sample_problem(one.method, sizes=(6,)).clients * 5, tests=None)
     whole = WHOLE | {"participation": 1.0}
-    one, other = (run(method, problem(clients=same), **whole).params for method in (name, plain))
-    assert difference(one, other) < 1e-12
+    assert difference(one.run(same, **whole), other.run(same, **whole)) < 1e-12

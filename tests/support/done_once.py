@@ -13,7 +13,6 @@ from fedkeel import importing
 from fedkeel.core import method as methods
 from fedkeel.core.rule import Rule
 from fedkeel.data.datasets import digits
-from fedkeel.methods import registry
 from fedkeel.runs import environment, prepare
 
 
@@ -83,5 +82,4 @@ DONE_ONCE = {
     (environment, "version_of"): cache(environment.version_of),
     (environment, "git_revision"): revision,
     (importing, "installed"): points,
-    (registry, "installed"): points,
 }

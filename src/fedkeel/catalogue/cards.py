@@ -21,6 +21,7 @@ from fedkeel.core.trees import tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, build, makers_of, settings_of
 from fedkeel.models.bottleneck import Bottleneck
+from fedkeel.plugins import find_plugin, load_plugins
 from fedkeel.problems.problem import Problem
 from fedkeel.rules import ClipHere, DecayHere
 from fedkeel.runs.experiment import Experiment
@@ -100,7 +101,7 @@ def card(name: str) -> MethodCard:
     words, about = settings_of(name), "\n\n".join(inspect.getdoc(make) or "" for make in makers)
     return MethodCard(
         name=name,
-        family=makers[0].__module__.rpartition(".")[2],
+        family=family_of(name, makers[0]),
         about=about,
         method=method,
         hyperparameters=tuple(Hyperparameter(w, value, meaning(w, method, about)) for w, value in words.items()),
@@ -111,6 +112,17 @@ def card(name: str) -> MethodCard:
 def cards() -> list[MethodCard]:
     """Of every method, in the order of the table of methods."""
     return [card(name) for name in METHODS]
+
+
+def plugin_cards() -> list[MethodCard]:
+    """Of every method that installed packages bring; their family is the package."""
+    return [card for _, card in load_plugins("methods", METHODS, card)]
+
+
+def family_of(name: str, make: Callable[..., Method]) -> str:
+    """The module that a method is listed in; for one that an installed package brings, the package."""
+    plugin = None if name in METHODS or set(name) & set(":+") else find_plugin("methods", name)
+    return make.__module__.rpartition(".")[2] if plugin is None else f"package {plugin.package}"
 
 
 def underlying(make: Callable[..., Method]) -> Callable[..., Method]:

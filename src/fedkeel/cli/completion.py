@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def names_brought(group: str) -> list[str]:
+    """Names that installed packages bring; nothing of them is imported."""
+    from fedkeel.plugins import GROUP, brought
+
+    return [plugin.name for plugin in brought(f"{GROUP}.{group}")]
+
+
 def complete_methods(incomplete: str) -> list[str]:
     """Complete the last of several methods, also behind a plug-in."""
     from fedkeel.methods import METHODS
 
     before = incomplete[: max(incomplete.rfind(","), incomplete.rfind("+")) + 1]
-    return extend(before, incomplete, METHODS)
+    return extend(before, incomplete, [*METHODS, *names_brought("methods")])
 
 
 def complete_datasets(incomplete: str) -> list[str]:
     from fedkeel.data import DATASETS
 
-    return extend("", incomplete, DATASETS)
+    return extend("", incomplete, [*DATASETS, *names_brought("datasets")])
 
 
 def complete_models(incomplete: str) -> list[str]:
     from fedkeel.models import MODELS
 
-    return extend("", incomplete, MODELS)
+    return extend("", incomplete, [*MODELS, *names_brought("models")])
 
 
 def complete_partitions(incomplete: str) -> list[str]:
     from fedkeel.data.partition.registry import PARTITIONS
 
-    return extend("", incomplete, PARTITIONS)
+    return extend("", incomplete, [*PARTITIONS, *names_brought("partitions")])
 
 
 def complete_engines(incomplete: str) -> list[str]:

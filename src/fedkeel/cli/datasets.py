@@ -48,12 +48,16 @@ def datasets(
     from fedkeel.data import DATASETS
     from fedkeel.data.storage.loading import source_of
     from fedkeel.errors import RequestError
+    from fedkeel.plugins import load_plugins
 
     if name is None:
         if partition or figure or source:
             raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
         if json:
-            typer.echo(in_json({"datasets": [dataset_entry(one) for one in DATASETS.values()]}))
+            entries = [dataset_entry(one) for one in DATASETS.values()]
+            for plugin, one in load_plugins("datasets", DATASETS, card_of):
+                entries.append(dataset_entry(one) | {"package": plugin.package})
+            typer.echo(in_json({"datasets": entries}))
         else:
             show_table(stdout())
         return
@@ -74,15 +78,25 @@ def datasets(
 def show_table(console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
+    from fedkeel.plugins import load_plugins
 
     made = table(["data set!", "classes>", "sample!", "train>", "test>", "here!", "licence"])
-    for name, card in DATASETS.items():
+    plugins = list(load_plugins("datasets", DATASETS, card_of))
+    for name, card in [*DATASETS.items(), *((plugin.name, card) for plugin, card in plugins)]:
         numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
         here = Text("yes", "green") if present(name) else Text("no", "dim")
         licence = card.licence.split(";")[0].split(":")[0]
         made.add_row(name, str(card.classes), shape(card), *numbers, here, licence)
     console.print(made)
     console.print(Text(f"\nhere: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
+    for plugin, _ in plugins:
+        console.print(Text(f"{plugin.name}: from the package {plugin.package}", "dim"), soft_wrap=True)
+
+
+def card_of(name: str) -> DatasetCard:
+    from fedkeel.data.storage.loading import source_of
+
+    return source_of(name).card
 
 
 def shape(card: DatasetCard) -> str:

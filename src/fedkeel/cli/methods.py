@@ -34,20 +34,22 @@ def methods(
 ) -> None:
     """List the methods, or show one: its rules, settings, costs and papers.
 
+    What installed packages bring stands at the end, under the package's name.
+
     Passes are backward passes per local step. Bytes are those of one round, relative to FedAvg, sent to the clients
     and back, counted by running the method on a small model.
     """
-    from fedkeel.catalogue.cards import card, cards
+    from fedkeel.catalogue.cards import card, cards, plugin_cards
 
     if pages_in is not None:
         write_pages(pages_in, name)
     elif json:
         from fedkeel.cli.listings import method_entry
 
-        found = cards() if name is None else [card(name)]
+        found = [*cards(), *plugin_cards()] if name is None else [card(name)]
         typer.echo(in_json({"methods": [method_entry(one) for one in found]}))
     elif name is None:
-        show_table(cards(), stdout())
+        show_table([*cards(), *plugin_cards()], stdout())
     else:
         show_card(card(name), stdout())
 

@@ -30,18 +30,24 @@ def models(
     Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
     """
     from fedkeel.models import MODELS, card_of
+    from fedkeel.plugins import load_plugins
 
     console = stdout()
     if json:
         from fedkeel.cli.listings import model_entry
 
         found = MODELS if name is None else {name: card_of(name)}
-        typer.echo(in_json({"models": [model_entry(key, one, count_parameters(one)) for key, one in found.items()]}))
+        entries = [model_entry(key, one, count_parameters(one)) for key, one in found.items()]
+        for plugin, card in load_plugins("models", MODELS, countable) if name is None else ():
+            entries.append(model_entry(plugin.name, card, count_parameters(card)) | {"package": plugin.package})
+        typer.echo(in_json({"models": entries}))
         return
     if name is None:
         made = table(["model!", "parameters>", "what it is"])
         for key, card in MODELS.items():
             made.add_row(key, parameters(card), card.title)
+        for plugin, card in load_plugins("models", MODELS, countable):
+            made.add_row(plugin.name, parameters(card), f"{card.title} (package {plugin.package})")
         console.print(made)
         console.print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
         return
@@ -58,6 +64,15 @@ def models(
         "notes": card.notes,
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
+
+
+def countable(name: str) -> ModelCard:
+    """The card of a model that an installed package brings, if the model can be built."""
+    from fedkeel.models import card_of
+
+    card = card_of(name)
+    count_parameters(card)
+    return card
 
 
 def shape_for(card: ModelCard) -> tuple[int, ...]:

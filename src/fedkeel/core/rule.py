@@ -60,6 +60,11 @@ class Rule:
 
     A subclass is a frozen dataclass whose fields are the paper's hyper-parameters. It never sees a client axis, a
     device, a file or a generator, never branches on a tensor, and never writes into what it was given.
+
+    What the functions are given: `params`, `tree` and `update` are Trees, values laid out like the model. `client` and
+    `server` are what one client, and the server, remember: the slots that the rules of the method declare. `message` is
+    what the server sends in this round, `report` what one client sends back, `reports` all of them, stacked on a
+    leading client axis in the order of the clients' numbers. `at` is the moment of a local step, see `Local`.
     """
 
     needs_gradient: ClassVar[Objective | None] = None  # first in a perturb chain: whose gradient at w it starts from
@@ -119,7 +124,10 @@ class Rule:
         return {}
 
     def broadcast(self, message: State, server: State) -> State:
-        """What the server sends at the start of a round."""
+        """What the server sends at the start of a round: `message` with what this rule adds.
+
+        `message` holds "params", the model, and what the rules before added; `server` holds the server's slots.
+        """
         return message
 
     def travels(self, params: Tree) -> Tree:
@@ -134,19 +142,35 @@ class Rule:
         return 1.0
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        """Where a client begins a phase."""
+        """Where a client begins a phase: the model that it steps from, and its slots.
+
+        `params` is the model so far, in the first phase that of the message; `client` are this client's slots.
+        """
         return params, client
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
-        """One link of a chain: a perturbation in a perturb chain, a direction in a gradient chain."""
+        """One link of a chain: a perturbation in a perturb chain, a direction in a gradient chain.
+
+        `tree` is what the rule before has made of it, at first the gradient; a perturb chain whose first rule needs no
+        gradient starts from zero. `client` are this client's slots, `at` says where it stands.
+        """
         return tree, client
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
-        """What a client sends and remembers at the end of a phase."""
+        """What a client sends and remembers at the end of a phase.
+
+        `report` holds "delta", the client's model less the message's, once a phase that uploads is over, and what other
+        rules add; in `at`, `params` is where the client ended and `start` where the phase began.
+        """
         return report, client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        """The server's half: `reports` are stacked in client order, with the facts of each client."""
+        """The server's half: what becomes of the averaged update, and what the server remembers.
+
+        `update` is the weighted sum of the clients' deltas as the rules before left it. `reports` hold "delta" and what
+        rules reported, the facts "size", "steps", "lr" and "loss", each [clients], and the plain numbers "weights"
+        ([clients]), "update" (before any rule) and "population" (how many clients there are in all).
+        """
         return update, server
 
     def remember(self, server: State) -> State:
@@ -178,7 +202,12 @@ class Weighting(Rule, ABC):
 
     @abstractmethod
     def __call__(self, reports: State, server: State) -> Tensor:
-        """The weights of the clients that reported."""
+        """The weights of the clients that reported, [clients]: update = Σ weights_i · delta_i.
+
+        `reports` are stacked in client order: "size" (training samples), "steps" (K_i), "lr" (their mean rate), "loss"
+        (their mean), "delta" and what rules report in `finish`; facts in `asks`, such as "histogram", too. `server`
+        holds the server's slots.
+        """
 
 
 def is_stackable(rule: Rule) -> bool:

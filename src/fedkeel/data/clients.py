@@ -22,9 +22,16 @@ class ClientData(Protocol):
     """What a task needs to know of its clients."""
 
     @property
-    def sizes(self) -> Rows: ...
+    def sizes(self) -> Rows:
+        """How many samples each client has, [clients]; one with none is never selected."""
+        ...
 
-    def rows(self, client: int, rows: Rows) -> Sample: ...
+    def rows(self, client: int, rows: Rows) -> Sample:
+        """Fetch some samples of a client: a tuple of tensors, inputs first and the target last.
+
+        `rows` are numbers below the client's size, in the order of the batch; they may be asked for in any order.
+        """
+        ...
 
 
 TARGETS = ("labels", "label", "targets", "target", "y")

@@ -16,6 +16,7 @@ from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
 from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.plugins import find_plugin
 from fedkeel.text import first_line
 
 ENGINES = ("serial", "processes", "stacked", "flower", "ray", "ray-stacked")
@@ -66,7 +67,7 @@ class ChosenEngine(NamedTuple):
 
 def check_name(name: str) -> None:
     """Refuse the name of no engine; `module:name` is one of the user's own."""
-    if ":" in str(name):
+    if ":" in str(name) or (name not in ENGINES and find_plugin("engines", str(name)) is not None):
         return
     require_known(str(name), (*ENGINES, "auto"), "unknown engine", "engines")
 
@@ -201,6 +202,8 @@ def duration(seconds: float) -> str:
 def make_engine(name: str, job: Job) -> Engine:
     """Make the engine of that name."""
     task = job.task
+    if name not in ENGINES and (plugin := find_plugin("engines", name)) is not None:
+        name = plugin.value
     if ":" in name:
         own: Engine = look_up(name, OWN, Trust.TYPED)(task, job.method, job.training)
         return own

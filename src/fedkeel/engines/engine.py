@@ -102,18 +102,33 @@ class ScoreRequest(NamedTuple):
 class Engine(Protocol):
     """The contract; `train` may finish clients in any order, but returns them in the order they were asked for.
 
-    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluate_all`.
+    An engine that scores several models faster than one by one also has `evaluate_many`, see `evaluate_all`. One of a
+    user's own is a class that is made of (task, method, training): what is learned, from what rules, and how much.
     """
 
     name: str
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
-    ) -> list[ClientOutcome]: ...
+    ) -> list[ClientOutcome]:
+        """Train these clients by `local_round`, and return what each sends and remembers, in the order of `clients`.
 
-    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]: ...
+        `message` is what the server sends to all of them, never written into; `round` counts from 0 and keys all
+        randomness; `lr` is the round's rate; `states` are what the clients remember, None before they first take part.
+        """
+        ...
 
-    def close(self) -> None: ...
+    def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        """Score a model on each part of a split (`task.parts(split)`), in their order.
+
+        `split` is "test", "validation" or a client's own test set; `buffers` are the model's running statistics, None
+        for models without.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory; called once, at the end."""
+        ...
 
 
 def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Scores]]:

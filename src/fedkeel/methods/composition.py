@@ -12,6 +12,7 @@ from fedkeel.core.rule import Rule, Weighting
 from fedkeel.errors import MethodError, UntrustedError, nearest
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods.named import NamedMethod, NamedObjective, NamedRule, named_parts
+from fedkeel.plugins import find_plugin
 from fedkeel.rules import RULES
 from fedkeel.typed_values import check_keys, check_table, read_values, show_value, to_plain, types_of
 
@@ -56,7 +57,7 @@ def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
     if not isinstance(name, str):
         raise MethodError(f"a rule needs its name: {show_value(dict(data))}", 'write {rule = "Sam", rho = 0.1}')
     try:
-        kind = look_up(name, RULE, trust) if ":" in name else RULES.get(name)
+        kind = look_up(name, RULE, trust) if ":" in name else RULES.get(name) or _find_brought(name, trust)
     except UntrustedError as error:
         return NamedRule(data, error)
     if kind is None:
@@ -72,6 +73,12 @@ def load_rule(data: Any, trust: Trust = Trust.NOTHING) -> Rule:
     except TypeError as error:  # where annotations do not say what fits
         hint = f"its fields: {', '.join(field.name for field in fields(cast(Any, kind)))}"
         raise MethodError(f"rule {name} refused its fields: {error}", hint) from error
+
+
+def _find_brought(name: str, trust: Trust) -> Any:
+    """The rule that an installed package brings under this name, if one does."""
+    plugin = find_plugin("rules", name)
+    return None if plugin is None else look_up(plugin.value, RULE, min(trust, Trust.INSTALLED))
 
 
 def _load_value(value: Any, trust: Trust) -> Any:

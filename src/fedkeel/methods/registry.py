@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from fedkeel.core.method import Method
 from fedkeel.errors import MethodError, nearest, require_known
-from fedkeel.importing import Kind, Trust, installed, look_up
+from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods import (
     adaptive,
     averaged,
@@ -28,6 +28,7 @@ from fedkeel.methods import (
     weighting,
 )
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
+from fedkeel.plugins import find_plugin
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (
@@ -146,9 +147,8 @@ def _maker(name: str, trust: Trust) -> Callable[..., Method]:
         return METHODS[name]
     if name in PLUGINS:
         raise MethodError(f"{name} is a plug-in, not a method of its own.", f"put it on one: {name}+fedsam")
-    for point in installed():
-        if point.name == name:
-            return _own(point.value, min(trust, Trust.INSTALLED))
+    if (plugin := find_plugin("methods", name)) is not None:
+        return _own(plugin.value, min(trust, Trust.INSTALLED))
     raise MethodError(f"unknown method: {name}", nearest(name, METHODS, "methods"))
 
 

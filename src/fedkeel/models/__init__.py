@@ -18,10 +18,11 @@ from fedkeel.models.classifier import head
 from fedkeel.models.cnn import leaf_cnn, lenet_fsa, small_cnn
 from fedkeel.models.dense import logistic, mlp
 from fedkeel.models.densenet import densenet121
-from fedkeel.models.external import build_external, check_name
+from fedkeel.models.external import MODEL, build_external, card_for, check_name
 from fedkeel.models.resnet import RESNET18, RESNET18_CIFAR, RESNET18_CIFAR_PLAIN, RESNET20, WRN56_2, resnet
 from fedkeel.models.text import fasttext, lstm
 from fedkeel.models.vit import vit_small_32
+from fedkeel.plugins import Registry
 from fedkeel.randomness import key
 
 __all__ = ["MODELS", "ModelCard", "build", "check_name", "head"]
@@ -49,10 +50,11 @@ RECIPES: dict[str, Recipe] = {
 """How each model is built, what it takes, and the options that it has with their defaults."""
 
 CARDS = tomllib.loads((files("fedkeel.models") / "cards.toml").read_text(encoding="utf-8"))
-MODELS: dict[str, ModelCard] = {
+KNOWN = {
     name: ModelCard(**CARDS[name], make=make, takes=takes, defaults=defaults)
     for name, (make, takes, defaults) in RECIPES.items()
 }
+MODELS: dict[str, ModelCard] = Registry("models", MODEL, KNOWN, card_for)
 
 
 def build(name: str, *, shape: Shape, classes: int, seed: int, **options: Any) -> nn.Module:

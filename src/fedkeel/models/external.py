@@ -18,7 +18,7 @@ from torch import nn
 
 from fedkeel.errors import ModelError, RequestError, UntrustedError
 from fedkeel.importing import Kind, Trust, look_up, untrusted
-from fedkeel.models.card import Images, Shape
+from fedkeel.models.card import Images, ModelCard, Numbers, Shape
 
 LARGEST = 1024  # pixels to a side
 MODEL = Kind(
@@ -111,6 +111,26 @@ def find_factory(name: str, trust: Trust) -> Callable[..., nn.Module]:
 
 def _from_module(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
     make = find_factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
+    return call_factory(make, name, shape, classes, options)
+
+
+def card_for(make: Callable[..., nn.Module]) -> ModelCard:
+    """The card of a network that an installed package brings: its docstring, and its arguments with defaults."""
+    about = inspect.getdoc(make) or ""
+    offered = inspect.signature(make).parameters.values()
+    defaults = {one.name: one.default for one in offered if one.name not in ("shape", "classes")}
+    defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+
+    def build(shape: Shape, classes: int, **options: Any) -> nn.Module:
+        return call_factory(make, make.__name__, shape, classes, options)
+
+    return ModelCard(about.split("\n")[0].rstrip("."), "", about, build, Numbers(), defaults)
+
+
+def call_factory(
+    make: Callable[..., nn.Module], name: str, shape: Shape, classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Call a user's own class or function with what it takes."""
     try:
         parameters = inspect.signature(make).parameters
         anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -15,6 +15,7 @@ from fedkeel.data.partition.registry import parse_value
 from fedkeel.engines.machine import delay_signals
 from fedkeel.errors import FedkeelError, RequestError, RunError, nearest
 from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.plugins import find_plugin
 from fedkeel.runs.callbacks import Callback, EarlyStop, KeepBest, Moment
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import Followed, write_kept
@@ -57,6 +58,8 @@ def find_callback(given: Any, trust: Trust) -> Callback:
         name, _, rest = given.partition(":")
         if name in CALLBACKS:
             return CALLBACKS[name](**read_fields(name, rest))
+        if ":" not in given and (plugin := find_plugin("callbacks", given)) is not None:
+            given, trust = plugin.value, min(trust, Trust.INSTALLED)
         if ":" not in given:
             raise RequestError(f"no callback is called: {given}", nearest(given, CALLBACKS, "callbacks"))
         target = look_up(given, OWN, trust)

@@ -20,9 +20,10 @@ from fedkeel.data.partition.pathological import Pathological
 from fedkeel.data.partition.registry import PARTITIONS, may_repeat
 from fedkeel.errors import DataError
 from fedkeel.problems.personal_data import without_proxy
+from fedkeel.testing import check_partition
+from fedkeel.testing.partitions import LABELS, check_division
 
 BALANCED = ("client-prior-refill", "client-prior-exact", "hsu", "fedfsa-released")
-LABELS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 60)
 
 law = settings(deadline=None)  # no clock in a test
 
@@ -34,13 +35,8 @@ keys = st.integers(0, 2**63 - 1)
 
 
 def check(partition: Partition, labels: np.ndarray[Any, Any], clients: int) -> None:
-    assert partition.samples == len(labels)
-    assert len(partition) == clients
-    assert partition.offsets[0] == 0
-    assert partition.offsets[-1] == len(partition.indices)
-    assert (partition.sizes >= 0).all()
+    check_division(partition, "this partition", len(labels), clients)
     distinct = set(partition.indices.tolist())
-    assert distinct <= set(range(len(labels)))
     assert len(distinct) + partition.unused == len(labels)
     assert len(distinct) + partition.duplicated == len(partition.indices)
 
@@ -200,10 +196,9 @@ EVERY = [
 
 
 @pytest.mark.parametrize("partitioner", EVERY, ids=str)
-def test_the_key_decides_everything(partitioner: Any) -> None:
-    first, again, other = (partitioner.divide(LABELS, key) for key in (5, 5, 6))
-    assert first.indices.tobytes() == again.indices.tobytes()
-    assert first.offsets.tobytes() == again.offsets.tobytes()
+def test_a_partition_obeys_the_laws_and_another_key_divides_otherwise(partitioner: Any) -> None:
+    check_partition(partitioner)
+    first, other = (partitioner.divide(LABELS, key) for key in (5, 6))
     assert first.indices.tobytes() != other.indices.tobytes()
 
 
@@ -224,12 +219,6 @@ def test_labels_that_cannot_be_divided_are_refused(partitioner: Any) -> None:
         partitioner.divide(np.array([], dtype=np.int64), 0)
     with pytest.raises(DataError, match="float64"):
         partitioner.divide(np.array([0.5, 1.5]), 0)
-
-
-@pytest.mark.parametrize("partitioner", EVERY, ids=str)
-def test_any_integer_type_of_labels_gives_the_same(partitioner: Any) -> None:
-    small = partitioner.divide(LABELS.astype(np.uint8), 5)
-    assert small.indices.tobytes() == partitioner.divide(LABELS, 5).indices.tobytes()
 
 
 def samples_of(clients: Any) -> set[int]:

@@ -16,8 +16,11 @@ from fedkeel.data.datasets import (
     yahoo_answers,
 )
 from fedkeel.data.storage.source import Source
+from fedkeel.errors import DataError
+from fedkeel.importing import Kind
+from fedkeel.plugins import Registry
 
-SOURCES: dict[str, Source] = {
+KNOWN: dict[str, Source] = {
     "digits": digits.DIGITS,
     "mnist": mnist.MNIST,
     "fashion-mnist": mnist.FASHION_MNIST,
@@ -34,4 +37,10 @@ SOURCES: dict[str, Source] = {
     "yahoo-answers": yahoo_answers.YAHOO_ANSWERS,
 }
 
-DATASETS: dict[str, DatasetCard] = {name: source.card for name, source in SOURCES.items()}
+SOURCE = Kind(
+    "data set", Source, objects=True, hint="a data set is a fedkeel.data.storage.source.Source", error=DataError
+)
+SOURCES: dict[str, Source] = Registry("datasets", SOURCE, KNOWN)
+DATASETS: dict[str, DatasetCard] = Registry(
+    "datasets", SOURCE, {name: source.card for name, source in KNOWN.items()}, lambda source: source.card
+)

@@ -109,7 +109,13 @@ class Partitioner(Protocol):
         """None where the data decide it."""
         ...
 
-    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition: ...
+    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
+        """Say which client holds which samples; `collect` makes the result.
+
+        `labels` is a row with the class of each sample, `key` the number that all randomness is drawn from (see
+        `fedkeel.randomness`), `groups` the natural owner of each sample where the data set knows one.
+        """
+        ...
 
 
 def collect(holders: Integers, indices: Integers, clients: int, samples: int, notes: tuple[str, ...] = ()) -> Partition:

@@ -20,6 +20,7 @@ from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.pathological import Pathological
 from fedkeel.errors import ExperimentError, explain_typos, require_known
 from fedkeel.importing import Trust
+from fedkeel.plugins import find_plugin
 from fedkeel.typed_values import check_table, read_toml
 
 PARTITIONS: dict[str, type[Any]] = {
@@ -52,8 +53,8 @@ def load_partition(given: Any, trust: Trust = Trust.NOTHING) -> Partitioner:
         raise ExperimentError(f"a partition is a name or a Partitioner, not {type(given).__name__}.", "fk.Dirichlet(…)")
     settings = dict(given)
     asked = str(settings.pop("kind", "dirichlet"))
-    if is_own(asked):
-        return read_own(given, trust)
+    if names_own({"kind": asked}):
+        return read_own({**given, "kind": brought_as(asked)}, trust)
     kind = require_known(asked, PARTITIONS, "unknown partition", "partitions", ExperimentError)
     check_table(PARTITIONS[kind], settings, ExperimentError, f"partition {kind}")
     if "base" in settings:
@@ -66,7 +67,14 @@ def names_own(given: Any) -> bool:
     settings = parse_partition(given) if isinstance(given, str) else given
     if not isinstance(settings, Mapping):
         return False
-    return is_own(str(settings.get("kind", ""))) or names_own(settings.get("base"))
+    kind = str(settings.get("kind", ""))
+    return is_own(brought_as(kind)) or names_own(settings.get("base"))
+
+
+def brought_as(kind: str) -> str:
+    """The `module:name` of a partition that an installed package brings; any other name as it is."""
+    plugin = None if not kind or kind in PARTITIONS or is_own(kind) else find_plugin("partitions", kind)
+    return kind if plugin is None else plugin.value
 
 
 def may_repeat(partition: Partitioner) -> bool:

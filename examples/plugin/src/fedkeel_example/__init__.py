@@ -1,0 +1,1 @@
+"""A method, a rule, a partition and a network for fedkeel."""

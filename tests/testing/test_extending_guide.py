@@ -1,0 +1,39 @@
+"""The guide's example is FedNova, and passes the kit."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+import fedkeel as fk
+from fedkeel.testing import check_method
+from fedkeel.testing.laws import LAWS
+from fedkeel.testing.trial import Trial, difference
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_text(encoding="utf-8")
+
+
+def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
+    code, check = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (tmp_path / "nova.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    nova = importlib.import_module("nova").nova
+    assert 'check_method(nova, neutral={}, base="fedavg")' in check
+    check_method(nova, neutral={}, base="fedavg", skip=["processes_agree"])
+    ours = fk.METHODS["fednova"]()
+    assert difference(Trial(nova()).plain, Trial(ours).plain) < 1e-12
+    assert difference(Trial(nova()).plain, Trial(fk.METHODS["fedavg"]()).plain) > 1e-6  # clients take unequal steps
+    del sys.modules["nova"]
+
+
+def test_the_guide_names_every_law_and_every_fact():
+    for law in LAWS:
+        assert f"`{law}`" in GUIDE, law
+    for word in fk.Local._fields:
+        assert f"`at.{word}`" in GUIDE, word
+    reports = Trial(fk.METHODS["fedavg"]()).watched.engine.outcomes[0][0].report
+    for fact in reports:
+        assert f'`"{fact}"`' in GUIDE, fact
+    assert isinstance(reports["steps"], torch.Tensor)

@@ -1,0 +1,211 @@
+"""The kit finds what is broken in a method or a rule, and says it in the right sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.testing import BrokenLaw, check_method, check_rule
+from fedkeel.testing.laws import LAWS, processes_agree
+from fedkeel.testing.trial import Trial
+
+SEEN = {}
+
+
+@dataclass(frozen=True)
+class Pull(fk.Rule):
+    """A sound one: g + μ (w − w_t).  mu = 0 is FedAvg."""
+
+    mu: float = 0.1
+    stackable: ClassVar[bool] = True
+
+    def step(self, tree, client, at):
+        return tree + self.mu * (at.params - at.start), client
+
+
+class Broken(fk.Rule):
+    """A frozen dataclass without fields."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        dataclass(frozen=True)(cls)
+
+
+class WritesIntoItsArguments(Broken):
+    def step(self, tree, client, at):
+        tree.buffer.mul_(0.5)
+        return tree, client
+
+
+class Draws(Broken):
+    def step(self, tree, client, at):
+        return tree * (1 + 0.1 * torch.rand(())), client
+
+
+class ReadsAnother(Broken):
+    """What the client before has left, forgotten when a run begins."""
+
+    def server_slots(self, params):
+        SEEN.clear()
+        return {}
+
+    def step(self, tree, client, at):
+        before = SEEN.get("tree", tree)
+        SEEN["tree"] = tree.map(lambda leaf: leaf.clone())
+        return 0.5 * tree + 0.5 * before, client
+
+
+class Forgets(Broken):
+    """The server's rounds, counted outside of its slots, begin anew with every run."""
+
+    def server_slots(self, params):
+        SEEN["rounds"] = 0
+        return {}
+
+    def server_step(self, update, server, reports):
+        SEEN["rounds"] += 1
+        return update * (1.0 / SEEN["rounds"]), server
+
+
+class SeesTheStack(Broken):
+    """Says that it works along the last axis, and does not."""
+
+    stackable: ClassVar[bool] = True
+
+    def step(self, tree, client, at):
+        return tree * (1 / (1 + tree.buffer.abs().max())), client
+
+
+class SendsMoreLater(Broken):
+    def server_slots(self, params):
+        return {"rounds": params.scalar(0.0)}
+
+    def remember(self, server):
+        return server | {"rounds": server["rounds"] + 1}
+
+    def broadcast(self, message, server):
+        return message | ({"old": server["params"]} if server["rounds"] > 0 else {})
+
+
+class KeepsBackWhatChanges(Broken):
+    def travels(self, params):
+        return params.only(lambda name: name.startswith("2."))
+
+
+class DividesByZero(Broken):
+    def step(self, tree, client, at):
+        return tree * (1 / tree.norm()), client
+
+
+@dataclass(frozen=True)
+class First(fk.Weighting):
+    """All of the client with the smallest number."""
+
+    def __call__(self, reports, server):
+        return torch.eye(len(reports["size"]), dtype=reports["size"].dtype)[0]
+
+
+@dataclass
+class Changeable(fk.Rule):
+    def step(self, tree, client, at):
+        return tree, client
+
+
+SENTENCES = {
+    WritesIntoItsArguments: "cannot be trained: WritesIntoItsArguments.step writes into what it was given",
+    Draws: "depends on the data of client 2|gives another result when it is run again",
+    ReadsAnother: "what client 3 of method 'ReadsAnother' reports or remembers depends on the data of client 2",
+    Forgets: "ends elsewhere when it is stopped after a round and resumed",
+    SeesTheStack: "gives another model in the stacked engine than in serial",
+    SendsMoreLater: r"declares \d+ bytes to a client and \d+ back; in round 2 they are \d+ and \d+",
+    KeepsBackWhatChanges: r"says that 0\.\w+ is not sent to clients, yet the server changes it",
+    DividesByZero: "does not stay finite where the gradient is zero",
+    First: "gives another model when its clients are numbered otherwise",
+}
+fast = partial(check_rule, skip=["processes_agree"])
+
+
+def test_a_sound_rule_passes():
+    fast(Pull(), neutral=Pull(0.0))
+    fast(fk.Sam(0.1), neutral=fk.Sam(0.0))
+
+
+@pytest.mark.parametrize("kind", SENTENCES, ids=lambda kind: kind.__name__)
+def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
+    with pytest.raises(BrokenLaw, match=SENTENCES[kind]) as caught:
+        fast(kind())
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_what_is_no_rule_is_refused():
+    for given, sentence in (
+        (Changeable(), "rule Changeable is no frozen dataclass"),
+        (dataclass(frozen=True)(type("Idle", (fk.Rule,), {}))(), "rule Idle does nothing"),
+        (fk.Experiment, "is no rule"),
+    ):
+        with pytest.raises(BrokenLaw, match=sentence):
+            fast(given)
+
+
+def test_a_value_that_is_not_neutral_is_found():
+    with pytest.raises(BrokenLaw, match=r"method 'Pull' with Pull\(mu=0.5\) is not 'fedavg': their models differ by"):
+        fast(Pull(), neutral=Pull(0.5), skip=list(LAWS))
+
+
+def prox(mu: float = 0.1) -> fk.Method:
+    return fk.method("prox", gradient=Pull(mu), weights=fk.BySize())
+
+
+def test_a_method_is_checked_by_its_function():
+    check_method(prox, neutral={"mu": 0.0}, skip=["processes_agree"])
+    with pytest.raises(BrokenLaw, match=r"method 'prox' with {'mu': 1.0} is not 'fedavg'"):
+        check_method(prox, neutral={"mu": 1.0}, skip=list(LAWS))
+    with pytest.raises(BrokenLaw, match="no hyper-parameters"):
+        check_method(prox(), neutral={"mu": 1.0}, skip=list(LAWS))
+    with pytest.raises(fk.RequestError, match="unknown law: pur"):
+        check_method(prox, skip=["pur"])
+
+
+def test_a_rule_that_no_module_has_is_lost_in_a_file():
+    @dataclass(frozen=True)
+    class Local(Pull):
+        pass
+
+    with pytest.raises(BrokenLaw, match="method 'Local' cannot be written to a file and read back"):
+        fast(Local())
+
+
+def test_a_wrong_count_of_passes_is_found():
+    class Boasting(fk.Phase):
+        backward_passes = 3
+
+    method = fk.Method("miscounts", (Boasting(),), fk.BySize())
+    with pytest.raises(BrokenLaw, match=r"declares \d+ backward passes and takes \d+"):
+        LAWS["declared_passes"](Trial(method))
+
+
+def test_what_is_not_a_number_reaches_nobody_or_it_is_said():
+    with pytest.raises(BrokenLaw, match="whose numbers are not finite changes what others learn"):
+        LAWS["nan_reaches_nobody"](Trial(fk.method("reads", gradient=ReadsAnother(), weights=fk.Uniform())))
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_bits_or_it_is_said():
+    processes_agree(Trial(prox()))
+
+    @dataclass(frozen=True)
+    class ByProcess(fk.Rule):
+        def step(self, tree, client, at):
+            import os
+
+            return tree * (1 + os.getpid() % 1000 / 1000), client
+
+    with pytest.raises(BrokenLaw, match="other bits in the processes engine"):
+        processes_agree(Trial(fk.method("by-process", gradient=ByProcess(), weights=fk.Uniform())))
