@@ -197,7 +197,7 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
         (
             {"assignments": ("server.lr=1",)},
             ExperimentError,
-            "the parts with fields are method, partition, evaluation, optimizer, schedule, server_schedule",
+            "the parts with fields are method, partition, epochs, evaluation, optimizer, schedule, server_schedule",
         ),
         ({"methods": ("fedavg", "fedavg")}, RequestError, "name each method and seed once"),
         ({"seeds": (1, 1), "methods": ("fedavg",)}, RequestError, "name each method and seed once"),

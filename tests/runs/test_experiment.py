@@ -114,7 +114,7 @@ def test_a_round_nobody_answers_changes_nothing():
 
 
 def test_stragglers_do_fewer_epochs():
-    drawn = [Training(0, (1, 5), 4).epochs_of(t, c) for t in range(40) for c in range(40)]
+    drawn = [Training(0, (1, 5), 4).epochs_of(t, c, 9) for t in range(40) for c in range(40)]
     assert set(drawn) == {1, 2, 3, 4, 5}
     assert abs(np.mean(drawn) - 3) < 0.1
 
@@ -217,7 +217,7 @@ def changed(field, given):
 
 @pytest.mark.parametrize("field", [*CHANGES, *INSTEAD])
 def test_replace_with_and_a_new_experiment_agree(field):
-    assert {*CHANGES, *INSTEAD, "problem"} == {one.name for one in fields(fk.Experiment)}
+    assert {*CHANGES, *INSTEAD, "problem", "data"} == {one.name for one in fields(fk.Experiment)}
     for given in ({"dataset": "digits"}, CHANGES | {"dataset": "digits", "seed": 8}):
         then = changed(field, given)
         change = {name: then.get(name) for name in given | then if then.get(name) != given.get(name)}

@@ -48,7 +48,7 @@ def complete_metrics(incomplete: str) -> list[str]:
     """Complete the last of several metrics."""
     from sklearn.metrics import get_scorer_names
 
-    return extend(incomplete[: incomplete.rfind(",") + 1], incomplete, ("auc", "ece", *get_scorer_names()))
+    return extend(incomplete[: incomplete.rfind(",") + 1], incomplete, ("auc", "ece", "iou", *get_scorer_names()))
 
 
 def complete_tracks(incomplete: str) -> list[str]:

@@ -110,7 +110,7 @@ def show_card(card: DatasetCard, console: Console) -> None:
     from fedkeel.data.storage.loading import source_of
 
     console.print(Text(card.name, "bold") + Text(f"  {card.title}", "dim"))
-    here = f"yes, in {data_root() / card.name}" if present(card.name) else "no"
+    here = f"yes, in {data_root() / card.folder}" if present(card.name) else "no"
     if card.home == "scikit-learn":
         here = "yes, it ships with scikit-learn"
     elif not present(card.name):

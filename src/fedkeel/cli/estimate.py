@@ -16,8 +16,8 @@ from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import State
 from fedkeel.core.trees import tensors
 from fedkeel.data import load
-from fedkeel.data.datasets import SOURCES
 from fedkeel.data.storage.folder import needed_bytes
+from fedkeel.data.storage.loading import source_of
 from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import uses_onednn
 from fedkeel.engines.memory import activation_bytes, frozen_bytes, state_budget
@@ -92,7 +92,7 @@ def estimate(experiment: Experiment) -> Estimate:
         budget=state_budget(task.device),
         workspace=trees * tree + held + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
         reports=selected * size(expected_messages(method, task).report),
-        data=needed_bytes(SOURCES[plan.division.dataset]),
+        data=needed_bytes(source_of(plan.division.dataset)),
         fragments=FRAGMENTS if convolutions and on_x86() and not uses_onednn() else 0.0,
     )
 

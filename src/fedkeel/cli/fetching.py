@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedkeel.cli.console import complain, stderr
-from fedkeel.data import data_root, load
-from fedkeel.data.datasets import SOURCES
+from fedkeel.data import load
+from fedkeel.data.storage.loading import is_here as present
+from fedkeel.data.storage.loading import is_known
 from fedkeel.errors import DataError
-
-
-def present(name: str) -> bool:
-    source = SOURCES[name]
-    return source.is_complete(source.card, data_root() / name)
 
 
 def fetch(names: Iterable[str], progress: bool) -> None:
     """Fill the data folder before the first run starts."""
     for name in names:
-        if name in SOURCES and not present(name):
+        if is_known(name) and not present(name):
             with following(name, progress) as follow:
                 load(name, progress=follow)
 

@@ -69,7 +69,7 @@ def run(
         str | None,
         option(
             metavar="NAME",
-            help="Alone: with that data set's own model, partition and rates.",
+            help="Alone: with that data set's own model, partition and rates; hf:NAME is one on the hub.",
             autocompletion=complete_datasets,
         ),
     ] = None,

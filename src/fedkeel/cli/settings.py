@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.rule import Rule
-from fedkeel.data import DATASETS
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
+from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
@@ -27,7 +27,7 @@ COMPOSED = {"phases", "perturb", "gradient", "weights"}
 
 MOST_SEEDS = 1000
 
-TABLES = ("evaluation", "optimizer", "schedule", "server_schedule")
+TABLES = ("epochs", "evaluation", "optimizer", "schedule", "server_schedule")
 """Keys whose fields are set one by one; a text is the name in such a table."""
 
 
@@ -78,8 +78,8 @@ def experiments(request: Request) -> list[Asked]:
         elif path[0] == "partition" and len(path) > 1:
             data["partition"] = with_field(partition_of(data), path[1:], value)
         elif path[0] in TABLES and len(path) == 2:
-            given_so_far = data.get(path[0])
-            table = {"name": given_so_far} if isinstance(given_so_far, str) else given_so_far
+            before = data.get(path[0])
+            table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else None
             data[path[0]] = with_field(table, path[1:], value)
         elif len(path) > 1:
             raise ExperimentError(
@@ -163,7 +163,7 @@ def meant(word: str) -> str:
     """What someone may have meant by a word where a file should stand."""
     if word in METHODS:
         return f"a method is chosen with --method {word}"
-    if word in DATASETS:
+    if is_known(word):
         return f"a data set is chosen with --dataset {word}"
     if (Path(word) / "experiment.toml").exists():
         return f"`fedkeel resume {shlex.quote(word)}` goes on with this run"
@@ -228,8 +228,8 @@ def as_list(value: Any) -> list[Any]:
 def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The partition so far as a table: given, or the data set's own."""
     given = data.get("partition")
-    if given is None and data.get("dataset") in DATASETS:
-        given = DATASETS[data["dataset"]].preset.get("partition")
+    if given is None and is_known(data.get("dataset")):
+        given = find_card(data["dataset"]).preset.get("partition")
     return as_table(given)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+HUB = "hf:"
+"""What the name of a set on the Hugging Face hub begins with."""
 
 
 class Samples(Protocol):
@@ -132,6 +137,16 @@ class DatasetCard:
     def __reduce__(self) -> tuple[Any, ...]:
         values = [getattr(self, name) for name in self.__dataclass_fields__]
         return type(self), tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called: its name; of a set on the hub, its words and a digest that tells options apart."""
+        if not self.name.startswith(HUB):
+            return self.name
+        # the digest that a name may ask for says nothing about where the data are
+        told = ",".join(part for part in self.name.split(",") if not part.strip().startswith("digest="))
+        words = re.sub(r"[^A-Za-z0-9]+", "-", self.name.partition(",")[0]).strip("-")[:60]
+        return f"{words}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
     @property
     def array_shape(self) -> tuple[int, ...]:

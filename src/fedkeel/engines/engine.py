@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
@@ -28,7 +29,7 @@ class Training:
     """How much local work a client does: so many epochs, a share of one included, or so many steps."""
 
     seed: int
-    epochs: float | tuple[int, int]
+    epochs: float | tuple[int, int] | ClientEpochs
     batch_size: int
     steps: int | None = None
 
@@ -36,8 +37,10 @@ class Training:
         """Return the key of a client's randomness."""
         return key(self.seed, purpose, round, client, *numbers)
 
-    def epochs_of(self, round: int, client: int) -> float:
-        """Return the client's local epochs in this round: fixed, or drawn from a range (stragglers do fewer)."""
+    def epochs_of(self, round: int, client: int, size: int) -> float:
+        """Return the client's local epochs in a round: fixed, its own, or drawn from a range (stragglers do fewer)."""
+        if isinstance(self.epochs, ClientEpochs):
+            return self.epochs.of(client, size)
         if not isinstance(self.epochs, tuple):
             return self.epochs
         low, high = self.epochs
@@ -46,7 +49,7 @@ class Training:
 
     def steps_of(self, phase: Phase, round: int, client: int, size: int) -> int:
         """Return the steps of a phase of a client with so many samples in an epoch."""
-        return phase.count_steps(size, self.batch_size, self.epochs_of(round, client), self.steps)
+        return phase.count_steps(size, self.batch_size, self.epochs_of(round, client, size), self.steps)
 
 
 class KeptState(dict[str, Any]):

@@ -93,7 +93,8 @@ def _is_supported(part: nn.Module) -> bool:
 def forward(module: nn.Module, frame: Frame, x: Tensor) -> Tensor:
     """Compute the outputs of all clients. `x` is `[clients, batch, …]`, images with channels first, as in modules."""
     x = x.to(frame.compute)
-    return apply_layer(module, "", x.movedim(2, -1) if x.dim() == 5 else x, frame)
+    y = apply_layer(module, "", x.movedim(2, -1) if x.dim() == 5 else x, frame)
+    return y.movedim(-1, 2) if y.dim() == 5 else y
 
 
 def apply_layer(module: nn.Module, name: str, x: Tensor, frame: Frame) -> Tensor:

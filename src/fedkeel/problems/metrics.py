@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
+from fedkeel.problems.predictions import are_label_sets, class_scores, probabilities
 
 Metric = Callable[..., Any]
 Given = str | Metric | Iterable["str | Metric"] | Mapping[str, "str | Metric"]
@@ -77,8 +78,8 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         if not callable(given):
             raise ExperimentError("the metrics of a problem are functions by name.", 'metrics={"error": function}')
         return given
-    if given == "ece":
-        return NamedMetric(given, expected_calibration_error)
+    if given in PLAIN:
+        return NamedMetric(given, PLAIN[given])
     if given.startswith(TORCHMETRICS):
         return NamedMetric(given, partial(score_torchmetrics, find_torchmetric(given.removeprefix(TORCHMETRICS))))
     if ":" in given:
@@ -86,7 +87,7 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         return metric
     from sklearn.metrics import get_scorer_names
 
-    known = {"auc", "ece", *get_scorer_names()}
+    known = {"auc", *PLAIN, *get_scorer_names()}
     if given not in known:
         raise RequestError(
             f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
@@ -104,49 +105,50 @@ def lower_is_better(measure: str) -> bool:
     return not LOWER.isdisjoint(words) and "neg" not in words
 
 
-# ---- predictions ---------------------------------------------------------------------------------------------------
-def are_class_scores(output: Any, target: Tensor) -> bool:
-    """Whether outputs are scores of several classes and targets are classes."""
-    if not isinstance(output, Tensor) or output.dim() != target.dim() + 1 or output.shape[-1] < 2:
-        return False
-    return target.dtype == torch.int64 and output.is_floating_point()
-
-
-def probabilities(output: Tensor, target: Tensor) -> Tensor:
-    """The probability of each class; with one output, of the second of two classes."""
-    if are_class_scores(output, target):
-        return output.to(torch.float64).softmax(-1)
-    return output.to(torch.float64).reshape(len(output), -1).squeeze(-1).sigmoid()
-
-
+# ---- scores --------------------------------------------------------------------------------------------------------
 def expected_calibration_error(output: Tensor, target: Tensor) -> float:
     """How far confidence is from accuracy: Σ_b n_b/n |acc_b − conf_b| over 15 bins of equal width.
 
     (Guo et al. 2017)
     """
-    if not are_class_scores(output, target):
+    if class_scores(output, target) is None:
         raise ValueError("it takes scores of several classes")
-    confidence, predicted = probabilities(output, target).reshape(-1, output.shape[-1]).max(-1)
+    confidence, predicted = probabilities(output, target).flatten(0, -2).max(-1)
     right = (predicted == target.reshape(-1)).to(torch.float64)
     bins = (confidence * BINS).ceil().to(torch.int64).clamp(1, BINS) - 1
     gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
     return float(gaps.abs().sum() / len(right))
 
 
+def intersection_over_union(output: Tensor, target: Tensor) -> float:
+    """Of each class, what prediction and truth share over what either has; the mean over classes that occur."""
+    if (scores := class_scores(output, target)) is None:
+        raise ValueError("it takes scores of several classes, for samples or their pixels")
+    predicted, shares = scores.argmax(-1), []
+    for label in range(scores.shape[-1]):
+        one, other = predicted == label, target == label
+        if bool((one | other).any()):
+            shares.append(float((one & other).sum() / (one | other).sum()))
+    return sum(shares) / len(shares)
+
+
 def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
-    Not a number where the samples hold too few classes for it.
+    Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
+    classes for it.
     """
     from sklearn.metrics import get_scorer, get_scorer_names
 
-    classes = output.shape[-1] if are_class_scores(output, target) else 1
-    many = {"roc_auc": "roc_auc_ovr"}.get(name, f"{name}_macro")
-    scorer = get_scorer(many if classes > 2 and many in get_scorer_names() else name)
+    if (scores := class_scores(output, target)) is not None:
+        output, target = scores.flatten(0, -2), target.flatten()
+    classes, sets = 1 if scores is None else output.shape[-1], are_label_sets(output, target)
+    many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
+    scorer = get_scorer(many if (classes > 2 or sets) and many in get_scorer_names() else name)
     options, wanted = dict(scorer._kwargs), scorer._response_method
     truth = target.numpy()
     if wanted == "predict":
-        is_class = not target.is_floating_point()
+        is_class = sets or not target.is_floating_point()
         plain = output.reshape(len(output), -1).squeeze(-1)
         guess = (output.argmax(-1) if classes > 1 else plain > 0 if is_class else plain).numpy()
     else:
@@ -162,6 +164,9 @@ def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
         if len(np.unique(truth)) < max(2, classes) and not target.is_floating_point():
             return float("nan")
         raise
+
+
+PLAIN = {"ece": expected_calibration_error, "iou": intersection_over_union}
 
 
 def find_torchmetric(name: str) -> Callable[..., Any]:
@@ -180,7 +185,8 @@ def find_torchmetric(name: str) -> Callable[..., Any]:
 def score_torchmetrics(kind: Callable[..., Any], output: Tensor, target: Tensor) -> float:
     """Score as a class of torchmetrics does, told how many classes there are."""
     takes = inspect.signature(kind).parameters
-    is_class = are_class_scores(output, target)
+    scores = class_scores(output, target)
+    is_class = scores is not None
     options = {"task": "multiclass"} if "task" in takes else {}
-    sizes = {"num_classes": output.shape[-1]} if is_class and ("num_classes" in takes or options) else {}
-    return float(kind(**options, **sizes)(probabilities(output, target) if is_class else output, target))
+    sizes = {"num_classes": scores.shape[-1]} if scores is not None and ("num_classes" in takes or options) else {}
+    return float(kind(**options, **sizes)(probabilities(output, target).movedim(-1, 1) if is_class else output, target))

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
+from fedkeel.data.forms import read_forms
+from fedkeel.data.tables import Label
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.problems.metrics import find_metrics
 from fedkeel.randomness import choice, key
@@ -34,11 +36,12 @@ class Problem:
     (a tensor, a tuple or a dict). `loss` returns one value per sample, or their mean; set `separable` False where the
     loss of a batch is not the mean of what it is of each sample (class weights are noticed). `metrics` are functions by
     name, or names: "f1", "auc", "ece"; one that returns a value per sample is averaged, one that returns a number sees
-    all samples.
+    all samples. Data may also be lists of samples, map-style data sets, DataFrames, and CSV or Parquet files; `label`
+    names the column or part that is predicted.
     """
 
     loss: Callable[..., Tensor]
-    clients: Sequence[Any] | ClientData
+    clients: Any  # a list of the data of each, an object that knows `sizes` and `rows`, or a folder of tables
     model: nn.Module | None = None
     params: Mapping[str, Tensor] | None = None
     test: Any = None
@@ -50,6 +53,7 @@ class Problem:
     separable: bool = True
     name: str | None = None  # what tables and reports call it
     prepare: Prepare | None = None  # raw rows -> what the model sees; keys (one per sample) ask for augmentation
+    label: Label | None = None  # of data whose parts have names; several columns are one target
 
     def __post_init__(self) -> None:
         if isinstance(self.head, str):
@@ -67,6 +71,9 @@ class Problem:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ExperimentError(f"the model of a problem is a module, not {type(self.model).__name__}.", MODEL)
+        forms = read_forms(self.clients, self.test, self.tests, self.proxy, self.label)
+        for part, data in vars(forms).items():
+            object.__setattr__(self, part, data)
         if not isinstance(self.clients, Sequence) and not (
             hasattr(self.clients, "rows") and isinstance(getattr(self.clients, "sizes", None), np.ndarray)
         ):

@@ -19,8 +19,8 @@ from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network
 from fedkeel.problems.features import find_classifier, note_inputs, read_features
-from fedkeel.problems.metrics import are_class_scores
 from fedkeel.problems.module_state import Place
+from fedkeel.problems.predictions import find_hits
 from fedkeel.problems.problem import Problem, digest_tensors
 from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean
 
@@ -271,8 +271,8 @@ class Task:
         """Means over samples, in float64."""
         output = self.predict(model, tensors)
         measured = {"loss": self.losses(model, tensors, output)}
-        if output is not None and are_class_scores(output, tensors[-1]):
-            measured["accuracy"] = (output.argmax(-1) == tensors[-1]).to(torch.float64)
+        if (hits := find_hits(output, tensors[-1])) is not None:
+            measured["accuracy"] = hits
         for name, metric in self.problem.metrics.items():
             if name not in self.whole_metrics:
                 measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.data import data_root, load
-from fedkeel.data.datasets import SOURCES
+from fedkeel.data import load
 from fedkeel.data.partition.heatmap import add_up_groups, group_size
 from fedkeel.data.partition.heterogeneity import score
+from fedkeel.data.storage.loading import is_here, is_known
 from fedkeel.errors import FedkeelError
 from fedkeel.report.source import Source, setting_of
 from fedkeel.runs.experiment import Experiment
@@ -52,7 +52,7 @@ def label_tables(sources: Sequence[Source]) -> tuple[list[Labels], list[str]]:
         name = source.experiment.get("dataset")
         if name is None:
             notes[f"{setting}: a problem given from Python brings its data with it."] = None
-        elif name in SOURCES and not SOURCES[name].is_complete(SOURCES[name].card, data_root() / name):
+        elif is_known(name) and not is_here(name):
             notes[f"{setting}: the data set is not on this machine."] = None
         else:
             try:

@@ -13,18 +13,20 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import Schedule
-from fedkeel.data import DATASETS
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import explain_new_default, load_partition, names_own, save_partition
+from fedkeel.data.storage.loading import find_card, is_known
 from fedkeel.errors import ExperimentError, explain_typos
 from fedkeel.importing import Trust, untrusted
 from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import read_optimiser
+from fedkeel.problems.divided import OwnData
 from fedkeel.problems.given import find_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
@@ -52,13 +54,14 @@ class Experiment:
     """What is trained, on whose data, how, and how it is judged. None means: as the data set's preset says.
 
     `participation` is a share of the clients (0.1: a fixed number) or "bernoulli:0.1"; `epochs` a number (0.5: half of
-    one) or a range drawn per client and round, `steps` a number of local steps instead; `schedule` and
+    one), a range drawn per client and round, {"clients": [1, 5, 2]}, a number for each client, or {"samples": 500}, as
+    many as bring each client about so many samples; `steps` a number of local steps instead; `schedule` and
     `server_schedule` say how the clients' and the server's rate change; clip = 0 does not clip; `optimizer` is the
     clients': a name, a table of its name and fields, or a rule, and without `lr` its own rate is taken; `participants`
     a list for each round; `unavailable` the chance that a selected client does not answer; `validation` a share of each
     client's training data that sweeps may choose on; `on_nonfinite` "drop" leaves a diverged client's report out,
     "stop" ends the run; `buffers` "average" or "keep".
-    Seeds are whole numbers below 2^63 in absolute value.
+    Seeds are whole numbers below 2^63 in absolute value. `data` are your own, as they come (docs/guides/own_data.md).
     """
 
     method: str | Method | Mapping[str, Any] = "fedavg"
@@ -68,7 +71,7 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Passes | tuple[Count, Count] | None = None
+    epochs: Passes | tuple[Count, Count] | ClientEpochs | Mapping[str, Any] | None = None
     steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
@@ -89,10 +92,13 @@ class Experiment:
     evaluate_every: Count = 1
     init: str | None = None
     evaluation: Evaluation | Mapping[str, Any] | None = None  # judge each client's model on its own test set
+    data: Any = None  # your own, as they come: one pool with a partition, else a list of clients
 
     def __post_init__(self) -> None:
         asked = {field.name: getattr(self, field.name) for field in fields(self)}
-        method = asked.pop("method")  # what it may be, `read_method` says
+        method, data = asked.pop("method"), asked.pop("data")  # what they may be, others say
+        if data is not None and not isinstance(data, OwnData):
+            object.__setattr__(self, "data", OwnData(data))
         plain = read_values(asked, types_of(Experiment), ExperimentError, examples=EXAMPLES) | {"method": method}
         if isinstance(plain["epochs"], list):  # from a file
             plain["epochs"] = tuple(plain["epochs"])
@@ -128,7 +134,9 @@ class Experiment:
                 continue
             if field.name == "model" and isinstance(value, nn.Module):
                 value = f"{PYTHON}{type(value).__qualname__} {digest_of(value)}"
-            data[field.name] = value.save() if isinstance(value, Evaluation | Schedule) else _plain(value)
+            elif isinstance(value, ClientEpochs | Evaluation | Schedule):
+                value = value.save()
+            data[field.name] = _plain(value)
         if isinstance(source, Problem):
             data["problem"] = f"{PYTHON}{source.digest()}"
         else:
@@ -201,8 +209,8 @@ def fingerprint_of(saved: Mapping[str, Any], by_sample: bool = False) -> str:
 def note_new_default(data: Mapping[str, Any]) -> None:
     """Log what an older file without a form of partition now means."""
     given = data.get("partition")
-    if given is None and data.get("dataset") in DATASETS:
-        given = DATASETS[data["dataset"]].preset.get("partition")
+    if given is None and is_known(data.get("dataset")):
+        given = find_card(data["dataset"]).preset.get("partition")
     if (changed := explain_new_default(given)) is not None:
         log.warning("%s", changed)
 
@@ -214,7 +222,11 @@ def from_python(value: Any) -> bool:
 
 def given_from_python(experiment: Experiment) -> bool:
     """Whether a file cannot bring back the network of an experiment."""
-    return experiment.problem is not None or from_python(experiment.model) or isinstance(experiment.model, nn.Module)
+    return (
+        isinstance(experiment.plan.source, Problem)
+        or from_python(experiment.model)
+        or isinstance(experiment.model, nn.Module)
+    )
 
 
 def lost(word: str) -> ExperimentError:

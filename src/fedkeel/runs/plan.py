@@ -11,19 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fedkeel.core.client_epochs import ClientEpochs, read_epochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
-from fedkeel.data import DATASETS
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
+from fedkeel.data.storage.loading import find_card
 from fedkeel.engines.engine import Training
-from fedkeel.errors import DataError, ExperimentError, require_known
+from fedkeel.errors import ExperimentError
 from fedkeel.importing import Trust
 from fedkeel.methods.given import read_method
 from fedkeel.methods.optimisers import find_optimiser, give_optimiser, read_optimiser
 from fedkeel.models import card_of
+from fedkeel.problems.divided import make_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem
 from fedkeel.rules.optimisers import Optimiser
@@ -46,7 +48,7 @@ class Division:
 
     @property
     def card(self) -> DatasetCard:
-        return DATASETS[self.dataset]
+        return find_card(self.dataset)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Plan:
     source: Division | Problem
     rounds: int
     participation: float | str
-    epochs: float | tuple[int, int] | None
+    epochs: float | tuple[int, int] | ClientEpochs | None
     steps: int | None
     batch_size: int
     lr: float
@@ -97,6 +99,8 @@ class Plan:
         if self.steps is not None:
             return self.steps * self.batch_size / max(size, 1.0)
         assert self.epochs is not None
+        if isinstance(self.epochs, ClientEpochs):
+            return self.epochs.most_of(size)
         return self.epochs[1] if isinstance(self.epochs, tuple) else self.epochs
 
     @property
@@ -142,6 +146,8 @@ def plan(asked: Mapping[str, Any]) -> Plan:
     values: dict[str, Any] = {name: defaults.get(name) if value is None else value for name, value in given.items()}
     if isinstance(values["evaluation"], Mapping):
         values["evaluation"] = Evaluation.load(values["evaluation"])
+    if isinstance(values["epochs"], Mapping):
+        values["epochs"] = read_epochs(values["epochs"])
     for key in ("schedule", "server_schedule"):
         if values[key] is not None:
             values[key] = read_schedule(values[key], key).fit(values["rounds"], key)
@@ -160,10 +166,11 @@ def _own_rate(method: Method) -> dict[str, float]:
 
 def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     """The method, and what it is trained on."""
-    dataset, problem = asked["dataset"], asked["problem"]
-    if (dataset is None) == (problem is None):
+    dataset, problem, data = asked["dataset"], asked["problem"], asked["data"]
+    if sum(one is not None for one in (dataset, problem, data)) != 1:
         raise ExperimentError(
-            "an experiment has either a dataset or a problem of its own.", 'dataset="digits", or problem=fk.Problem(…)'
+            "an experiment has either a dataset or a problem of its own.",
+            'dataset="digits", problem=fk.Problem(…), or data=… with a model',
         )
     for word in ("partition", "model", "augment"):
         if problem is not None and asked[word] is not None:
@@ -173,7 +180,13 @@ def _source(asked: Mapping[str, Any]) -> tuple[Method, Division | Problem]:
     method = read_method(asked["method"], Trust.TYPED)
     if problem is not None:
         return method, problem
-    preset = DATASETS[require_known(dataset, DATASETS, "unknown data set", "data sets", DataError)].preset
+    if data is not None:
+        if asked["augment"] is not None:
+            raise ExperimentError("data of your own are not augmented.", "leave augment out, or Problem(prepare=…)")
+        partition = None if asked["partition"] is None else load_partition(asked["partition"])
+        split = asked["seed"] if asked["partition_seed"] is None else asked["partition_seed"]
+        return method, make_problem(data.given, asked["model"], partition, split, asked["seed"])
+    preset = find_card(dataset).preset
     partition = load_partition(preset["partition"] if asked["partition"] is None else asked["partition"])
     model = preset["model"] if asked["model"] is None else asked["model"]
     return method, Division(dataset, partition, model, asked["augment"] or preset.get("augment", "none"))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedkeel.core.client_epochs import ClientEpochs
 from fedkeel.core.method import Method, Phase
 from fedkeel.core.rule import Rule, Setting
 from fedkeel.data import Dataset, Samples, load
@@ -158,6 +159,8 @@ def method_of(plan: Plan, task: Task) -> Method:
     """
     if (error := refusal(plan.method)) is not None:
         raise error
+    if isinstance(plan.epochs, ClientEpochs):
+        plan.epochs.check(len(task.clients.sizes))
     sizes = task.clients.sizes[task.clients.sizes > 0]
     size = float(sizes.mean()) if len(sizes) else 0.0
     lowered = task.compute != task.dtype

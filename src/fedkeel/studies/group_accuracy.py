@@ -11,7 +11,7 @@ import torch
 from fedkeel.data import load
 from fedkeel.data.datasets.cifar_c import CORRUPTIONS
 from fedkeel.data.datasets.office_home import DOMAINS
-from fedkeel.problems.task import are_class_scores
+from fedkeel.problems.predictions import find_hits
 from fedkeel.runs.plan import Division
 from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject
@@ -37,10 +37,10 @@ def measure_groups(subject: Subject, extent: Extent) -> dict[str, Any]:
             torch.from_numpy(np.ascontiguousarray(part[rows])) for part in (data.test_images, data.test_labels)
         )
         tensors = subject.task.prepare((images, labels))
-        output = module(*tensors[:-1])
-        if not are_class_scores(output, tensors[-1]):
+        hits = find_hits(subject.task.predict(module, tensors), tensors[-1])
+        if hits is None:
             return empty
-        right[rows] = (output.argmax(-1) == tensors[-1]).cpu().numpy()
+        right[rows] = hits.cpu().numpy()
     found = {
         name_group(data.name, data.card.natural, int(group)): data.test_groups == group
         for group in np.unique(data.test_groups)

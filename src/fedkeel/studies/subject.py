@@ -17,7 +17,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
-from fedkeel.problems.task import are_class_scores
+from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
 from fedkeel.runs.finished_run import Run
@@ -126,8 +126,8 @@ class Subject(Probe):
         module, found = self.model(self.params), []
         for client in self.clients:
             tensors = self.task.prepare(self.task.clients.rows(client, self.rows(client)))
-            output = module(*(tensors[:-1] or tensors))
-            if not are_class_scores(output, tensors[-1]):
+            hits = find_hits(self.task.predict(module, tensors), tensors[-1])
+            if hits is None:
                 return None
-            found.append(float((output.argmax(-1) == tensors[-1]).to(torch.float64).mean()))
+            found.append(float(hits.to(torch.float64).mean()))
         return found

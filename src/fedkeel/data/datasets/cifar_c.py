@@ -85,7 +85,7 @@ def make_opener(clean: Source) -> Any:
     """Clean training images from the set `clean`, corrupted test images from the folder."""
 
     def open_corrupted(card: DatasetCard, folder: Path, root: Path) -> Dataset:
-        training = open_folder(clean.card, root / clean.card.name, root)
+        training = open_folder(clean.card, root / clean.card.folder, root)
         images = Joined([open_images(card, folder, name, SEVERITY) for name in CORRUPTIONS])
         labels = np.tile(read_labels(card, folder, SEVERITY), len(CORRUPTIONS))
         groups = np.arange(len(CORRUPTIONS)).repeat(per_severity(card))

@@ -18,6 +18,7 @@ from fedkeel.errors import DataError
 
 BATCH = 1000
 TIMEOUT = 20.0  # seconds
+SAVED = ("dataset_dict.json", "state.json")
 
 
 def fetch_from_hub(draft: Draft) -> None:
@@ -34,6 +35,17 @@ def hub_of(draft: Draft) -> Hub:
 
 def open_split(draft: Draft, name: str) -> Any:
     """Open one split of the set's repository, or of a copy of it under the folder that $FEDKEEL_HUB names."""
+    hub, rows = hub_of(draft), load_repository(draft, name)
+    for column in (hub.image, hub.label, *([hub.group] if hub.group else [])):
+        if column not in rows.column_names:
+            raise DataError(
+                f"{hub.repository} has no column {column!r}: its columns are {', '.join(rows.column_names)}",
+            )
+    return rows
+
+
+def load_repository(draft: Draft, split: str | None = None) -> Any:
+    """Load the set's repository, a split or all of it; a folder that `save_to_disk` has written is one, too."""
     hub = hub_of(draft)
     try:
         import datasets
@@ -51,19 +63,15 @@ def open_split(draft: Draft, name: str) -> Any:
         raise DataError(
             f"there is no copy of {hub.repository} in FEDKEEL_HUB: {copies}", hint="put it there, or unset FEDKEEL_HUB"
         )
-    with explain_errors(draft, name):
-        if not copies:
+    with explain_errors(draft, split or "train"):
+        if any((Path(repository) / file).is_file() for file in SAVED):
+            return datasets.load_from_disk(repository)
+        if not Path(repository).is_dir():
             # one request that fails at once without a network; load_dataset would try for half a minute
             huggingface_hub.HfApi().dataset_info(repository, timeout=TIMEOUT)
-        rows = datasets.load_dataset(
-            repository, hub.configuration, split=name, cache_dir=str(draft.folder.parent / "hub")
+        return datasets.load_dataset(
+            repository, hub.configuration, split=split, cache_dir=str(draft.folder.parent / "hub")
         )
-    for column in (hub.image, hub.label, *([hub.group] if hub.group else [])):
-        if column not in rows.column_names:
-            raise DataError(
-                f"{hub.repository} has no column {column!r}: its columns are {', '.join(rows.column_names)}",
-            )
-    return rows
 
 
 @contextlib.contextmanager

@@ -198,12 +198,12 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
         root.mkdir(parents=True, exist_ok=True)
         check_space(source, root)
         remove_stale(card, root)
-        folder = Path(tempfile.mkdtemp(prefix=f".{card.name}-", dir=root))
-        inner = folder / card.name
+        folder = Path(tempfile.mkdtemp(prefix=f".{card.folder}-", dir=root))
+        inner = folder / card.folder
         inner.mkdir()
         yield Draft(source, inner, progress)
         source.open(card, inner, root)
-        settle(inner, root / card.name)
+        settle(inner, root / card.folder)
     except DataError as error:
         error.hint = error.hint or source.import_hint
         raise
@@ -221,7 +221,7 @@ def drafting(source: Source, root: Path, progress: Progress | None = None) -> It
 
 def remove_stale(card: DatasetCard, root: Path) -> None:
     """Remove the drafts of a process that was killed: nothing in them has been written for a day."""
-    for draft in root.glob(f".{card.name}-*"):
+    for draft in root.glob(f".{card.folder}-*"):
         if time.time() - max(path.stat().st_mtime for path in (draft, *draft.rglob("*"))) > DAY:
             shutil.rmtree(draft, ignore_errors=True)
 

@@ -34,4 +34,6 @@ class Source:
 
     @property
     def import_hint(self) -> str:
+        if not self.accepts:
+            return f"copy {self.card.folder} from the data folder of a machine that has it"
         return f"fedkeel datasets {self.card.name} --from PATH reads {self.accepts}"

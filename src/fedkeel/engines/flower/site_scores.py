@@ -11,7 +11,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.problems.metrics import are_class_scores
+from fedkeel.problems.predictions import class_scores
 from fedkeel.problems.task import Batch, Scores, Task
 
 RANKS = 1000  # steps in which a class's probability is counted, for the area under the curve
@@ -46,8 +46,8 @@ def score_site(engine: SerialEngine, params: Tree, buffers: Tree | None) -> Stat
             continue
         tensors = task.prepare(task.read_part(part))
         output = workspace.output(params, buffers, Batch(tensors))
-        if output is not None and are_class_scores(output, tensors[-1]):
-            chances = output.double().softmax(-1).reshape(-1, output.shape[-1]).cpu()
+        if (scores := class_scores(output, tensors[-1])) is not None:
+            chances = scores.double().softmax(-1).flatten(0, -2).cpu()
             found = add_scores([found, count_chances(chances, tensors[-1].reshape(-1).cpu(), empty_scores(task))])
     return found
 

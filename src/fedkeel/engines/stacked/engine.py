@@ -116,8 +116,9 @@ class StackedEngine:
 
     def estimate_steps(self, round: int, client: int) -> float:
         """Estimate how many steps a client takes."""
-        batches = -(-int(self.task.clients.sizes[client]) // self.training.batch_size)
-        return self.training.steps or batches * self.training.epochs_of(round, client)
+        size = int(self.task.clients.sizes[client])
+        batches = -(-size // self.training.batch_size)
+        return self.training.steps or batches * self.training.epochs_of(round, client, size)
 
     def stack_size(self, wanted: int) -> int:
         """Decide how many clients to stack."""

@@ -48,6 +48,10 @@ class JointTraining(Training):
         run, number = self.clients.run_of(client)
         return self.runs[run].key(purpose, round, number, *numbers)
 
+    def epochs_of(self, round: int, client: int, size: int) -> float:
+        run, number = self.clients.run_of(client)
+        return self.runs[run].epochs_of(round, number, size)
+
 
 @dataclass(frozen=True)
 class OwnMessages:

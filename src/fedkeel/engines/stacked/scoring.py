@@ -15,7 +15,8 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
-from fedkeel.problems.task import CLIENT, Part, Scores, Task, are_class_scores
+from fedkeel.problems.predictions import find_hits
+from fedkeel.problems.task import CLIENT, Part, Scores, Task
 
 KEPT_BYTES = 2 << 30  # of prepared samples
 HELD_BYTES = 2 << 30  # of weights of the models of a group
@@ -121,8 +122,8 @@ class StackScorer:
             forward(module, make_frame(task, weights), tensors[0].unflatten(0, places)).to(task.dtype).flatten(0, 1)
         )
         measured = {"loss": task.losses(module, tensors, output)}
-        if are_class_scores(output, tensors[-1]):
-            measured["accuracy"] = output.argmax(-1) == tensors[-1]
+        if (hits := find_hits(output, tensors[-1])) is not None:
+            measured["accuracy"] = hits
         each = torch.stack([value.to(torch.float64).reshape(len(value), -1).mean(1) for value in measured.values()], -1)
         firsts = [c * places[1] + first for c, of in enumerate(counts) for first in range_starts(of)]
         lengths = [count for of in counts for count in of]

@@ -1,0 +1,170 @@
+"""Data as they come: tensors, samples, map-style data sets and tables become tensors of equal length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from fedkeel.data.clients import TARGETS
+from fedkeel.data.tables import Label, Table, is_frame, open_folder, open_table
+from fedkeel.errors import DataError
+
+EXPECTED = (
+    "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
+    "a DataFrame with a label column, or the path of a CSV or Parquet file"
+)
+WHOLE = "give one part for each client: clients=[…]"
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The data of a problem, each part as tensors or as an object that knows its rows."""
+
+    clients: Any
+    test: Any
+    tests: Any
+    proxy: Any
+
+
+def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | None) -> Forms:
+    """Read all data of a problem; labels that are words get the same numbers in all of them."""
+    if isinstance(clients, str | Path):
+        clients, inside = open_folder(Path(clients).expanduser())
+        test = inside if test is None else test
+    opened = Forms(open_each(clients, "client"), open_one(test), open_each(tests, "test set"), open_one(proxy))
+    tables = [one for part in (opened.clients, opened.tests) if isinstance(part, list) for one in part]
+    tables = [one for one in (*tables, opened.test, opened.proxy) if isinstance(one, Table)]
+    columns = tables[0].columns(label) if tables else ()
+    words = sorted({word for table in tables for word in table.words(label)})
+
+    def read(one: Any, whose: str) -> Any:
+        if isinstance(one, Table):
+            return one.tensors(label, columns, words)
+        return one if hasattr(one, "rows") else read_data(one, whose, label)
+
+    def read_each(part: Any, word: str) -> Any:
+        if not isinstance(part, Sequence) or hasattr(part, "sizes"):
+            return part
+        made = [read(one, f"{word} {i}") for i, one in enumerate(part)]
+        return part if all(a is b for a, b in zip(made, part, strict=True)) else made
+
+    def read_one(one: Any, whose: str) -> Any:
+        return None if one is None else read(one, whose)
+
+    return Forms(
+        read_each(opened.clients, "client"),
+        read_one(opened.test, "the test set"),
+        read_each(opened.tests, "the test set of client"),
+        read_one(opened.proxy, "the proxy data"),
+    )
+
+
+def open_each(part: Any, word: str) -> Any:
+    """Open the tables among the data of clients; data that know their sizes stay as they are."""
+    if isinstance(part, Tensor | np.ndarray) or is_frame(part):
+        hint = 'clients=[part for _, part in frame.groupby("hospital")]' if is_frame(part) else WHOLE
+        raise DataError(f"clients are a list of the data of each, not one {type(part).__name__}.", hint)
+    if not isinstance(part, Sequence) or isinstance(part, str) or hasattr(part, "sizes"):
+        return part
+    if not any(isinstance(one, str | Path) or is_frame(one) for one in part):
+        return part
+    return [open_one(one, f"{word} {i}") for i, one in enumerate(part)]
+
+
+def open_one(one: Any, whose: str = "the test set") -> Any:
+    if isinstance(one, str | Path):
+        return open_table(Path(one).expanduser())
+    return Table(one, whose) if is_frame(one) else one
+
+
+def read_data(given: Any, whose: str, label: Label | None = None) -> Any:
+    """Return the data of one client as tensors: one, a tuple of them or a dict; refuse what is none of these."""
+    if isinstance(given, DataLoader):
+        given = given.dataset
+    if isinstance(given, TensorDataset):
+        given = given.tensors
+    elif is_list_of_samples(given):
+        given = collate(given, whose)
+    elif is_map_style(given):
+        given = collate([given[i] for i in range(len(given))], whose)
+    if isinstance(given, Mapping):
+        return name_target(given, label, whose)
+    if isinstance(given, Tensor | np.ndarray | tuple | list):
+        return given
+    extra = "; one that can only be walked through is given as list(…)" if isinstance(given, IterableDataset) else ""
+    raise DataError(
+        f"{whose} is of type {type(given).__name__}; expected: {EXPECTED}.", f"clients=[(x0, y0), …]{extra}"
+    )
+
+
+def is_list_of_samples(given: Any) -> bool:
+    """Whether it is a list of (x, y) or of dicts; a list of tensors is a list of parts."""
+    return isinstance(given, list) and bool(given) and all(isinstance(one, tuple | Mapping) for one in given)
+
+
+def is_map_style(given: Any) -> bool:
+    known = isinstance(given, Tensor | np.ndarray | tuple | list | Mapping | str | bytes | IterableDataset)
+    return not known and all(hasattr(type(given), name) for name in ("__len__", "__getitem__"))
+
+
+def collate(samples: Sequence[Any], whose: str) -> Any:
+    """Put samples one behind the other: tuples of parts become a tuple of tensors, dicts a dict of them."""
+    if not samples:
+        raise DataError(
+            f"{whose} has no samples, and so does not say what they look like.",
+            "leave it out, or give empty tensors: (torch.empty(0, 8), torch.empty(0))",
+        )
+    try:
+        parts = default_collate([plain(one) for one in samples])
+    except (TypeError, RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"the samples of {whose} cannot be put one behind the other: {reason}",
+            "each sample is (x, y) or a dict of numbers, tensors or arrays, of one shape in all samples",
+        ) from None
+    if isinstance(parts, Tensor):
+        return parts
+    if isinstance(parts, Mapping):
+        return check_numbers(dict(parts), whose)
+    if len(parts) == 2 and isinstance(parts[0], Mapping):
+        return check_numbers({**parts[0], TARGETS[0]: parts[1]}, whose)
+    return tuple(check_numbers(dict(enumerate(parts)), whose).values())
+
+
+def plain(sample: Any) -> Any:
+    """A sample with its pictures as arrays."""
+    if isinstance(sample, Mapping):
+        return {name: plain(part) for name, part in sample.items()}
+    if isinstance(sample, tuple | list):
+        return type(sample)(map(plain, sample)) if type(sample) in (tuple, list) else tuple(map(plain, sample))
+    return np.asarray(sample) if hasattr(sample, "__array_interface__") else sample
+
+
+def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
+    """Refuse parts of samples that are texts or lists of lists; lists of numbers become one tensor."""
+    for name, part in parts.items():
+        if isinstance(part, list) and part and all(isinstance(one, Tensor) for one in part):
+            parts[name] = torch.stack(part, 1)  # a sample was a list of numbers
+        elif not isinstance(part, Tensor):
+            raise DataError(
+                f"part {name} of the samples of {whose} holds no numbers.", "turn texts into tokens, or leave it out"
+            )
+    return parts
+
+
+def name_target(given: Mapping[str, Any], label: Label | None, whose: str) -> Mapping[str, Any]:
+    """Call the part that is the label as targets are called."""
+    if label is None or (isinstance(label, str) and label in TARGETS and label in given):
+        return given
+    if not isinstance(label, str) or label not in given:
+        raise DataError(
+            f"{whose} has no part called {label}; it has: {', '.join(map(str, given))}.", "label= names one of them"
+        )
+    return {name: part for name, part in given.items() if name != label} | {TARGETS[0]: given[label]}

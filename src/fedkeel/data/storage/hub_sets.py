@@ -1,0 +1,214 @@
+"""Any set of labelled pictures on the Hugging Face hub by its name, `hf:REPOSITORY`, its columns found or named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.data.clients import TARGETS
+from fedkeel.data.dataset import HUB, Dataset, DatasetCard, Hub
+from fedkeel.data.storage.download import BATCH, explain_errors, load_repository
+from fedkeel.data.storage.folder import Draft, damaged, is_complete, open_folder
+from fedkeel.data.storage.source import Source
+from fedkeel.errors import DataError, require_known
+from fedkeel.randomness import key, permutation
+
+CARD = "card.json"
+TEST_SHARE = 5
+PRESET = {
+    "model": "small-cnn", "partition": {"kind": "dirichlet", "alpha": 0.1, "clients": 20}, "rounds": 50,
+    "participation": 0.5, "epochs": 2, "batch_size": 32, "lr": 0.05, "augment": "none",
+}  # fmt: skip
+"""Plain settings, tuned for nothing."""
+READ = ("classes", "shape", "train", "test", "mean", "std", "natural")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`hf:REPOSITORY,image=…,label=…`: a repository or folder, its columns and splits, and how pictures are brought in.
+
+    `group` is the column of natural clients, `size` the pixels that pictures are brought to, `digest` what the data are
+    known to be.
+    """
+
+    repository: str
+    config: str | None = None
+    image: str | None = None
+    label: str | None = None
+    group: str | None = None
+    train: str = "train"
+    test: str | None = None
+    size: int | None = None
+    digest: str | None = None
+
+
+def read_name(name: str) -> HubName:
+    """Read `hf:NAME,key=value,…`; refuse keys that there are not."""
+    repository, *rest = name.removeprefix(HUB).split(",")
+    if not repository.strip():
+        raise DataError(f"{name} names no repository.", "--dataset hf:ylecun/mnist")
+    known = [field.name for field in fields(HubName)][1:]
+    given: dict[str, Any] = {}
+    for part in rest:
+        word, equals, value = (one.strip() for one in part.partition("="))
+        require_known(word, known, f"{name} has an unknown key", "keys", DataError)
+        if not equals or not value or (word == "size" and not (value.isdigit() and int(value) > 0)):
+            raise DataError(f"{name} gives {word} no {'number' if word == 'size' else 'value'}.", f"{word}=…")
+        given[word] = int(value) if word == "size" else value
+    return HubName(repository.strip(), **given)
+
+
+def hub_source(name: str, root: Path) -> Source:
+    """The source of a set on the hub; what is known of it before it is here is its name."""
+    asked = read_name(name)
+    home = Hub(asked.repository, asked.image or "", asked.label or "", asked.group, asked.config)
+    plain = DatasetCard(
+        name, f"{asked.repository}, from the Hugging Face hub", 0, (), 0, 0, home, "see its page", "", preset=PRESET,
+        natural=asked.group, notes="Plain settings, tuned for nothing: name your own.",
+    )  # fmt: skip
+    return Source(read_card(plain, root / plain.folder), open_hub, is_whole, fetch=fetch)
+
+
+def is_whole(card: DatasetCard, folder: Path) -> bool:
+    return is_complete(card, folder) and (folder / CARD).is_file()
+
+
+def read_card(card: DatasetCard, folder: Path) -> DatasetCard:
+    """The card with what was found when the set was brought in; as it is where the set is not here."""
+    if not (folder / CARD).is_file():
+        return card
+    try:
+        found = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value := found[name], list) else value for name in READ
+        }
+        return replace(card, **facts, checksums={"data": str(found["digest"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(folder / CARD, "cannot be read") from error
+
+
+def open_hub(card: DatasetCard, folder: Path, root: Path) -> Dataset:
+    """Map the arrays; refuse others than the name asks for."""
+    card = read_card(card, folder)
+    digest, asked = card.checksums["data"], read_name(card.name).digest
+    if asked is not None and not digest.startswith(asked):
+        raise DataError(
+            f"the data of {card.name} are {digest}, not {asked}.",
+            "the repository has changed; leave digest= out to go on",
+        )
+    opened = open_folder(card, folder, root)
+    return replace(opened, remarks=(*opened.remarks, f"data {digest}"))
+
+
+# ---- bringing it in ------------------------------------------------------------------------------------------------
+def fetch(draft: Draft) -> None:
+    """Read both splits into arrays, with a card of what was found and a digest of all of it."""
+    asked = read_name(draft.card.name)
+    splits = choose_splits(load_repository(draft), asked)
+    first = splits["train"]
+    image, label = find_image(first, asked), find_label(first, asked)
+    groups = [] if asked.group is None else sorted({str(v) for rows in splits.values() for v in rows[asked.group]})
+    classes = first.features[label].names if hasattr(first.features[label], "names") else None
+    words = None if classes else sorted({v for rows in splits.values() for v in rows[label]})
+    seen, sums = hashlib.sha256(), np.zeros((2, 3))
+    with explain_errors(draft, "train"):
+        shape = picture(first[0][image], asked.size, None).shape
+    for split, rows in splits.items():
+        with explain_errors(draft, split), draft.array(f"{split}_images", np.uint8, (len(rows), *shape)) as file:
+            for batch in rows.iter(batch_size=BATCH):
+                images = np.stack([picture(one, asked.size, shape) for one in batch[image]])
+                file.write(images)
+                seen.update(images.tobytes())
+                if split == "train":
+                    sums += moments(images)
+        labels = number(rows[label], words, label)
+        draft.save(f"{split}_labels", labels)
+        seen.update(labels.tobytes())
+        if asked.group is not None:
+            draft.save(f"{split}_groups", np.array([groups.index(str(v)) for v in rows[asked.group]], np.int64))
+    channels, pixels = (1 if len(shape) == 2 else 3), len(first) * shape[0] * shape[1]
+    mean = sums[0, :channels] / pixels
+    std = np.sqrt(np.maximum(sums[1, :channels] / pixels - mean**2, 1e-8))
+    card = {
+        "classes": len(classes or words or ()), "shape": [channels, *shape[:2]], "train": len(first),
+        "test": len(splits["test"]), "mean": mean.round(4).tolist(), "std": std.round(4).tolist(),
+        "natural": asked.group, "digest": seen.hexdigest()[:16],
+    }  # fmt: skip
+    (draft.folder / CARD).write_text(json.dumps(card), encoding="utf-8")
+
+
+def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:
+    """The training and the test split; without a test split a fifth, drawn by a fixed key, is set aside."""
+    if not hasattr(found, "keys"):
+        found = {asked.train: found}
+    train = found[require_known(asked.train, list(found), f"{asked.repository} has no split", "splits", DataError)]
+    names = [asked.test] if asked.test else [name for name in ("test", "validation", "valid") if name in found][:1]
+    if names:
+        name = require_known(names[0], list(found), f"{asked.repository} has no split", "splits", DataError)
+        return {"train": train, "test": found[name]}
+    order = permutation(key(0, "hub test"), len(train))
+    cut = len(train) // TEST_SHARE
+    return {"train": train.select(np.sort(order[cut:])), "test": train.select(np.sort(order[:cut]))}
+
+
+def find_image(rows: Any, asked: HubName) -> str:
+    if asked.image is not None:
+        return require_known(asked.image, rows.column_names, f"{asked.repository} has no column", "columns", DataError)
+    found = [name for name, kind in rows.features.items() if type(kind).__name__ == "Image"]
+    if len(found) == 1:
+        return str(found[0])
+    raise DataError(
+        f"{asked.repository} has {len(found)} columns of pictures; its columns are: {', '.join(rows.column_names)}.",
+        "name one: image=COLUMN; of other data make a problem: fk.Problem(clients=[…]) takes datasets.Dataset",
+    )
+
+
+def find_label(rows: Any, asked: HubName) -> str:
+    if asked.label is not None:
+        return require_known(asked.label, rows.column_names, f"{asked.repository} has no column", "columns", DataError)
+    found = [name for name, kind in rows.features.items() if type(kind).__name__ == "ClassLabel"]
+    found = found or [name for name in TARGETS if name in rows.column_names][:1]
+    if len(found) == 1:
+        return str(found[0])
+    raise DataError(
+        f"{asked.repository} has {len(found)} columns that may be the label; its columns are: "
+        f"{', '.join(rows.column_names)}.",
+        "name one: label=COLUMN",
+    )
+
+
+def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:
+    """A picture as an array, grey or of three colours as the first is; brought to a size where one is asked for."""
+    grey = image.mode in ("L", "1") if shape is None else len(shape) == 2
+    image = image.convert("L" if grey else "RGB")
+    array = np.asarray(image if size is None else image.resize((size, size), 3))
+    if shape is not None and array.shape != shape:
+        raise DataError(f"pictures differ in size: {array.shape[:2]} and {shape[:2]}.", "bring them to one: size=64")
+    return array
+
+
+def number(labels: Sequence[Any], words: Sequence[Any] | None, label: str) -> NDArray[np.int64]:
+    """Labels as classes: those of the set, or the place of a word or number among all of them."""
+    if words is None:
+        found = np.array(labels, np.int64)
+    else:
+        places = {word: place for place, word in enumerate(words)}
+        found = np.array([places[one] for one in labels], np.int64)
+    if len(found) and found.min() < 0:
+        raise DataError(f"column {label} has samples without a class.", "choose a split whose labels are published")
+    return found
+
+
+def moments(images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Sums of pixels divided by 255, and of their squares, by channel."""
+    pixels = images.reshape(-1, 1 if images.ndim == 3 else images.shape[-1]) / 255.0
+    found = np.zeros((2, 3))
+    found[:, : pixels.shape[1]] = pixels.sum(0), (pixels**2).sum(0)
+    return found

@@ -1,0 +1,158 @@
+"""Tables of pandas, and CSV and Parquet files: one column is the label, the others are the inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkeel.data.clients import TARGETS
+from fedkeel.errors import DataError, nearest
+
+Label = str | Sequence[str]
+SUFFIXES = (".csv", ".parquet")
+TEST = "test"
+"""A file of this name in a folder of clients is the test set."""
+
+
+def is_frame(given: Any) -> bool:
+    """Whether it is a DataFrame; pandas is not imported to find out."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(given, pandas.DataFrame)
+
+
+def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
+    """Open the tables of clients in a folder, a file or a folder of files each, and that of the test set, if any."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
+    inside = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in SUFFIXES or holds_tables(one)]
+    clients = [one for one in inside if one.stem != TEST]
+    if not clients:
+        raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
+    tests = [one for one in inside if one.stem == TEST]
+    if len(tests) > 1:
+        raise DataError(f"{folder} holds more than one test set: {', '.join(one.name for one in tests)}.", "keep one")
+    return [open_table(one) for one in clients], open_table(tests[0]) if tests else None
+
+
+def holds_tables(path: Path) -> bool:
+    return path.is_dir() and any(one.suffix.lower() in SUFFIXES for one in path.iterdir())
+
+
+def open_table(path: Path) -> Table:
+    """Read a CSV or Parquet file, or all of a folder one behind the other."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise DataError(f"{path} needs pandas, which is not installed.", "pip install 'fedkeel[pandas]'") from error
+    files = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    if not files or any(one.suffix.lower() not in SUFFIXES for one in files):
+        raise DataError(f"{path} is no table that fedkeel reads.", f"give a file that ends in {' or '.join(SUFFIXES)}")
+    try:
+        frames = [pandas.read_csv(f) if f.suffix.lower() == ".csv" else pandas.read_parquet(f) for f in files]
+    except ImportError as error:
+        raise DataError(f"{path} needs pyarrow, which is not installed.", "pip install 'fedkeel[pandas]'") from error
+    except (OSError, ValueError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise DataError(f"cannot read the table {path}: {reason}", "is it a CSV or Parquet file?") from None
+    return Table(frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True), str(path))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A DataFrame, and whose it is."""
+
+    frame: Any
+    whose: str
+
+    def labels(self, label: Label | None) -> list[str]:
+        """The columns that are predicted: those named, or the one that is called as targets are."""
+        known = list(map(str, self.frame.columns))
+        if label is None:
+            found = [name for name in TARGETS if name in known][:1]
+            if not found:
+                raise DataError(
+                    f"{self.whose} has no label column; its columns are: {', '.join(known)}.",
+                    f'name it: Problem(…, label="{known[-1] if known else "diagnosis"}"), '
+                    f"or call it one of {', '.join(TARGETS)}",
+                )
+            return found
+        wanted = [label] if isinstance(label, str) else list(label)
+        for name in wanted:
+            if name not in known:
+                raise DataError(f"{self.whose} has no column: {name}", nearest(name, known, "columns"))
+        return wanted
+
+    def columns(self, label: Label | None) -> tuple[str, ...]:
+        """The columns that are inputs."""
+        labels = self.labels(label)
+        return tuple(name for name in map(str, self.frame.columns) if name not in labels)
+
+    def words(self, label: Label | None) -> list[str]:
+        """The labels that are words, each once."""
+        names = self.labels(label)
+        if len(names) > 1 or is_numeric(self.column(names[0])):
+            return []
+        column = self.column(names[0])
+        if bool(column.isna().any()):
+            raise DataError(f"column {names[0]} of {self.whose} has rows without a label.", "leave them out")
+        return [str(word) for word in column.unique()]
+
+    def column(self, name: str) -> Any:
+        found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]
+        if found.shape[1] != 1:
+            raise DataError(f"{self.whose} has more than one column called {name}.", "give each its own name")
+        return found.iloc[:, 0]
+
+    def tensors(self, label: Label | None, columns: Sequence[str], words: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Inputs as floats; labels as classes, or as one column for each where they are fractions or several."""
+        here = self.columns(label)
+        if set(here) != set(columns):
+            other = sorted({*here} ^ {*columns})
+            raise DataError(
+                f"the columns of {self.whose} are not those of the first table: {', '.join(other)}.",
+                "give all tables the same columns",
+            )
+        if not columns:
+            raise DataError(f"{self.whose} has no column beside its label.", "inputs are the other columns")
+        for name in columns:
+            if not is_numeric(self.column(name)):
+                raise DataError(
+                    f"column {name} of {self.whose} holds no numbers.",
+                    "encode it (pandas.get_dummies) or leave it out",
+                )
+        inputs = np.stack([to_numpy(self.column(name), np.float32) for name in columns], 1)
+        return torch.from_numpy(inputs), self.target(self.labels(label), words)
+
+    def target(self, names: Sequence[str], words: Sequence[str]) -> Tensor:
+        if len(names) > 1:
+            return torch.from_numpy(np.stack([to_numpy(self.column(name), np.float32) for name in names], 1))
+        column = self.column(names[0])
+        if words:
+            places = {word: place for place, word in enumerate(words)}
+            return torch.tensor([places[str(word)] for word in column], dtype=torch.int64)
+        if is_fraction(column):
+            return torch.from_numpy(to_numpy(column, np.float32)[:, None].copy())
+        return torch.from_numpy(to_numpy(column, np.int64))
+
+
+def to_numpy(column: Any, dtype: Any) -> Any:
+    return np.array(column.to_numpy(dtype=dtype, na_value=np.nan) if column.isna().any() else column.to_numpy(dtype))
+
+
+def is_numeric(column: Any) -> bool:
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    return bool(is_numeric_dtype(column) or is_bool_dtype(column))
+
+
+def is_fraction(column: Any) -> bool:
+    from pandas.api.types import is_float_dtype
+
+    return bool(is_float_dtype(column) or column.isna().any())

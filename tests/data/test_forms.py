@@ -1,0 +1,175 @@
+"""Data as they come: every form trains as the tensors that it holds, and what is no form is refused in one line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+import fedkeel as fk
+from problems import small_problem
+
+pandas = pytest.importorskip("pandas")
+
+
+class Mapped(Dataset):
+    """A data set that only knows how to give one sample."""
+
+    def __init__(self, data, form=tuple):
+        self.data, self.form = data, form
+
+    def __len__(self):
+        return len(self.data[1])
+
+    def __getitem__(self, i):
+        if i >= len(self):
+            raise IndexError
+        x, y = self.data[0][i], int(self.data[1][i])
+        return {"pixels": x.numpy(), "label": y} if self.form is dict else (x, y)
+
+
+def frame(data, label="label"):
+    x, y = data
+    return pandas.DataFrame({f"x{i}": x[:, i].numpy() for i in range(x.shape[1])} | {label: y.numpy()})
+
+
+FORMS = {
+    "a list of samples": lambda data: list(zip(*data, strict=True)),
+    "a list of dicts": lambda data: [{"x": x, "y": y} for x, y in zip(*data, strict=True)],
+    "inputs by name": lambda data: [({"x": x}, y) for x, y in zip(*data, strict=True)],
+    "lists of numbers": lambda data: [(x.tolist(), int(y)) for x, y in zip(*data, strict=True)],
+    "TensorDataset": lambda data: TensorDataset(*data),
+    "DataLoader": lambda data: DataLoader(TensorDataset(*data), batch_size=3, shuffle=True),
+    "Subset": lambda data: Subset(TensorDataset(*data), range(len(data[1]))),
+    "a map-style Dataset": Mapped,
+    "one of dicts": lambda data: Mapped(data, dict),
+    "a DataFrame": frame,
+    "arrays": lambda data: tuple(part.numpy() for part in data),
+}
+
+
+def in_float32(problem):
+    return replace(problem, clients=[(x.float(), y) for x, y in problem.clients],
+                   test=(problem.test[0].float(), problem.test[1]), model=problem.model.float())  # fmt: skip
+
+
+def trained(problem, engine="serial"):
+    settings = dict(method="fedavg", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05)
+    return fk.run(fk.Experiment(problem=problem, **settings), engine=engine)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return in_float32(small_problem(sizes=(7, 12, 5)))
+
+
+def test_every_form_trains_as_its_tensors_do(small):
+    expected = trained(small).result["model_digest"]
+    for name, form in FORMS.items():
+        given = replace(small, clients=[form(client) for client in small.clients], test=form(small.test))
+        assert trained(given).result["model_digest"] == expected, name
+
+
+def test_a_form_is_read_once_and_then_stays(small):
+    given = replace(small, clients=[Mapped(client) for client in small.clients], tests=[frame(small.test)] * 3)
+    again = replace(given, name="again")
+    assert again.clients is given.clients
+    assert again.digest() == given.digest() == replace(small, tests=[small.test] * 3).digest()
+
+
+def test_a_folder_of_tables_is_a_problem(small, tmp_path):
+    expected = trained(small).result["model_digest"]
+    for kind in ("csv", "parquet"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / "notes.txt").write_text("no table")
+        for name, data in zip(("a", "b", "c", "test"), (*small.clients, small.test), strict=True):
+            table = frame(data, "diagnosis")
+            if name == "b" and kind == "csv":  # a client may have several files
+                (folder / "b").mkdir()
+                table[:3].to_csv(folder / "b" / "0.csv", index=False)
+                table[3:].to_csv(folder / "b" / "1.csv", index=False)
+            elif kind == "csv":
+                table.to_csv(folder / f"{name}.csv", index=False)
+            else:
+                pytest.importorskip("pyarrow")
+                table.to_parquet(folder / f"{name}.parquet")
+        for place in (folder, str(folder)):
+            given = replace(small, clients=place, test=None, label="diagnosis")
+            assert [len(y) for _, y in given.clients] == [len(y) for _, y in small.clients]
+            assert torch.equal(given.test[1], small.test[1])
+        if kind == "parquet":  # a CSV file rounds
+            assert trained(given).result["model_digest"] == expected
+    named = replace(small, clients=small.clients, test=tmp_path / "parquet" / "test.parquet", label="diagnosis")
+    assert torch.equal(named.test[0], small.test[0])
+
+
+def test_words_are_the_same_classes_for_all(small):
+    words = np.array(["well", "ill", "cured"])
+    tables = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
+    only = tables[0][tables[0].label == "well"]
+    given = replace(small, clients=[only, *tables], test=tables[1])
+    assert given.clients[0][1].unique().tolist() == [2]
+    assert torch.equal(given.clients[1][1], places(tables[0].label))
+    assert torch.equal(given.test[1], places(tables[1].label))
+
+
+def places(words):
+    return torch.tensor([["cured", "ill", "well"].index(word) for word in words])
+
+
+def test_fractions_and_several_labels_are_columns(small):
+    x, _ = small.test
+    table = frame(small.test).assign(a=x[:, 0].numpy() > 0, b=1.5)
+    given = replace(small, clients=[table], test=None, label="b")
+    assert given.clients[0][1].shape == (len(x), 1)
+    assert given.clients[0][0].shape == (len(x), 8)
+    several = replace(small, clients=[table], test=None, label=["a", "b"])
+    assert several.clients[0][1].dtype == torch.float32
+    assert torch.equal(several.clients[0][1][:, 0] > 0, x[:, 0] > 0)
+    shuffled = replace(small, clients=[table, table[list(reversed(table.columns))]], test=None, label="b")
+    assert torch.equal(*(x for x, _ in shuffled.clients))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.ones(6), 0
+
+
+def refused():
+    x, y = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
+    table = frame((x, y))
+    return {
+        "client 0 is of type Stream; expected: tensors or arrays (x, y)": dict(clients=[Stream()]),
+        "client 1 is of type int; expected": dict(clients=[(x, y), 3]),
+        "client 0 is of type generator; expected": dict(clients=[(one for one in "ab")]),
+        "not one DataFrame": dict(clients=table),
+        "not one Tensor": dict(clients=x),
+        "client 0 has no samples": dict(clients=[Mapped((x[:0], y[:0]))]),
+        "of one shape|stack expects each tensor to be equal size": dict(clients=[[(x[0], 0), (x[0, :2], 1)]]),
+        "part text of the samples of client 0 holds no numbers": dict(clients=[[{"text": "a", "y": 0}]]),
+        "client 0 has no label column; its columns are: x0": dict(clients=[table.drop(columns="label")]),
+        "client 0 has no column: labl": dict(clients=[table], label="labl"),
+        "client 0 has no part called z; it has: x, y": dict(clients=[{"x": x, "y": y}], label="z"),
+        "column city of client 1 holds no numbers": dict(clients=[table.assign(city=1), table.assign(city="Bonn")]),
+        "the columns of client 1 are not those of the first table: x9": dict(clients=[table, table.assign(x9=1)]),
+        "has rows without a label": dict(clients=[table.assign(label=["a", None, "b", "a"])]),
+        "there is no folder of clients: nowhere": dict(clients="nowhere"),
+        "holds no CSV or Parquet file of a client": dict(clients=Path(__file__).parent / "fixtures"),
+        "is no table that fedkeel reads": dict(clients=[(x, y)], test=__file__),
+        "cannot read the table nowhere.csv": dict(clients=[(x, y)], test="nowhere.csv"),
+    }
+
+
+def test_what_is_not_understood_is_refused_in_one_line(small, monkeypatch, tmp_path):
+    for line, changes in refused().items():
+        with pytest.raises(fk.DataError) as error:
+            replace(small, **({"test": None} | changes))
+        assert any(part in error.value.message for part in line.split("|")), (line, error.value.message)
+        assert "\n" not in error.value.message
+        assert error.value.hint
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(fk.DataError, match="needs pandas, which is not installed"):
+        replace(small, test=tmp_path / "test.csv")

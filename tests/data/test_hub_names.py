@@ -1,0 +1,140 @@
+"""`hf:NAME`: any set of labelled pictures, its columns found or named, kept in the data folder with its digest."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedkeel as fk
+from fedkeel.data import load
+from fedkeel.data.storage.hub_sets import read_name
+from fedkeel.data.storage.loading import find_card, is_here
+
+
+@pytest.fixture(scope="module")
+def library():
+    return pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
+
+
+PICTURES = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
+PICTURES[:, :4] //= 8
+
+
+def saved(library, place, size=(8, 8), **columns):
+    """A folder that `save_to_disk` wrote: pictures whose bright half turns with the label."""
+    from PIL import Image
+
+    def rows(pictures):
+        label = np.arange(len(pictures)) % 3
+        turned = [np.rot90(one, k) for one, k in zip(pictures, label, strict=True)]
+        made = {"picture": [Image.fromarray(one).resize(size) for one in turned], "kind": label.tolist()}
+        made |= {name: [value(i) for i in range(len(pictures))] for name, value in columns.items()}
+        kinds = {"picture": library.Image(), "kind": library.ClassLabel(names=["up", "left", "down"])}
+        kinds |= {name: library.Value("string") for name in columns}
+        return library.Dataset.from_dict(made, features=library.Features(kinds))
+
+    library.DatasetDict(train=rows(PICTURES[:45]), test=rows(PICTURES[45:])).save_to_disk(str(place))
+
+
+@pytest.fixture
+def here(library, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    saved(library, "shapes", writer=lambda i: f"w{i % 5}")
+    return tmp_path
+
+
+def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkeypatch):
+    monkeypatch.chdir(here)
+    words = (
+        "run --dataset hf:shapes --model logistic --method fedavg --rounds 2 --partition iid:clients=3 --engine serial"
+    )
+    assert not is_here("hf:shapes")
+    done = fedkeel(*words.split(), "--out", "a", "--json")
+    assert done.code == 0, done.err
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (here / "shapes").rename(here / "gone")
+    again = fedkeel(*words.split(), "--out", "b", "--json")
+    assert again.code == 0, again.err
+    first, second = (json.loads(one.out)["runs"][0]["result"] for one in (done, again))
+    assert first == second
+    card = find_card("hf:shapes")
+    assert (card.classes, card.shape, card.train, card.test) == (3, (1, 8, 8), 45, 15)
+    data = load("hf:shapes")
+    assert np.array_equal(data.test_labels, np.arange(15) % 3)
+    assert np.array_equal(data.train_images[1], np.rot90(PICTURES[1]))
+    assert card.mean[0] == pytest.approx(float(data.train_images[:].mean()) / 255, abs=1e-3)
+    assert fk.load_run("a").experiment.save()["dataset"] == "hf:shapes"
+    shown = fedkeel("datasets", "hf:shapes")
+    assert (shown.code, card.checksums["data"] in shown.out) == (0, True)
+    pinned = f"hf:shapes,digest={card.checksums['data']}"
+    assert load(pinned).card.folder == card.folder
+    with pytest.raises(fk.DataError, match="not 1234"):
+        load("hf:shapes,digest=1234")
+
+
+def test_columns_and_natural_clients_are_named(here):
+    data = load("hf:shapes,image=picture,label=kind,group=writer")
+    assert np.array_equal(data.groups, np.arange(45) % 5)
+    natural = fk.Experiment(
+        dataset="hf:shapes,group=writer", partition="natural", model="logistic", rounds=1, participation=1.0
+    )
+    assert fk.run(natural, engine="serial").sizes == [9] * 5
+    by_writer = load("hf:shapes,label=writer,size=4")
+    assert (by_writer.classes, by_writer.shape) == (5, (1, 4, 4))
+
+
+def test_a_set_without_a_test_split_sets_a_fifth_aside(here, library):
+    library.load_from_disk("shapes")["train"].save_to_disk("alone")
+    data = load("hf:alone")
+    assert (len(data.train_labels), len(data.test_labels)) == (36, 9)
+
+
+def test_columns_of_numbers_are_data_of_a_client(library):
+    rows = [{"x": [float(i), 1.0], "diagnosis": i % 2} for i in range(6)]
+    given = fk.Problem(
+        model=torch.nn.Linear(2, 2), loss=torch.nn.functional.cross_entropy, label="diagnosis",
+        clients=[library.Dataset.from_list(rows), library.Dataset.from_list(rows).with_format("torch")],
+    )  # fmt: skip
+    one, other = ([part.float() for part in client] for client in map(given.data.rows, (0, 1), [np.arange(6)] * 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert one[0].shape == (6, 2)
+    assert one[1].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+WRONG = {
+    "has an unknown key: lable": "hf:shapes,lable=kind",
+    "has no column: kidn": "hf:shapes,label=kidn",
+    "has no split: tset": "hf:shapes,test=tset",
+    "gives size no number": "hf:shapes,size=big",
+    "names no repository": "hf:",
+    "0 columns of pictures; its columns are: writer": "hf:texts",
+    "2 columns that may be the label": "hf:double",
+}
+
+
+def test_what_is_not_understood_is_refused_in_one_line(here, library):
+    both = library.load_from_disk("shapes")
+    both.remove_columns(["picture", "kind"]).save_to_disk("texts")
+    train = both["train"]
+    double = train.add_column("other", train["kind"]).cast_column("other", train.features["kind"])
+    double.save_to_disk("double")
+    for line, name in WRONG.items():
+        with pytest.raises(fk.DataError) as error:
+            load(name)
+        assert line in error.value.message
+        assert "\n" not in error.value.message
+        assert error.value.hint
+    assert not list(Path("data").glob("*")), "nothing is left behind"
+
+
+def test_names_are_read():
+    asked = read_name("hf:uoft-cs/cifar10,config=plain_text,image=img,size=32")
+    assert (asked.repository, asked.config, asked.image, asked.size) == ("uoft-cs/cifar10", "plain_text", "img", 32)
+    assert fk.Experiment(dataset="hf:uoft-cs/cifar10").save()["dataset"] == "hf:uoft-cs/cifar10"
+    with pytest.raises(fk.DataError, match="unknown key"):
+        fk.Experiment(dataset="hf:a,b=1")

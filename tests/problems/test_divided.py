@@ -1,0 +1,96 @@
+"""`Experiment(data=…)`: one pool that a partition divides, or a list of clients, with a model by name."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import fedkeel as fk
+from fedkeel.data.partition.registry import load_partition
+from fedkeel.randomness import key
+from problems import small_problem
+
+SETTINGS = dict(rounds=2, participation=1.0, epochs=1, batch_size=8, lr=0.1)
+DIRICHLET = "dirichlet:alpha=0.5,clients=4"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    (train,), test = small_problem(sizes=(60,)).clients, small_problem().test
+    return (train[0].float(), train[1]), (test[0].float(), test[1])
+
+
+def test_a_pool_is_divided_as_a_data_set_is(pool):
+    train, test = pool
+    made = fk.Experiment(data={"train": train, "test": test, "name": "mine"}, model="logistic", partition=DIRICHLET,
+                         **SETTINGS)  # fmt: skip
+    problem = made.plan.source
+    expected = load_partition(DIRICHLET).divide(train[1].numpy(), key(0, "partition"))
+    assert [len(y) for _, y in problem.clients] == np.diff(expected.offsets).tolist()
+    assert torch.equal(problem.clients[1][1], train[1][expected[1].tolist()])
+    run = fk.run(made, engine="serial")
+    assert (run.result["judged_on"], problem.title) == ("accuracy", "mine")
+    assert run.result["rounds"] == 2
+    assert made == made.with_() != fk.Experiment(data=(train[0], train[1]), model="logistic", partition=DIRICHLET)
+    other = made.with_(seed=1).plan.source
+    assert not torch.equal(other.clients[0][1], problem.clients[0][1]), "another seed, another split"
+    fixed = made.with_(seed=1, partition_seed=0).plan.source
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(fixed.clients, problem.clients, strict=True))
+
+
+def test_every_form_is_a_pool(pool):
+    pandas = pytest.importorskip("pandas")
+    (x, y), _ = pool
+    table = pandas.DataFrame(x.numpy(), columns=list("abcdef")).assign(kind=np.array(["p", "q", "r"])[y.numpy()])
+    forms = [(x, y), TensorDataset(x, y), list(zip(x, y, strict=True)), {"train": table, "label": "kind"}]
+    digests = set()
+    for form in forms:
+        made = fk.Experiment(data=form, model="logistic", partition=DIRICHLET, **SETTINGS)
+        digests.add(made.plan.source.digest())
+    assert len(digests) == 1
+    clients = fk.Experiment(data=[(x[:30], y[:30]), (x[30:], y[30:])], model="logistic", **SETTINGS)
+    assert [len(y) for _, y in clients.plan.source.clients] == [30, 30]
+
+
+def test_targets_choose_the_loss_and_the_outputs(pool):
+    (x, y), _ = pool
+    cases = {
+        "cross_entropy": (y, 3),
+        "mse_loss": (x[:, :1], 1),
+        "binary_cross_entropy_with_logits": ((x[:, :2] > 0) * 1.0, 2),
+    }
+    for loss, (target, outputs) in cases.items():
+        made = fk.Experiment(data=(x, target), model="logistic", partition="iid:clients=3", **SETTINGS)
+        assert made.plan.source.loss.__name__ == loss
+        run = fk.run(made, engine="serial")
+        assert next(iter(dict(run.params.items()).values())).shape[0] == outputs
+
+
+def test_it_resumes_and_gives_its_model_back(pool, tmp_path):
+    train, test = pool
+    made = fk.Experiment(data={"train": train, "test": test}, model="logistic", partition=DIRICHLET, **SETTINGS)
+    fk.run(made.with_(rounds=1), out=tmp_path, engine="serial")
+    resumed = fk.run(made, out=tmp_path, engine="serial")
+    assert resumed.result == fk.run(made, engine="serial").result
+    read = fk.load_run(tmp_path, problem=made.plan.source)
+    with torch.no_grad():
+        right = (read.model()(test[0]).argmax(-1) == test[1]).float().mean()
+    assert float(right) == pytest.approx(read.last)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(pool):
+    (x, y), _ = pool
+    wrong = {
+        "either a dataset or a problem": dict(data=(x, y), dataset="digits"),
+        "data without a model": dict(data=[(x, y)]),
+        "have no part: tset": dict(data={"train": (x, y), "tset": (x, y)}, model="logistic", partition="iid:clients=2"),
+        "cannot be divided by class: Dirichlet": dict(data=(x, x), model="logistic", partition=DIRICHLET),
+        "is of type int; expected": dict(data=[3, 4], model="logistic"),
+        "are not augmented": dict(data=[(x, y)], model="logistic", augment="crop-flip"),
+        "unknown model": dict(data=[(x, y)], model="logstic"),
+    }
+    for line, given in wrong.items():
+        with pytest.raises(fk.RequestError) as error:
+            fk.Experiment(**given)
+        assert line in error.value.message, error.value.message
+        assert error.value.hint
