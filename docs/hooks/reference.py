@@ -39,6 +39,7 @@ PICTURED = [
 MORE_ON_KEYS = {
     "method": "[methods](../methods/README.md), [compose methods](../guides/methods.md)",
     "dataset": "[data sets](datasets.md)",
+    "data": "[tables, files, the hub](../guides/own_data.md)",
     "problem": "[own data and networks](../guides/problems.md)",
     "partition": "[partitions](partitions.md)",
     "model": "[models](models.md)",
