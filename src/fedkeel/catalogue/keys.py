@@ -8,7 +8,7 @@ KEYS = {
         "your own `module:function`."
     ),
     "dataset": "The data set by name. It brings a preset for the keys that you leave out.",
-    "data": "Your own tables, files or data sets, in place of `dataset`; `partition` divides them among clients.",
+    "data": "Your own data, in place of `dataset`: one pool that `partition` divides, or a list of clients.",
     "problem": "Your own data, network and loss, in place of `dataset`: an `fk.Problem`, or its `module:name`.",
     "partition": "How the data set is divided among clients: a form of the reference, or your own `module:name`.",
     "model": "The network: a name, `timm:NAME`, `torchvision:NAME`, or your own `module:function`.",
