@@ -12,7 +12,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-compile $(addpref
 # alone and without its dependencies, so that the other index is asked for nothing else
 TORCH := $(PIP) --no-deps $(addprefix --index-url ,$(TORCH_INDEX)) torch
 
-.PHONY: run test test-fast test-flower test-flower-fast check bench clean
+.PHONY: run test test-fast test-flower test-flower-fast check bench docs clean
 
 run: .venv/installed
 	$(BIN)/fedkeel run
@@ -42,18 +42,28 @@ check: .venv/developing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the site, with every warning an error, in build/site
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
 bench: .venv/developing
 	$(BIN)/python benchmarks/engines_cpu.py
 	$(BIN)/python benchmarks/peers_cpu.py
 	$(BIN)/python benchmarks/filter_cpu.py
 
 clean:
-	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-flower .venv-docs build dist .pytest_cache .mypy_cache .ruff_cache
 
 .venv/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(if $(CONSTRAINTS),$(BIN)/python $(TORCH))
 	$(BIN)/python $(PIP) -e .
+	touch $@
+
+.venv-docs/installed: pyproject.toml $(CONSTRAINTS)
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	$(if $(CONSTRAINTS),.venv-docs/bin/python $(TORCH))
+	.venv-docs/bin/python $(PIP) -e ".[docs]"
 	touch $@
 
 .venv-flower/installed: pyproject.toml $(CONSTRAINTS)

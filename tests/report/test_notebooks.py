@@ -28,4 +28,5 @@ def test_notebook_runs(file, tmp_path, monkeypatch):
         assert not source.lstrip().startswith(("%", "!")), "plain Python only, so that it runs anywhere"
         exec(compile(ast.parse(source), f"{file.name}[{number}]", "exec"), names)
         assert not any(output["output_type"] == "error" for output in cell["outputs"])
-    assert (tmp_path / "report.html").stat().st_size > 50_000
+    if any("report.html" in line for cell in notebook["cells"] for line in cell["source"]):
+        assert (tmp_path / "report.html").stat().st_size > 50_000

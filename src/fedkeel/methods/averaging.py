@@ -29,7 +29,7 @@ def fedavg() -> Method:
 
 
 def uniform() -> Method:
-    """Local SGD, every client counting alike."""
+    """Local SGD; every client counts the same."""
     return method("uniform", weights=Uniform(), papers=["fedavg"])
 
 
@@ -108,7 +108,7 @@ def fedadagrad(
 
 
 def fedexp(epsilon: NonNegative = 1e-3, by_count: bool = False, average: bool = False) -> Method:
-    """FedAvg whose server goes further, the more the clients' updates differ.
+    """FedAvg whose server takes longer steps when the clients' updates differ more.
 
     average = True evaluates and exports the mean of the last two models; training goes on from the last.
 

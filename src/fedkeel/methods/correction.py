@@ -85,7 +85,7 @@ def feddc(lam: Positive = 0.01) -> Method:
 
 
 def fedlc(tau: NonNegative = 1.0) -> Method:
-    """Logits lowered by τ n_c^(−1/4), the more the rarer the class is with the client; evaluation is unshifted.
+    """Logits lowered by τ n_c^(−1/4), so more for classes that the client rarely has; evaluation is unshifted.
 
     tau = 0 is FedAvg, with the classes a client lacks masked.
 

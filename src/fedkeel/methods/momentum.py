@@ -19,7 +19,7 @@ __all__ = ["ghbm", "localghbm", "fedhbm", "fednsam", "fedswa", "fedmoswa"]
 
 
 def ghbm(beta: NonNegative = 0.9, tau: Count = 10) -> Method:
-    """Client steps that go on as the global model went in the last τ rounds.
+    """Client steps that continue the global model's move of the last τ rounds.
 
     Paper: τ of about 1 / C, where a share C of the clients takes part; larger ones hardly hurt. Released code: the
     same, added before the clip; its FedCM sends the last tensor of the momentum only, so the comparison with FedCM is

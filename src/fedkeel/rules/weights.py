@@ -28,7 +28,7 @@ class BySize(Weighting):
 
 @dataclass(frozen=True)
 class Uniform(Weighting):
-    """All alike: p_i = 1 / |S|. The same as BySize when clients are of equal size."""
+    """All clients count the same: p_i = 1 / |S|. It is BySize when clients are of equal size."""
 
     def __call__(self, reports: State, server: State) -> Tensor:
         size: Tensor = reports["size"]
