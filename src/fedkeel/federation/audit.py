@@ -69,7 +69,7 @@ class AuditLog:
         line |= {**facts, "before": self.head}
         line["hash"] = hash_line(line)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(line, sort_keys=True) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -58,7 +58,7 @@ class Gauges:
             lines += [f"# HELP fedkeel_{name} {MEANING[name]}.", f"# TYPE fedkeel_{name} {kind}"]
             lines += [f"fedkeel_{name} {value!r}".replace("nan", "NaN").replace("inf", "+Inf")]
         text = "\n".join(lines) + "\n"
-        write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"), synced=False)
+        write_atomically(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"), synced=False)
 
     def touch(self) -> None:
         self.last_change_timestamp_seconds = time.time()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def keep_checkpoint(out: Path, round: int) -> None:
 def link(source: Path, target: Path) -> None:
     """Link a file under another name, or copy it where links are not possible."""
     try:
-        os.link(source, target)
+        target.hardlink_to(source)
     except OSError:
         shutil.copyfile(source, target)
 

@@ -34,7 +34,7 @@ def witness_file(folder: Path, client: int, identity: str) -> Path:
 def keep_witness(file: Path, round: int, head: str) -> None:
     """Keep the hash of the last line of the server's audit log: whoever makes that log anew has another one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as lines:
+    with file.open("a", encoding="utf-8", newline="\n") as lines:
         lines.write(json.dumps({"round": round + 1, "head": head[:64]}) + "\n")
 
 
