@@ -123,7 +123,10 @@ def test_a_preset_decay_gives_way_to_a_schedule():
         ({"schedule": 3}, "schedule must be a Schedule, or a text, or a table: 3"),
         ({"steps": 0}, "steps must be at least 1: 0"),
         ({"epochs": -0.5}, "epochs must be above 0: -0.5"),
-        ({"epochs": [0.5, 2]}, "epochs must be a number, or a list of 2 whole numbers: [0.5, 2]"),
+        (
+            {"epochs": [0.5, 2]},
+            "epochs must be a number, or a list of 2 whole numbers, or a ClientEpochs, or a table: [0.5, 2]",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(given, line):
