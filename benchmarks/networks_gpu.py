@@ -20,10 +20,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from eager_step import train_client
 from torch import Tensor, nn
 
 import fedkeel as fk
@@ -187,46 +189,14 @@ def eager_loop(row: Row, device: str, steps: int, autocast: bool) -> Callable[[]
     """What a paper's code does for one client: a module, autograd, and arithmetic tensor by tensor."""
     network = row.make().to(device).train()
     params = [p for p in network.parameters() if p.requires_grad]
-    start, dual = [p.detach().clone() for p in params], [torch.zeros_like(p) for p in params]
     x, y = row.draw(row.batch, device)
 
-    def gradients() -> list[Tensor]:
+    def gradients(step: int) -> list[Tensor]:
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             loss = F.cross_entropy(network(x), y)
         return list(torch.autograd.grad(loss, params))
 
-    def high(v: Tensor, ratio: float) -> Tensor:
-        spectrum = torch.fft.rfft(v.flatten())
-        spectrum[: int(ratio * len(spectrum))] = 0
-        return torch.fft.irfft(spectrum, n=v.numel()).view_as(v)
-
-    def one_client() -> None:
-        with torch.no_grad():
-            for p, s in zip(params, start, strict=True):
-                p.copy_(s)
-        for _ in range(steps):
-            moves = None
-            if row.method == "fedfft-d":
-                grads = gradients()
-                norm = torch.stack([g.norm() for g in grads]).norm() + 1e-7
-                moves = [high(g * (0.1 / norm), 0.01) for g in grads]
-                with torch.no_grad():
-                    for p, m in zip(params, moves, strict=True):
-                        p.add_(m)
-            grads = gradients()
-            with torch.no_grad():
-                if moves is not None:
-                    for p, m in zip(params, moves, strict=True):
-                        p.sub_(m)
-                    grads = [g + 0.1 * (p - s + h) for g, p, s, h in zip(grads, params, start, dual, strict=True)]
-                if row.method == "specgradfilter":
-                    grads = [high(g, 0.05) for g in grads]
-                norm = torch.stack([g.norm() for g in grads]).norm()
-                scale = (10.0 / (norm + 1e-6)).clamp(max=1.0)
-                for p, g in zip(params, grads, strict=True):
-                    p.sub_(0.1 * (g * scale + 1e-3 * p))
-
-    return one_client
+    return partial(train_client, params, gradients, row.method, steps)
 
 
 def make_engine(row: Row, device: str, precision: torch.dtype, seed: int = 0) -> StackedEngine:

@@ -12,9 +12,11 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from eager_step import train_client
 from torch import Tensor, nn
 
 import fedkeel as fk
@@ -67,47 +69,15 @@ def eager_loop(method: str, model: str, steps: int) -> Callable[[], None]:
     """What a paper's code does for one client: a module, autograd, and arithmetic tensor by tensor."""
     network = build_model(model, shape=(3, 32, 32), classes=10, seed=0).cuda()
     params = list(network.parameters())
-    start = [p.detach().clone() for p in params]
-    dual = [torch.zeros_like(p) for p in params]
     draw = torch.Generator(device="cuda").manual_seed(1)
     images = torch.randn(500, 3, 32, 32, device="cuda", generator=draw)
     labels = torch.randint(0, 10, (500,), device="cuda", generator=draw)
 
-    def high(v: Tensor, ratio: float) -> Tensor:
-        spectrum = torch.fft.rfft(v.flatten())
-        spectrum[: int(ratio * len(spectrum))] = 0
-        return torch.fft.irfft(spectrum, n=v.numel()).view_as(v)
+    def gradients(step: int) -> tuple[Tensor, ...]:
+        rows = torch.arange(step * BATCH, step * BATCH + BATCH, device="cuda") % 500
+        return torch.autograd.grad(nn.functional.cross_entropy(network(images[rows]), labels[rows]), params)
 
-    def one_client() -> None:
-        with torch.no_grad():
-            for p, s in zip(params, start, strict=True):
-                p.copy_(s)
-        for step in range(steps):
-            rows = torch.arange(step * BATCH, step * BATCH + BATCH, device="cuda") % 500
-            x, y = images[rows], labels[rows]
-            moves = None
-            if method == "fedfft-d":
-                grads = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), params)
-                norm = torch.stack([g.norm() for g in grads]).norm() + 1e-7
-                moves = [high(g * (0.1 / norm), 0.01) for g in grads]
-                with torch.no_grad():
-                    for p, m in zip(params, moves, strict=True):
-                        p.add_(m)
-            grads = list(torch.autograd.grad(nn.functional.cross_entropy(network(x), y), params))
-            with torch.no_grad():
-                if moves is not None:
-                    for p, m in zip(params, moves, strict=True):
-                        p.sub_(m)
-                if method == "specgradfilter":
-                    grads = [high(g, 0.05) for g in grads]
-                if method == "fedfft-d":
-                    grads = [g + 0.1 * (p - s + h) for g, p, s, h in zip(grads, params, start, dual, strict=True)]
-                norm = torch.stack([g.norm() for g in grads]).norm()
-                scale = (10.0 / (norm + 1e-6)).clamp(max=1.0)
-                for p, g in zip(params, grads, strict=True):
-                    p.sub_(0.1 * (g * scale + 1e-3 * p))
-
-    return one_client
+    return partial(train_client, params, gradients, method, steps)
 
 
 def seconds(f: Callable[[], Any], times: int) -> float:

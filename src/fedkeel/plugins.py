@@ -69,7 +69,7 @@ Made = TypeVar("Made")
 
 
 def load_plugins(group: str, taken: Collection[str], load: Callable[[str], Made]) -> Iterator[tuple[Plugin, Made]]:
-    """Load what installed packages bring, one after another; one that fails is told in a line, and the rest go on."""
+    """Load what installed packages bring, one after another; if one fails, a line says so and the rest are loaded."""
     for plugin in list_plugins(group, taken):
         try:
             yield plugin, load(plugin.name)

@@ -1,4 +1,4 @@
-"""Local epochs that differ by client: one number for each, or as many as bring about as many samples."""
+"""Local epochs that differ by client: a number for each, or as many as make every client see about as many samples."""
 
 from __future__ import annotations
 

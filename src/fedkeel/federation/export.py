@@ -99,7 +99,7 @@ def copy_modules(names: Sequence[str], folder: Path) -> list[Path]:
 
 
 def describe_data(data: str, source: Division | Problem) -> dict[str, str]:
-    """Say in the app's README what a node is told about its data."""
+    """Write for the app's README how a node finds its data."""
     own = isinstance(source, Problem)
     form = describe_sample(source) if isinstance(source, Problem) else describe_form(source.card)
     if data == PARTITION:

@@ -29,7 +29,7 @@ def describe(weight: Tensor) -> Described:
 
 
 def place(into: Into, weight: Described) -> tuple[Tensor, Tensor | None]:
-    """Return where a weight's gradient is written, and what autograd is told of it: nothing where it has a place."""
+    """Return where a weight's gradient is written, and what autograd gets: None where it is written there already."""
     if isinstance(into, Slot):
         into.written.add(into.name)
         return into.tensor, None

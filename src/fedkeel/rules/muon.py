@@ -106,7 +106,7 @@ def is_tall(shape: Shape) -> bool:
 
 
 def join(whole: Layout, inside: Tree, outside: Tree) -> Tree:
-    """The tree of two that have its leaves between them."""
+    """The tree of two that have its leaves between them: one pass, where `tree | outside | inside` takes two."""
     parts, done = [], 0
     for segment in segments(whole, inside.layout):
         tree, offset = (inside, segment.part_offset) if segment.inside else (outside, done)
@@ -135,7 +135,7 @@ def orthogonalise_wide(matrices: Sequence[Tensor], steps: int) -> list[Tensor]:
     Where there are more columns than rows, three steps and then two are made at once on the smaller P, which a step
     takes to Q P Q: half the arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular
     values, are lost in rounding and grow tenfold with every step. The result is as accurate as that of single steps;
-    with four at once it is not. Stacks with as many rows share the products of their P.
+    with five at once it is not. Stacks with as many rows share the products of their P.
     """
     found = list(matrices)
     alike: dict[tuple[int, bool], list[int]] = {}

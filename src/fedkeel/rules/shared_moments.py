@@ -13,7 +13,7 @@ from fedkeel.core.layout import Shape
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, PositiveShare, ShareBelowOne
-from fedkeel.rules.muon import SMALLEST, orthogonalise_wide
+from fedkeel.rules.muon import SMALLEST, is_tall, orthogonalise_wide
 from fedkeel.rules.optimisers import AdamW, Moments, Optimiser, mix, mix_squares, sum_weights
 
 __all__ = ["AlignedAdamW", "Orthogonal", "VariateMomentum"]
@@ -136,7 +136,7 @@ class Orthogonal(Optimiser):
         if 1 < (shape or (1,))[0] < prod(shape):
             rows, columns = shape[0], prod(shape[1:])
             x = leaves.reshape((-1, rows, columns))
-            tall = rows > columns
+            tall = is_tall(shape)
             (x,) = orthogonalise_wide([x.mT if tall else x], self.steps)
             return (x.mT if tall else x).reshape(leaves.shape)
         last = tuple(range(-len(shape), 0))

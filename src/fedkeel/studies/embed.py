@@ -104,7 +104,7 @@ def project(runs: Sequence[Mapping[str, Points]], seed: int, plane: str | None =
     """Project the points of runs, each kind of all runs into one plane, which then has a name.
 
     Beside places in the plane stand numbers of the rows themselves: how far points are from the mean of their class,
-    and how well classes are told apart.
+    and how well classes are separated.
     """
     kinds = dict.fromkeys(kind for points in runs for kind in points)
     found: list[dict[str, Any]] = [{} for _ in runs]

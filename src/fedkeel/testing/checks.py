@@ -26,7 +26,7 @@ def check_method(
     base: Given = "fedavg",
     skip: Collection[str] = (),
 ) -> None:
-    """Check a method against every law of `fedkeel.testing.laws`; the first that is broken is told in words.
+    """Check a method against every law of `fedkeel.testing.laws`; the error names the first that is broken.
 
     `method` is a Method, a function that returns one, or a name. With `neutral`, hyper-parameters of that function,
     the method must be `base`: neutral={"mu": 0.0}. `skip` names laws that a method breaks on purpose.

@@ -1,4 +1,4 @@
-"""Who is told what happens in a federation: this one only listens."""
+"""What a federation reports its events to; this default does nothing with them."""
 
 from __future__ import annotations
 
