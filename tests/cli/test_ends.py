@@ -212,11 +212,11 @@ def test_a_word_that_is_no_text_is_refused(fedkeel):
 
 def test_options_are_small_letters_whatever_their_value_is_called():
     """A typer of 0.27 reads a metavar that spells the parameter's name as the option's own name."""
-    from typing import get_args
+    from typing import get_args, get_type_hints
 
     from fedkeel.cli.main import app
 
     for command in app.registered_commands:
-        for name, kind in (command.callback.__annotations__ or {}).items():
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
             for extra in get_args(kind)[1:]:
                 assert getattr(extra, "metavar", None) != name.upper() or extra.param_decls, (command.callback, name)
