@@ -18,7 +18,7 @@ from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
-from fedkeel.runs.environment import edited, leaks, tracked_before
+from fedkeel.runs.environment import check_same_data, edited, leaks, tracked_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
@@ -146,6 +146,7 @@ def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence
         return None
     if leaks(target.folder, target.experiment.plan):
         return None
+    check_same_data(target.folder, target.experiment.plan)
     made = load_run(target.folder)
     stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
     if len(made.records) != target.experiment.plan.rounds and not stopped:

@@ -17,8 +17,9 @@ import torch
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
+from fedkeel.errors import FolderError
 from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
-from fedkeel.runs.plan import Plan
+from fedkeel.runs.plan import Division, Plan
 
 BY_SAMPLE = "by sample"
 """All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
@@ -81,6 +82,21 @@ def leaks(folder: Path, plan: Plan) -> bool:
 def describe_leak(folder: Path) -> str:
     """What is wrong with the scores of a run that leaks."""
     return f"{folder} was begun when copies of validation or test samples were trained on: its scores are too high."
+
+
+def data_digest(plan: Plan) -> str | None:
+    """Return the identity of a plan's data, where their name does not fix them and they are here."""
+    return plan.source.digest if isinstance(plan.source, Division) else None
+
+
+def check_same_data(folder: Path, plan: Plan) -> None:
+    """Refuse data other than those that the run there was begun on."""
+    before, now = read_environment(folder).get("data"), data_digest(plan)
+    if before and now and before != now:
+        raise FolderError(
+            f"{folder} was begun on other data: those of {plan.division.dataset} were {before} and are {now} now.",
+            "bring the data of that time back, or choose another folder with --out",
+        )
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
