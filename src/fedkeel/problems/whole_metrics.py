@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
 
 
@@ -22,6 +23,7 @@ class WholeMetrics:
         self.task = copy.copy(task)
         self.task.module = copy.deepcopy(task.module) if self.names else None
         self.workspace = Workspace(self.task) if self.names else None
+        self.samples = PreparedSamples(self.task)
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
         """Return the scores of the parts of a split with these metrics: each part has the value of the whole."""
@@ -39,7 +41,7 @@ class WholeMetrics:
     def measure(self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str) -> dict[str, float]:
         workspace.load(params, buffers)
         model, task = workspace.model, self.task
-        parts = [task.prepare(task.read_part(part)) for part in task.parts(split)]
+        parts = [self.samples(part) for part in task.parts(split)]
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
