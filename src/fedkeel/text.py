@@ -45,6 +45,11 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def split_words(text: str) -> list[str]:
+    """Return what stands between the commas of a text; nothing of what is empty."""
+    return [word for word in (word.strip() for word in text.split(",")) if word]
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

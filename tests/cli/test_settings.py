@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers, value_of, words
+from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
 from fedkeel.rules import AdamW, HighPass, Muon, Sam
+from fedkeel.text import split_words
+from fedkeel.written_values import parse_value
 
 
 def asked(**request):
@@ -34,8 +36,8 @@ def rules(one, kind):
     ],
 )
 def test_values_are_toml_or_numbers_or_text(text, value):
-    assert value_of(text) == value
-    assert type(value_of(text)) is type(value)
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
 
 
 def test_assignments_are_paths_with_values():
@@ -50,7 +52,7 @@ def test_assignments_without_a_key_or_value_are_refused(text):
 
 
 def test_lists():
-    assert words(" a, b,,c ") == ("a", "b", "c")
+    assert split_words(" a, b,,c ") == ["a", "b", "c"]
     assert some_numbers("0,2") == (0, 2)
     with pytest.raises(RequestError, match="0,x"):
         some_numbers("0,x")

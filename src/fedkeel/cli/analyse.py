@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.console import facts, say, stderr, stdout
+from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import Json, argument, examples, option
-from fedkeel.cli.run import OwnProblem, Trusting
 
 if TYPE_CHECKING:
     from fedkeel.importing import Trust

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedkeel.cli.completion import complete_metrics
 from fedkeel.cli.pages import option
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.problems.metrics import Metric
@@ -40,7 +41,7 @@ def read_metrics(text: str, folders: Sequence[Path] = (), trust: bool = False) -
     from fedkeel.problems.metrics import find_metrics
     from fedkeel.runs.environment import measured_before
 
-    names = [word for word in (word.strip() for word in text.split(",")) if word]
+    names = split_words(text)
     before = dict.fromkeys(name for path in folders for name in measured_before(path))
     return find_metrics(names or list(before), Trust.TYPED if names else Trust.given(trust))
 

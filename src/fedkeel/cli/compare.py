@@ -11,8 +11,7 @@ import typer
 from rich.text import Text
 
 from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
-from fedkeel.cli.pages import examples, option
-from fedkeel.cli.run import Json
+from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
 from fedkeel.text import duration
 

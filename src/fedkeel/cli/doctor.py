@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.console import count, facts, in_json, stdout
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import Json, argument, examples
-from fedkeel.cli.run import Trusting
 from fedkeel.text import byte_size
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")

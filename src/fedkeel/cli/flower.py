@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Trusting
 
 
 @examples(

@@ -11,7 +11,7 @@ import typer
 from fedkeel.cli.compare import share
 from fedkeel.cli.console import say, stderr
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.text import byte_size
+from fedkeel.text import byte_size, split_words
 
 
 @examples(
@@ -57,7 +57,7 @@ def report(
     from fedkeel.report.page import write_report
 
     refuse_beside_ledger(ledger, {"RUN…": runs, "--target": target})
-    kinds = check_kinds([word.strip() for word in format_.split(",") if word.strip()])
+    kinds = check_kinds(split_words(format_))
     check_style(style)
     refuse_folder(out, "report.html")
     if ledger is not None:

@@ -10,11 +10,12 @@ import typer
 
 from fedkeel.cli.callbacks import Keep
 from fedkeel.cli.console import complain, stdout
+from fedkeel.cli.options import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
-from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import Track
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
@@ -108,7 +109,7 @@ def reproduce(
     """
     from fedkeel.cli.callbacks import read_callbacks
     from fedkeel.cli.figures import analyse_cells, find_extent, fit_tracks, needs_folders, show_figure
-    from fedkeel.cli.settings import assignment, some_numbers, words
+    from fedkeel.cli.settings import assignment, some_numbers
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
@@ -132,7 +133,7 @@ def reproduce(
         return
     shown, kept = find_needs(figure)
     callbacks = read_callbacks(keep or kept, None, None)
-    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *words(analyse)]))
+    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *split_words(analyse)]))
     for name in names:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
     tracked = Tracking.of(track).track

@@ -9,48 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import CallbackNames, Keep, Metrics, Patience, go_on_with, read_callbacks, read_metrics
-from fedkeel.cli.completion import (
-    complete_datasets,
-    complete_engines,
-    complete_methods,
-    complete_models,
-    complete_partitions,
-)
+from fedkeel.cli.completion import complete_datasets, complete_methods, complete_models, complete_partitions
 from fedkeel.cli.console import say, stderr, stdout
+from fedkeel.cli.options import Device, Engine, NoProgress, OwnProblem, Precision, Trusting, Workers
 from fedkeel.cli.pages import Json, argument, examples, option
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
-
-Engine = Annotated[
-    str,
-    option(
-        metavar="NAME",
-        help="How clients are trained: auto, serial, processes, stacked, flower, ray, ray-stacked, module:name.",
-        autocompletion=complete_engines,
-    ),
-]
-Workers = Annotated[
-    int | None, option(metavar="N", help="Workers of the engine 'processes' or 'ray'; default: one per core or GPU.")
-]
-On = Annotated[str, option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")]
-Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
-Precision = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="float32, float64, or bfloat16 (stacked: arithmetic, also of scores; weights stay float32).",
-    ),
-]
-Trusting = Annotated[
-    bool, option("--trust", help="Import the code that the file names: only for files that you trust.")
-]
-OwnProblem = Annotated[
-    str | None, option(metavar="MODULE:NAME", help="Your own problem instead of a data set: an fk.Problem.")
-]
-NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
 @examples(
@@ -120,12 +88,12 @@ def run(
     A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
     shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
-    from fedkeel.cli.settings import Request, experiments, some_numbers, words
+    from fedkeel.cli.settings import Request, experiments, some_numbers
     from fedkeel.cli.training import Machine, Target, folder_of
 
     request = Request(
         file=file,
-        methods=words(method or ""),
+        methods=tuple(split_words(method or "")),
         dataset=dataset,
         problem=problem,
         model=model,

@@ -19,7 +19,8 @@ from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, settings_of
 from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import Experiment, note_new_default
-from fedkeel.typed_values import read_toml
+from fedkeel.text import split_words
+from fedkeel.written_values import parse_value, read_toml
 
 COMPOSED = {"phases", "perturb", "gradient", "weights"}
 """Parts of a method written out in full; such a table has rules, not hyper-parameters."""
@@ -177,25 +178,13 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise RequestError(f"--set needs key=value: {text}", "for example --set method.rho=0.05 --set lr=0.1")
-    return path, value_of(value.strip())
-
-
-def value_of(text: str) -> Any:
-    """A TOML value, a number that TOML would write differently (.05), or the text itself."""
-    try:
-        found = read_toml(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return found["value"] if len(found) == 1 else text
+    return path, parse_value(value.strip())
 
 
 def some_numbers(text: str) -> tuple[int, ...]:
     """`0,1,2` or `0-2` as whole numbers, at least one."""
     try:
-        found = tuple(number for word in words(text) for number in number_range(word))
+        found = tuple(number for word in split_words(text) for number in number_range(word))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2 or --seeds 0-4") from None
     if not found:
@@ -213,10 +202,6 @@ def number_range(word: str) -> Sequence[int]:
         fault = "goes down" if last < first else f"is longer than {MOST_SEEDS}"
         raise RequestError(f"a range of seeds {fault}: {word}", "for example --seeds 0-4")
     return range(first, last + 1)
-
-
-def words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in (word.strip() for word in text.split(",")) if word)
 
 
 def as_list(value: Any) -> list[Any]:

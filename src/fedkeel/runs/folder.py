@@ -21,7 +21,7 @@ from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, prune, remove, round_of
 from fedkeel.runs.checksums import SUMS, checksum, line_of, read_sums, read_text, sums_of
 from fedkeel.runs.record import RoundRecord
-from fedkeel.typed_values import read_toml
+from fedkeel.written_values import read_toml
 
 log = logging.getLogger("fedkeel")
 
