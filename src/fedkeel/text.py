@@ -50,6 +50,11 @@ def split_words(text: str) -> list[str]:
     return [word for word in (word.strip() for word in text.split(",")) if word]
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says in one line, of one of the system's the reason alone; or its name."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -47,9 +47,9 @@ def doctor(
         "Free": free(),
     }
     if file is not None:
-        from fedkeel.cli.settings import Request, experiments
+        from fedkeel.cli.settings import Request, read_request
 
-        for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
+        for asked in read_request(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
             sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = memory(asked.experiment)
             sections[f"The network of {asked.label} with stacked clients"] = network(asked.experiment)
     if json:

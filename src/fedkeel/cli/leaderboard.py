@@ -50,7 +50,7 @@ def leaderboard(
     method whose runs fail gets a line that says so, and the others go on.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.settings import read
+    from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns
     from fedkeel.cli.training import Machine, Target
     from fedkeel.errors import MethodError, ModelError, writing
@@ -60,7 +60,7 @@ def leaderboard(
     from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
-    board = Leaderboard.load(None if file is None else read(file, "give a .toml file with [settings.NAME]"))
+    board = Leaderboard.load(None if file is None else read_file(file, "give a .toml file with [settings.NAME]"))
     methods = board.methods if method is None else split_words(method) or [method]
     for name in methods:
         build(name)  # a wrong one is refused before anything is trained

@@ -109,7 +109,7 @@ def reproduce(
     """
     from fedkeel.cli.callbacks import read_callbacks
     from fedkeel.cli.figures import analyse_cells, find_extent, fit_tracks, needs_folders, show_figure
-    from fedkeel.cli.settings import assignment, some_numbers
+    from fedkeel.cli.settings import parse_assignment, parse_seeds
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
     from fedkeel.cli.trying import tried
@@ -145,14 +145,14 @@ def reproduce(
         ledger = out / "ledger.jsonl"
     asked, known = chosen(spec, cell), read(ledger)
     asked = shrink(asked, settings_shown(figure)) if tiny else asked
-    cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
+    cells = varied(matched(asked, known), [parse_assignment(text) for text in set_ or ()])
     cells = tried(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     # what shows more than the ledger keeps needs the runs themselves
     more = track or names or keep or (figure and needs_folders(figure))
-    wanted = seeds_named(seeds, spec) or list(some_numbers(seeds))
+    wanted = seeds_named(seeds, spec) or list(parse_seeds(seeds))
     skipped = known if skip_done and not more else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
@@ -252,7 +252,7 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
     from fedkeel.errors import FolderError
     from fedkeel.runs import checkpoint
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.runs.folder import RunFolder
+    from fedkeel.runs.run_folder import RunFolder
 
     folder = RunFolder(target.folder)
     try:

@@ -88,7 +88,7 @@ def run(
     A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
     shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
-    from fedkeel.cli.settings import Request, experiments, some_numbers
+    from fedkeel.cli.settings import Request, parse_seeds, read_request
     from fedkeel.cli.training import Machine, Target, folder_of
 
     request = Request(
@@ -99,11 +99,11 @@ def run(
         model=model,
         partition=partition,
         rounds=rounds,
-        seeds=() if seeds is None else some_numbers(seeds),
+        seeds=() if seeds is None else parse_seeds(seeds),
         assignments=tuple(settings or ()),
         trust=trust,
     )
-    asked = experiments(request)
+    asked = read_request(request)
     targets = [
         Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
@@ -148,13 +148,13 @@ def resume(
     """
     from fedkeel.cli.training import Machine, Target, runs_in
     from fedkeel.problems.given import find_problem
-    from fedkeel.runs.environment import tracked_before
+    from fedkeel.runs.environment import names_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
     targets, folders = [], runs_in(folder)
     arithmetic = precision or precision_of(folders)
-    tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
+    tracked = ",".join(dict.fromkeys(name for path in folders for name in names_before(path, "track")))
     for path in folders:
         data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
         own = {} if problem is None else {"problem": find_problem(problem)}

@@ -47,14 +47,16 @@ def search(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.on_ray import open_cluster
-    from fedkeel.cli.settings import read
+    from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns
     from fedkeel.cli.training import Machine, Target
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
 
-    asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
+    asked = Search.load(
+        read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust
+    )
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
 

@@ -57,7 +57,7 @@ def sweep(
     """
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.on_ray import open_cluster
-    from fedkeel.cli.settings import read
+    from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns
     from fedkeel.cli.training import Machine, Target
     from fedkeel.papers.reproduce import place_of
@@ -65,7 +65,7 @@ def sweep(
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
-    data = read(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
+    data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)

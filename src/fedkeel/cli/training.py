@@ -18,7 +18,7 @@ from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
-from fedkeel.runs.environment import check_same_data, edited, leaks, tracked_before
+from fedkeel.runs.environment import check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
@@ -154,7 +154,7 @@ def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence
     for one in callbacks:
         if isinstance(one, KeepBest) and one.name not in made.kept:
             log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
-    before = {name.partition("@")[0] for name in tracked_before(target.folder)}
+    before = {name.partition("@")[0] for name in names_before(target.folder, "track")}
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)

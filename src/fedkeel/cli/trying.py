@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from fedkeel.cli.settings import assignment
+from fedkeel.cli.settings import parse_assignment
 from fedkeel.errors import RequestError
 from fedkeel.papers import Cell
 from fedkeel.papers.reproduce import varied
@@ -27,7 +27,7 @@ def tried(cells: Sequence[Cell], text: str) -> list[Cell]:
     return [
         TriedCell(**{one.name: getattr(cell, one.name) for one in fields(Cell)}, choice=choice)
         for choice in alternatives(text)
-        for cell in varied(cells, [assignment(choice)])
+        for cell in varied(cells, [parse_assignment(choice)])
     ]
 
 

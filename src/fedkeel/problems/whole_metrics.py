@@ -13,6 +13,7 @@ from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
+from fedkeel.text import in_one_line
 
 
 class WholeMetrics:
@@ -55,8 +56,7 @@ class WholeMetrics:
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
-            reason = " ".join(str(error).split())
             raise ExperimentError(
-                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {reason}",
+                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
             ) from error

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -113,22 +113,8 @@ def precision_before(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def tracked_before(folder: Path) -> list[str]:
-    """List what else was measured in the rounds that are done."""
-    return _names(folder, "track")
-
-
-def called_before(folder: Path) -> list[str]:
-    """List the callbacks of the rounds that are done."""
-    return _names(folder, "callbacks")
-
-
-def measured_before(folder: Path) -> list[str]:
-    """List the metrics of the rounds that are done."""
-    return _names(folder, "metrics")
-
-
-def _names(folder: Path, key: str) -> list[str]:
+def names_before(folder: Path, key: Literal["track", "callbacks", "metrics"]) -> list[str]:
+    """List what the rounds that are done were tracked by, told to or measured with."""
     found = read_environment(folder).get(key)
     return [str(name) for name in found] if isinstance(found, list) else []
 

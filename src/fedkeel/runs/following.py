@@ -19,6 +19,7 @@ from fedkeel.runs.callbacks import Callback, EarlyStop, KeepBest, Moment
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import Followed, write_kept
 from fedkeel.runs.record import RoundRecord
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys
 from fedkeel.written_values import parse_fields
 
@@ -126,9 +127,8 @@ def explain(name: str, when: str) -> Iterator[None]:
     except FedkeelError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
         raise RunError(
-            f"the callback {name} failed {when}: {type(error).__name__}: {text}",
+            f"the callback {name} failed {when}: {type(error).__name__}: {in_one_line(error)}",
             "the rounds so far are kept; its memory takes numbers, texts, lists and dicts of them",
         ) from error
 

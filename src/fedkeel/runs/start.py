@@ -43,13 +43,14 @@ from fedkeel.runs.environment import (
 )
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
