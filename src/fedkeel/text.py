@@ -50,9 +50,14 @@ def split_words(text: str) -> list[str]:
     return [word for word in (word.strip() for word in text.split(",")) if word]
 
 
+def one_line(text: str) -> str:
+    """Join the lines of a text, with one blank between words."""
+    return " ".join(text.split())
+
+
 def in_one_line(error: BaseException) -> str:
     """Return what an error says in one line, of one of the system's the reason alone; or its name."""
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+    return one_line(str(getattr(error, "strerror", None) or error)) or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:

@@ -46,7 +46,7 @@ def datasets(
     """
     from fedkeel.cli.listings import dataset_entry
     from fedkeel.data import DATASETS
-    from fedkeel.data.storage.loading import source_of
+    from fedkeel.data.storage.loading import find_card
     from fedkeel.errors import RequestError
     from fedkeel.plugins import load_plugins
 
@@ -55,13 +55,13 @@ def datasets(
             raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
         if json:
             entries = [dataset_entry(one) for one in DATASETS.values()]
-            for plugin, one in load_plugins("datasets", DATASETS, card_of):
+            for plugin, one in load_plugins("datasets", DATASETS, find_card):
                 entries.append(dataset_entry(one) | {"package": plugin.package})
             typer.echo(in_json({"datasets": entries}))
         else:
             show_table(stdout())
         return
-    card = source_of(name).card
+    card = find_card(name)
     if source is not None:
         bring_in(name, source, not no_check)
     if json:
@@ -78,10 +78,11 @@ def datasets(
 def show_table(console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
+    from fedkeel.data.storage.loading import find_card
     from fedkeel.plugins import load_plugins
 
     made = table(["data set!", "classes>", "sample!", "train>", "test>", "here!", "licence"])
-    plugins = list(load_plugins("datasets", DATASETS, card_of))
+    plugins = list(load_plugins("datasets", DATASETS, find_card))
     for name, card in [*DATASETS.items(), *((plugin.name, card) for plugin, card in plugins)]:
         numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
         here = Text("yes", "green") if present(name) else Text("no", "dim")
@@ -91,12 +92,6 @@ def show_table(console: Console) -> None:
     console.print(Text(f"\nhere: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
     for plugin, _ in plugins:
         console.print(Text(f"{plugin.name}: from the package {plugin.package}", "dim"), soft_wrap=True)
-
-
-def card_of(name: str) -> DatasetCard:
-    from fedkeel.data.storage.loading import source_of
-
-    return source_of(name).card
 
 
 def shape(card: DatasetCard) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from fedkeel.cli.console import count, facts, in_json, stdout
 from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import Json, argument, examples
 from fedkeel.text import byte_size
+
+if TYPE_CHECKING:
+    from fedkeel.runs.experiment import Experiment
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
@@ -153,29 +156,25 @@ def free() -> Iterator[tuple[str, str]]:
     yield "memory", byte_size(free_bytes(torch.device("cpu")))
 
 
-def network(experiment: object) -> Iterator[tuple[str, str]]:
+def network(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
     from fedkeel.cli.estimate import blank_problem
     from fedkeel.engines.stacked.describe_network import describe_network
     from fedkeel.errors import ModelError
     from fedkeel.problems.task import Task
-    from fedkeel.runs.experiment import Experiment
 
-    assert isinstance(experiment, Experiment)
     try:
         yield from describe_network(Task(blank_problem(experiment.plan.division, samples=2))).items()
     except ModelError as error:
         yield "serial", f"{error.message}; the engine auto trains one client after another"
 
 
-def memory(experiment: object) -> Iterator[tuple[str, str]]:
+def memory(experiment: Experiment) -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.cli.estimate import estimate
     from fedkeel.engines.memory import free_bytes
-    from fedkeel.runs.experiment import Experiment
 
-    assert isinstance(experiment, Experiment)
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))
     base = f" and a frozen base of {byte_size(need.frozen)}, held once" if need.frozen else ""
     yield "model", f"{count(need.parameters)} parameters{base}"

@@ -8,9 +8,7 @@ from typing import Any
 from fedkeel.errors import MethodError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of
-
-COMPOSED = {"phases", "perturb", "gradient", "weights"}
-"""Parts of a method written out in full; such a table has rules, not hyper-parameters."""
+from fedkeel.methods.given import is_composition
 
 
 def give_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any], trust: Trust) -> list[Any]:
@@ -33,7 +31,7 @@ def give_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any], trus
 
 def list_hyperparameters(method: Any, trust: Trust) -> set[str]:
     """The hyper-parameters of a method as a file or the command line gives it."""
-    if isinstance(method, Mapping) and COMPOSED & set(method):
+    if is_composition(method):
         return set()
     return set(settings_of(name_of(method), trust))
 
@@ -46,7 +44,7 @@ def label_methods(methods: Sequence[Any]) -> list[str]:
     """Names; where one occurs twice, with the settings that differ."""
     names = [name_of(method) for method in methods]
     return [
-        name if names.count(name) == 1 or isinstance(method, str) or COMPOSED & set(method) else describe_method(method)
+        name if names.count(name) == 1 or isinstance(method, str) or is_composition(method) else describe_method(method)
         for name, method in zip(names, methods, strict=True)
     ]
 

@@ -14,7 +14,7 @@ from fedkeel.core.rule import State
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Count, Positive, PositiveShare, Range
-from fedkeel.text import make_printable, shorten
+from fedkeel.text import make_printable, one_line, shorten
 from fedkeel.typed_values import check_fields
 
 FAILED = "failed"
@@ -48,7 +48,7 @@ class Terms:
 
 def error_line(reply: Message) -> str:
     """Write an error as one line; of a long one only its ends, so that it cannot flood the log."""
-    line = " ".join(str(reply.error.reason).split()) or "no reason given"
+    line = one_line(str(reply.error.reason)) or "no reason given"
     return line if len(line) <= 300 else f"{line[:100]} … {line[-200:]}"
 
 
