@@ -100,7 +100,7 @@ def analyse(
     console = stdout()
     for path_name, data in found.items():
         console.print(path_name, style="bold", soft_wrap=True)
-        console.print(facts(pairs(data)))
+        console.print(facts(list_facts(data)))
         console.print()
 
 
@@ -141,7 +141,7 @@ def analyse_runs(
     return found
 
 
-def pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
+def list_facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     """Each diagnostic in a line or two."""
     lines = []
     if "spectrum" in data:

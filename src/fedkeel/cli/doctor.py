@@ -42,33 +42,33 @@ def doctor(
     """
     console = stdout()
     sections: dict[str, Rows] = {
-        "Versions": versions(),
-        "Devices": devices(),
-        "Engines": engines(),
-        "Extras": extras(requirements()),
-        "Data": data(),
-        "Free": free(),
+        "Versions": list_versions(),
+        "Devices": list_devices(),
+        "Engines": list_engines(),
+        "Extras": list_extras(list_requirements()),
+        "Data": list_data(),
+        "Free": list_free(),
     }
     if file is not None:
         from fedkeel.cli.settings import Request, read_request
 
         for asked in read_request(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
-            sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = memory(asked.experiment)
-            sections[f"The network of {asked.label} with stacked clients"] = network(asked.experiment)
+            sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = list_memory(asked.experiment)
+            sections[f"The network of {asked.label} with stacked clients"] = try_network(asked.experiment)
     if json:
         typer.echo(in_json({heading: dict(rows) for heading, rows in sections.items()}))
         return
     for heading, rows in sections.items():
-        section(console, heading, rows)
+        show_section(console, heading, rows)
 
 
-def section(console: Console, heading: str, rows: Rows) -> None:
+def show_section(console: Console, heading: str, rows: Rows) -> None:
     console.print(Text(heading, "bold underline"))
     console.print(facts((f"  {name}", value) for name, value in rows))
     console.print()
 
 
-def versions() -> Iterator[tuple[str, str]]:
+def list_versions() -> Iterator[tuple[str, str]]:
     from fedkeel.runs.environment import version_of
 
     yield "python", sys.version.split()[0]
@@ -76,7 +76,7 @@ def versions() -> Iterator[tuple[str, str]]:
         yield name, version_of(name) or "not installed as a package"
 
 
-def devices() -> Iterator[tuple[str, str]]:
+def list_devices() -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.engines.machine import cores
@@ -91,7 +91,7 @@ def devices() -> Iterator[tuple[str, str]]:
     yield "mps", "yes" if torch.backends.mps.is_available() else "none: only on Apple silicon"
 
 
-def engines() -> Iterator[tuple[str, str]]:
+def list_engines() -> Iterator[tuple[str, str]]:
     """Which can run here, and why not the others."""
     import torch
 
@@ -113,14 +113,14 @@ def engines() -> Iterator[tuple[str, str]]:
         yield name, told.get(name, "yes")
 
 
-def requirements() -> list[str]:
+def list_requirements() -> list[str]:
     try:
         return requires("fedkeel") or []
     except PackageNotFoundError:
         return []
 
 
-def extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
+def list_extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Packages that only some features need: here, or the command that installs them."""
     found: dict[str, list[str]] = {}
     for line in required:
@@ -134,7 +134,7 @@ def extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, "installed" if find_spec(name) else f"for --model {name}:NAME: pip install {name}"
 
 
-def data() -> Iterator[tuple[str, str]]:
+def list_data() -> Iterator[tuple[str, str]]:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
 
@@ -144,7 +144,7 @@ def data() -> Iterator[tuple[str, str]]:
     yield "not here", ", ".join(name for name in DATASETS if name not in here) or "none"
 
 
-def free() -> Iterator[tuple[str, str]]:
+def list_free() -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.data import data_root
@@ -156,7 +156,7 @@ def free() -> Iterator[tuple[str, str]]:
     yield "memory", byte_size(free_bytes(torch.device("cpu")))
 
 
-def network(experiment: Experiment) -> Iterator[tuple[str, str]]:
+def try_network(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
     from fedkeel.cli.estimate import blank_problem
     from fedkeel.engines.stacked.describe_network import describe_network
@@ -169,7 +169,7 @@ def network(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "serial", f"{error.message}; the engine auto trains one client after another"
 
 
-def memory(experiment: Experiment) -> Iterator[tuple[str, str]]:
+def list_memory(experiment: Experiment) -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.cli.estimate import estimate

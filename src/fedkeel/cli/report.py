@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli.compare import share
+from fedkeel.cli.compare import check_share
 from fedkeel.cli.console import say, stderr
 from fedkeel.cli.pages import argument, examples, option
 from fedkeel.text import byte_size, split_words
@@ -39,7 +39,7 @@ def report(
     ] = "page",
     target: Annotated[
         float | None,
-        option(metavar="X", callback=share, help="Compare costs at this accuracy; default: one that all reach."),
+        option(metavar="X", callback=check_share, help="Compare costs at this accuracy; default: one that all reach."),
     ] = None,
     title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
     ledger: Annotated[

@@ -112,7 +112,7 @@ def reproduce(
     from fedkeel.cli.settings import parse_assignment, parse_seeds
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
-    from fedkeel.cli.trying import tried
+    from fedkeel.cli.trying import try_choices
     from fedkeel.engines.machine import device_of
     from fedkeel.errors import RequestError, require_known
     from fedkeel.papers.figures import find_figure, find_needs
@@ -146,7 +146,7 @@ def reproduce(
     asked, known = chosen(spec, cell), read(ledger)
     asked = shrink(asked, settings_shown(figure)) if tiny else asked
     cells = varied(matched(asked, known), [parse_assignment(text) for text in set_ or ()])
-    cells = tried(cells, try_) if try_ else cells
+    cells = try_choices(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
@@ -184,7 +184,7 @@ def carry_out(
     """Train what is not done, and write it down as it comes; how many failed, or cannot be run."""
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Target, settle_engine, stacks, titles
+    from fedkeel.cli.training import Target, group_stacks, name_runs, settle_engine
     from fedkeel.papers.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
@@ -204,11 +204,11 @@ def carry_out(
     ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine
     # seeds and columns of a row train at once, where the engine stacks
-    groups, failed = stacks(ready, machine), failed + len(planned) - len(ready)
-    with display(progress, [title for group in groups for title in titles(group)]) as shown:
+    groups, failed = group_stacks(ready, machine), failed + len(planned) - len(ready)
+    with display(progress, [title for group in groups for title in name_runs(group)]) as shown:
         for group in groups:
             try:
-                outcomes = trained(group, machine, shown, alone=len(planned) == 1)
+                outcomes = train_group(group, machine, shown, alone=len(planned) == 1)
             except (KeyboardInterrupt, Stopped):
                 for target in group:
                     keep_reached(planned[target.folder][0], target, ledger)
@@ -216,11 +216,11 @@ def carry_out(
             for outcome in outcomes:
                 failed += outcome.run is None
                 if outcome.run is not None:
-                    keep(planned[outcome.target.folder][0], outcome.run, ledger, again=not outcome.found)
+                    keep_result(planned[outcome.target.folder][0], outcome.run, ledger, again=not outcome.found)
     return failed
 
 
-def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
+def train_group(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
     """Train a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
     from fedkeel.cli.training import Outcome, train
     from fedkeel.errors import RequestError
@@ -231,12 +231,12 @@ def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) 
         if alone:
             raise
         if len(group) > 1:
-            return [outcome for target in group for outcome in trained([target], machine, shown, alone)]
+            return [outcome for target in group for outcome in train_group([target], machine, shown, alone)]
         complain(f"{group[0].label}: {error.message}", error.hint)
         return [Outcome(group[0], None)]
 
 
-def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
+def keep_result(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     """A line of the ledger for a run; `again` also where it has one."""
     from fedkeel.papers.ledger import append, read
     from fedkeel.papers.reproduce import entry_of, environment_of
@@ -263,4 +263,4 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
         complain(f"{target.label}: {error.message}", error.hint)
         return
     if len(run.records) >= target.experiment.plan.rounds / 10:
-        keep(cell, run, ledger, again=False)
+        keep_result(cell, run, ledger, again=False)

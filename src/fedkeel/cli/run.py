@@ -188,17 +188,17 @@ def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: 
     from fedkeel.cli import results
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import titles, train
+    from fedkeel.cli.training import name_runs, train
 
     try:
         fetch(sorted({target.experiment.dataset or "" for target in targets}), progress)
-        with display(progress, titles(targets)) as shown:
+        with display(progress, name_runs(targets)) as shown:
             outcomes = train(targets, machine, shown)
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", how_to_go_on(targets))
         raise typer.Exit(stopped.exit_code) from None
     if json:
-        typer.echo(results.document(outcomes))
+        typer.echo(results.write_document(outcomes))
     else:
         results.show(outcomes, stdout())
     if any(outcome.run is None for outcome in outcomes):

@@ -62,7 +62,7 @@ def search(
 
     def make(targets: Sequence[Target]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""
-        runs = [reached(target.folder, target.experiment.plan.rounds) for target in targets]
+        runs = [read_reached(target.folder, target.experiment.plan.rounds) for target in targets]
         missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
         trained = iter(train(missing) if missing else ())
         return [next(trained) if run is None else run for run in runs]
@@ -110,7 +110,7 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
     return out / f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
 
 
-def reached(folder: Path, rounds: int) -> Run | None:
+def read_reached(folder: Path, rounds: int) -> Run | None:
     """Read the first rounds of a run that has as many or more; None: it must be trained.
 
     A damaged folder is left to `train`, which says what is wrong with it.

@@ -123,18 +123,18 @@ def settle_engine(
 
 def choose_here(targets: Sequence[Target], machine: Machine) -> str:
     """The engine that suits all targets on this machine."""
-    stacked = any(len(group) > 1 for group in stacks(targets, machine))
+    stacked = any(len(group) > 1 for group in group_stacks(targets, machine))
     place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
     return choose_for_all([asked_in(target) for target in targets], *place, stacks=stacked)
 
 
-def titles(targets: Sequence[Target]) -> list[str]:
+def name_runs(targets: Sequence[Target]) -> list[str]:
     """How runs are told apart while they go on: by method, and by seed where there are several."""
     several = len({target.experiment.seed for target in targets}) > 1
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
+def find_finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
@@ -170,10 +170,10 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
     watched = machine.callbacks, machine.tracking.track
-    found = {id(target): made for target in targets if (made := finished(target, *watched)) is not None}
-    named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
+    found = {id(target): made for target in targets if (made := find_finished(target, *watched)) is not None}
+    named = {id(target): title for target, title in zip(targets, name_runs(targets), strict=True)}
     outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
-    for group in stacks([target for target in targets if id(target) not in found], machine):
+    for group in group_stacks([target for target in targets if id(target) not in found], machine):
         with contextlib.ExitStack() as closing:
             progress = [
                 closing.enter_context(machine.tracking.followers(display.watch(title), title, target.folder))
@@ -190,7 +190,7 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     return [outcomes[id(target)] for target in targets]
 
 
-def stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
+def group_stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
     """Plans that run at once: only the stacked engine takes several."""
     if not machine.stacks:
         return [[target] for target in targets]

@@ -68,15 +68,11 @@ def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
 def compare_sides(own: Mapping[str, str], facts: Mapping[str, object]) -> list[str]:
     """Compare what a node is made with with the server's; refuse another method or form, return what else differs."""
     differing = {name: (facts.get(name), value) for name, value in own.items() if facts.get(name) != value}
-    told = [f"{name} {brief_text(theirs)} (the server: {mine})" for name, (theirs, mine) in differing.items()]
+    words = {name: shorten(make_printable(str(theirs)), 120) for name, (theirs, _) in differing.items()}
+    told = [f"{name} {words[name]} (the server: {mine})" for name, (_, mine) in differing.items()]
     if refused := [line for line in told if line.partition(" ")[0] not in TOLD]:
         raise Refused(f"it is made otherwise: {'; '.join(refused + [line for line in told if line not in refused])}")
     return told
-
-
-def brief_text(value: object) -> str:
-    """Write a word of a node's own: short, and safe to show."""
-    return shorten(make_printable(str(value)), 120)
 
 
 def check_known(report: State, known: State, count: Tensor | None) -> State:
