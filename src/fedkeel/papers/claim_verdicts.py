@@ -65,7 +65,7 @@ def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 
 
-def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, ...], Judgement]) -> Finding:
+def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, str, str], Judgement]) -> Finding:
     sides = tuple(judged[cell.place] for _, cell in comparison.terms)
     if claim.measure == "numbers":
         return _compare(claim, comparison, sides)
