@@ -14,7 +14,7 @@ from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import summarise_clients
 from fedkeel.problems.task import Task
 from fedkeel.runs import evaluate as judging
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
 
 F64 = torch.float64

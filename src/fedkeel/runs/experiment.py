@@ -71,7 +71,7 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Passes | tuple[Count, Count] | ClientEpochs | Mapping[str, Any] | None = None
+    epochs: Passes | tuple[Count, Count] | Mapping[str, Any] | None = None
     steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
