@@ -15,6 +15,7 @@ from fedkeel.data.clients import names_of, to_tensors
 from fedkeel.data.forms import read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
+from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.errors import ExperimentError, require_known
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
@@ -75,7 +76,7 @@ def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
             'partition="iid:clients=10" or "quantity-skew:…"',
         )
     labels = target.to(torch.int64).numpy() if are_classes else np.zeros(len(target), np.int64)
-    found = partition.divide(labels, of)
+    found = divide_labels(partition, labels, of)
     rows = [torch.from_numpy(np.array(found[client])) for client in range(found.clients)]
     divided = [tuple(part[at] for part in tensors) for at in rows]
     return divided if names is None else [dict(zip(names, one, strict=True)) for one in divided]

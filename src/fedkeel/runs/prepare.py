@@ -25,6 +25,7 @@ from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.dataset import DatasetCard, Joined
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.partition import Partition, assign_all
+from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
@@ -108,7 +109,7 @@ def problem_with(plan: Plan, card: DatasetCard, clients: Any, test: Any, **parts
 def divide(plan: Plan, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
     """The samples with these labels, divided among clients; without any, the data set's training samples."""
     labels = np.asarray(data.train_labels) if labels is None else labels
-    return plan.division.partition.divide(labels, partition_key(plan), groups=data.groups)
+    return divide_labels(plan.division.partition, labels, partition_key(plan), groups=data.groups)
 
 
 def train_images(plan: Plan, data: Dataset, partition: Partition) -> Samples:
