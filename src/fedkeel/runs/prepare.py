@@ -35,7 +35,7 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
-from fedkeel.problems.personal_data import rows_of, without_proxy
+from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
@@ -65,7 +65,8 @@ def problem_of(plan: Plan) -> Problem:
     if isinstance(plan.source, Problem):
         if from_python(plan.source):
             raise lost("problem")
-        return plan.source
+        share = 0.0 if plan.evaluation is None else plan.evaluation.share
+        return with_own_tests(plan.source, share, key(partition_key(plan), "own test"))
     if from_python(plan.source.model):
         raise lost("model")
     if isinstance(plan.source.model, NamedModel):
