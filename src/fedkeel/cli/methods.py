@@ -143,9 +143,8 @@ def show_card(card: MethodCard, console: Console) -> None:
             made.add_row(f"method.{parameter.name}", str(parameter.default), parameter.meaning)
         console.print(made)
     console.print(facts(costs(card)))
-    console.print()
     if card.method.papers:
-        console.print(Text("Papers", "bold"))
+        console.print(Text("\nPapers", "bold"))
     for key in card.method.papers:
         known = key in CITATIONS
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ class Partitioner(Protocol):
 def divide(way: Partitioner, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
     """Divide samples with these labels in anyone's way; refuse an answer that is no division of them."""
     check_labels(labels)
-    answer = way.divide(labels, key, groups=groups)
+    answer: Any = way.divide(labels, key, groups=groups)
     if isinstance(answer, Partition):
         return answer
     line = f"partition {type(way).__name__} does not say which samples each client holds: its answer is "
