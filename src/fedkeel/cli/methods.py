@@ -143,16 +143,15 @@ def show_card(card: MethodCard, console: Console) -> None:
             made.add_row(f"method.{parameter.name}", str(parameter.default), parameter.meaning)
         console.print(made)
     console.print(facts(list_costs(card)))
-    console.print()
-    console.print(Text("Papers", "bold"))
+    if card.method.papers:
+        console.print(Text("\nPapers", "bold"))
     for key in card.method.papers:
         known = key in CITATIONS
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
     first = next((p for p in card.hyperparameters if isinstance(p.default, int | float)), None)
     example = "" if first is None else f" --set method.{first.name}={first.default}"
-    console.print(
-        Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}{example}", "dim")
-    )
+    cite = f"BibTeX: fedkeel cite {card.name} · " if card.method.papers else ""
+    console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}", "dim"))
 
 
 def list_chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:

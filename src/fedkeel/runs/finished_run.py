@@ -207,7 +207,10 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     if problem is not None:
+        from fedkeel.runs.prepare import problem_of
+
         experiment = with_problem(experiment, problem, folder)
+        problem = problem_of(experiment.plan)
     followed = found.followed or Followed()
     return Run(
         experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept,
