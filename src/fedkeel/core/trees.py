@@ -271,11 +271,6 @@ class Stacking:
         return _pytree.tree_map(lambda slot, leaf: slot[i].copy_(leaf), self.slots, state)
 
 
-def unstack(state: Any, i: int) -> Any:
-    """Client i's state. A copy: a view would keep the whole stack alive."""
-    return _pytree.tree_map(lambda leaf: leaf[i].clone(), state)
-
-
 def where(mask: Tensor, new: Any, old: Any) -> Any:
     """`new` where the mask holds, else `old`, slot by slot; the mask is 0-d or one value per client."""
 

@@ -140,13 +140,23 @@ def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Sc
     return list(starmap(engine.evaluate, models)) if many is None else many(models)
 
 
-def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
-    """Gather what the server knows of a client without a rule's report."""
-    size = float(task.clients.sizes[client])
-    facts = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+def stack_facts(task: Task, clients: Sequence[int], steps: Sequence[int], lr: Tensor) -> State:
+    """Gather what the server knows of clients without a rule's report; `lr` has one rate for each."""
+
+    def column(values: Iterable[float]) -> Tensor:
+        return lr.new_tensor([float(value) for value in values])
+
+    facts = {"size": column(task.clients.sizes[client] for client in clients), "steps": column(steps), "lr": lr}
     if "client" in task.asks:
-        facts["client"] = lr.new_tensor(float(client))
-    return facts | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
+        facts["client"] = column(clients)
+    if "histogram" in task.asks:
+        facts["histogram"] = torch.stack([task.histogram(client).to(lr) for client in clients])
+    return facts
+
+
+def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
+    """Gather the same of one client."""
+    return {name: fact[0] for name, fact in stack_facts(task, [client], [steps], lr.reshape(1)).items()}
 
 
 def plan_rows(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:

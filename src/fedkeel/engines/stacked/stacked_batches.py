@@ -192,12 +192,12 @@ def plan_stack(
     seeds = np.zeros(index.shape, dtype=np.uint64) if task.augments else None
     keys = torch.zeros(sizes.shape, dtype=torch.int64)
     for c, (client, plan) in enumerate(zip(clients, plans, strict=True)):
-        of, count = training.key("samples", round, client, number), len(plan)
+        count = len(plan)
         sizes[:count, c] = [len(rows) for rows in plan]
         rows = np.stack([fill_rows(rows, wide) for rows in plan])
         index[:count, c], index[count:, c] = store.offsets[client] + rows, store.offsets[client] + rows[0, 0]
         if seeds is not None:
-            seeds[:count, c] = sample_keys_of_steps(of, rows)
+            seeds[:count, c] = sample_keys_of_steps(training.key("samples", round, client, number), rows)
         if random:
             keys[:count, c] = step_keys(training, round, client, number, count)
     prepare = task.problem.prepare
