@@ -17,7 +17,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite
-from fedkeel.data.batches import plan_batches
+from fedkeel.data.batches import plan_clients
 from fedkeel.data.clients import Rows
 from fedkeel.errors import RunError
 from fedkeel.problems.task import Scores, Task
@@ -161,11 +161,23 @@ def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
 
 def plan_rows(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
     """Choose the rows of its data that a client sees in each step of phase `number`."""
-    size, taken = int(task.clients.sizes[client]), task.epoch_size(client, training.batch_size)
-    steps = training.steps_of(phase, round, client, taken)
-    of = training.key("batches", round, client, number)
-    rows = plan_batches(of, size, training.batch_size, steps, taken)
-    return rows[:1] * len(rows) if phase.same_batch else rows
+    return plan_rows_of_each(task, training, round, [client], number, phase)[0]
+
+
+def plan_rows_of_each(
+    task: Task, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase
+) -> list[list[Rows]]:
+    """Do the same for several clients, those with as many samples at once."""
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for client in clients:
+        size, taken = int(task.clients.sizes[client]), task.epoch_size(client, training.batch_size)
+        alike.setdefault((size, taken, training.steps_of(phase, round, client, taken)), []).append(client)
+    plans: dict[int, list[Rows]] = {}
+    for (size, taken, steps), members in alike.items():
+        keys = [training.key("batches", round, client, number) for client in members]
+        planned = plan_clients(keys, size, training.batch_size, steps, taken)
+        plans |= zip(members, planned, strict=True)
+    return [plans[client][:1] * len(plans[client]) if phase.same_batch else plans[client] for client in clients]
 
 
 def sent_steps(method: Method, lengths: Sequence[int]) -> int:
