@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from eager_step import train_client
+from rates import measure_copies, measure_products, seconds
 from torch import Tensor, nn
 
 import fedkeel as fk
@@ -237,42 +237,11 @@ def stacked_step(row: Row, device: str, precision: torch.dtype, rounds: int) -> 
     return whole, sum(replays) / row.steps * 1e3 if graphs else float("nan"), engine
 
 
-def seconds(f: Callable[[], Any], times: int, device: str) -> float:
-    found = []
-    for _ in range(times):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        f()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
-
-
 class Rates(NamedTuple):
     """What the card reaches in a second: operations in products of bfloat16, and bytes read and written."""
 
     arithmetic: float
     bandwidth: float
-
-    @staticmethod
-    def measure(device: str) -> Rates:
-        size, numbers = (8192, 1 << 28) if device == "cuda" else (256, 1 << 20)
-        a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-        x, y = (torch.zeros(numbers, device=device) for _ in range(2))
-
-        def multiply() -> None:
-            for _ in range(10):
-                torch.mm(a, b)
-
-        def copy() -> None:
-            for _ in range(10):
-                y.copy_(x)
-
-        multiply(), copy()  # type: ignore[func-returns-value]
-        products, copies = (seconds(f, 5, device) / 10 for f in (multiply, copy))
-        return Rates(2 * size**3 / products, 8 * numbers / copies)
 
 
 def floor(row: Row, device: str, rates: Rates) -> tuple[float, str]:
@@ -430,7 +399,7 @@ def main() -> None:
     if given.warm:
         compile_ahead(rows, given)
     torch.backends.cudnn.benchmark = True
-    rates = Rates.measure(given.device)
+    rates = Rates(measure_products(given.device), measure_copies(given.device))
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}: {rates.arithmetic / 1e12:.0f} T operations and "
           f"{rates.bandwidth / 1e12:.2f} TB in a second")  # fmt: skip

@@ -129,7 +129,8 @@ class StackedFunctions(KeyedDropout):
                 made = COMPOSITES[func](*args, **kwargs)
             if made is not None:
                 return made
-        self.tally["vmapped", name_of(func)] += 1
+        if name_of(func) in COSTLY and self.concerns_clients((args, kwargs)):
+            self.tally["vmapped", name_of(func)] += 1
         return func(*self.ready(args), **self.ready(kwargs))
 
     # ---- values ----------------------------------------------------------------------------------------------------
@@ -151,6 +152,17 @@ class StackedFunctions(KeyedDropout):
         if isinstance(result, PendingNorm):
             return self.stand_in(result)
         return map_tensors(partial(put_back, level=self.level), result)
+
+    def concerns_clients(self, given: Any) -> bool:
+        """Whether some tensor among arguments has a client axis; without one, a function is called once for all."""
+        found: list[Tensor] = []
+
+        def note(value: Tensor) -> Tensor:
+            found.append(value)
+            return value
+
+        map_tensors(note, given)
+        return any(id(value) in self.pending or take_off(value, self.level)[1] for value in found)
 
     def operand(self, value: Tensor) -> Operand:
         name = self.names.get(id(value))

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
-from fedkeel.kernels.function_mode import COSTLY
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
@@ -75,10 +74,11 @@ class NetworkReport:
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
         kinds = {kind: {n: c for (k, n), c in self.tally.items() if k == kind} for kind in ("stacked", "vmapped")}
-        vmapped = {name: count for name, count in kinds["vmapped"].items() if name in COSTLY}
         found = {"stacked": _list(kinds["stacked"]) or "nothing"}
-        if vmapped:
-            found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
+        if kinds["vmapped"]:
+            found["vmapped one by one"] = (
+                f"{_list(kinds['vmapped'])} (PyTorch's own operations, often several times slower)"
+            )
         if self.looped:
             found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
         return found
