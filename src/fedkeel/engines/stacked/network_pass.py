@@ -73,7 +73,7 @@ class NetworkReport:
         """Return what runs in which way, and what that costs."""
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
-        kinds = {kind: {n: c for (k, n), c in self.tally.items() if k == kind} for kind in ("stacked", "vmapped")}
+        stacked, vmapped = ({n: c for (k, n), c in self.tally.items() if k == of} for of in ("stacked", "vmapped"))
         found = {"stacked": _list(kinds["stacked"]) or "nothing"}
         if kinds["vmapped"]:
             found["vmapped one by one"] = (
