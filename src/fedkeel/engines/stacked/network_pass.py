@@ -74,11 +74,9 @@ class NetworkReport:
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
         stacked, vmapped = ({n: c for (k, n), c in self.tally.items() if k == of} for of in ("stacked", "vmapped"))
-        found = {"stacked": _list(kinds["stacked"]) or "nothing"}
-        if kinds["vmapped"]:
-            found["vmapped one by one"] = (
-                f"{_list(kinds['vmapped'])} (PyTorch's own operations, often several times slower)"
-            )
+        found = {"stacked": _list(stacked) or "nothing"}
+        if vmapped:
+            found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
         if self.looped:
             found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
         return found
