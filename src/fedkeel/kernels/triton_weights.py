@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
@@ -14,8 +12,6 @@ from torch import Tensor
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, pow2, weight_tile
 
-THREE_TAPS = os.environ.get("FEDKEEL_TAPS", "3") == "3"  # while both are being compared
-TAP_STAGES = int(os.environ.get("FEDKEEL_TAP_STAGES", "0"))
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
 
 
@@ -122,49 +118,6 @@ def _weight_gradient(
     tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
 
 
-@triton.jit
-def _weight_gradient_of_row(
-    x, dy, parts, pixels, outer, share, clients,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The same for a row of three taps at once, and some channels: they share the slopes, which are read once."""
-    CHUNKS: tl.constexpr = INNER // BK
-    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
-    client, split, tile = tl.program_id(2).to(tl.int64), tl.program_id(1), tl.program_id(0)
-    first, down = tile % CHUNKS * BK, tile % (CHUNKS * ROWS) // CHUNKS
-    n = tile // (CHUNKS * ROWS) * BN + tl.arange(0, BN)  # out
-    k = first + tl.arange(0, BK)
-    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
-    slopes = dy + client * pixels * outer
-    used = n < outer
-    left, middle = tl.zeros((BN, BK), dtype=tl.float32), tl.zeros((BN, BK), dtype=tl.float32)
-    right = tl.zeros((BN, BK), dtype=tl.float32)
-    end = tl.minimum(split * share + share, pixels)
-    for start in range(split * share, end, BM):
-        m = start + tl.arange(0, BM)
-        exists = m < end
-        image, pixel = m // OUT, m % OUT
-        row, column = pixel // OUT_WIDTH * STRIDE - TOP + down, pixel % OUT_WIDTH * STRIDE - LEFT
-        at = source + (((image * HEIGHT + row) * WIDTH + column) * INNER)[:, None] + k[None, :]
-        seen = exists & (row >= 0) & (row < HEIGHT)
-        a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
-        a = tl.trans(a)
-        b = tl.load(at, mask=(seen & (column >= 0) & (column < WIDTH))[:, None], other=0.0)
-        left = tl.dot(a, b, left, input_precision=PRECISION)
-        b = tl.load(at + INNER, mask=(seen & (column >= -1) & (column < WIDTH - 1))[:, None], other=0.0)
-        middle = tl.dot(a, b, middle, input_precision=PRECISION)
-        b = tl.load(at + 2 * INNER, mask=(seen & (column >= -2) & (column < WIDTH - 2))[:, None], other=0.0)
-        right = tl.dot(a, b, right, input_precision=PRECISION)
-    WIDE: tl.constexpr = 3 * INNER
-    into = parts + (split * clients + client) * outer * (ROWS * WIDE) + n[:, None] * (ROWS * WIDE) + down * WIDE
-    into += k[None, :]
-    tl.store(into, left, mask=used[:, None])
-    tl.store(into + INNER, middle, mask=used[:, None])
-    tl.store(into + 2 * INNER, right, mask=used[:, None])
-
-
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
@@ -184,27 +137,19 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
     bm, bn, bk, warps, stages = tile or weight_tile(pixels, outer, inner, right)
-    one_row, three_taps = inner >= 16, THREE_TAPS and right == 3 and inner % bk == 0
+    one_row = inner >= 16
     pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
-    if three_taps:
-        pieces, stages = down * (inner // bk), TAP_STAGES or stages
     tiles = triton.cdiv(outer, bn) * pieces
     splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
     share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
     splits = triton.cdiv(pixels, share)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    sizes = {
-        "HEIGHT": height, "WIDTH": width, "INNER": inner, "OUT_HEIGHT": where.out_height, "OUT_WIDTH": where.out_width,
-        "TOP": where.top, "LEFT": where.left, "ROWS": down, "STRIDE": where.stride, "PRECISION": dot_precision(x.dtype),
-        "BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages,
-    }  # fmt: skip
-    given = (x, dy, parts, pixels, outer, share, clients)
-    if three_taps:
-        _weight_gradient_of_row[(tiles, splits, clients)](*given, **sizes)
-    else:
-        _weight_gradient[(tiles, splits, clients)](
-            *given, **sizes, COLUMNS=right, ONE_TAP=inner % bk == 0, ONE_ROW=one_row
-        )
+    _weight_gradient[(tiles, splits, clients)](
+        x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
+        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
+        COLUMNS=right, STRIDE=where.stride, PRECISION=dot_precision(x.dtype), BM=bm, BN=bn, BK=bk,
+        ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     if splits > 4:  # summed in parallel; few are added while they are put in order
         parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
