@@ -51,7 +51,8 @@ def keys_of_each(count: int, seeds: Iterable[int], purpose: str, *numbers: int) 
         for number in (zlib.crc32(purpose.encode()), *numbers):
             z = mix((z + GOLDEN + (number & MASK)) & MASK)
         starts.append((z + GOLDEN) & MASK)
-    scattered: NDArray[np.uint64] = np.array(starts, dtype=np.uint64)[:, None] + np.arange(count, dtype=np.uint64)
+    steps: NDArray[np.uint64] = np.arange(count, dtype=np.uint64)
+    scattered: NDArray[np.uint64] = np.add.outer(np.array(starts, dtype=np.uint64), steps)
     scattered = (scattered ^ (scattered >> _30)) * _FIRST
     scattered = (scattered ^ (scattered >> _27)) * _SECOND
     return (scattered ^ (scattered >> _31)) >> np.uint64(1)
