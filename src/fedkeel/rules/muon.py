@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedkeel.core.layout import Layout, Shape, segments
-from fedkeel.core.rule import Rule, Setting, State
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, Positive, ShareBelowOne
@@ -42,7 +42,8 @@ class Muon(Optimiser):
     model, bfloat16 faster and to a few per cent; auto takes bfloat16 where the network computes in it. beta1, beta2 and
     eps are those of the AdamW; other_rate = 1 gives it the same learning rate. moments = reset begins every round anew;
     keep goes on with the client's own; average has the server average and send them. The experiment's weight decay is
-    decoupled: it stands behind.  (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
+    decoupled: it stands behind. others = same treats the AdamW's moments alike; reset begins them anew in every round.
+    (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
     """
 
     momentum: ShareBelowOne = 0.95
@@ -56,6 +57,7 @@ class Muon(Optimiser):
     eps: Positive = 1e-10
     other_rate: Positive = 1.0
     precision: Literal["auto", "full", "bfloat16"] = "auto"
+    others: Literal["same", "reset"] = newer_field("same")
     slots: ClassVar[tuple[str, ...]] = ("muon_m", "muon_adamw_m", "muon_adamw_v")
     counter: ClassVar[str] = "muon_count"
     stackable: ClassVar[bool] = True
@@ -63,6 +65,14 @@ class Muon(Optimiser):
     @property
     def rates(self) -> tuple[float, ...]:  # type: ignore[override]
         return (3e-4, 1e-3, 3e-3, 1e-2) if self.scale == "match_rms_adamw" else (3e-3, 1e-2, 3e-2, 1e-1)
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return super().lasting[:1] if self.others == "reset" else super().lasting
+
+    def count_step(self, client: State, at: Local) -> Tensor:
+        # of the AdamW's moments, which alone are divided by it
+        return super().count_step(client, at) if self.others == "same" else at.step.to(at.params.buffer.dtype) + 1
 
     def settled(self, setting: Setting) -> Rule:
         precision = ("bfloat16" if setting.lowered else "full") if self.precision == "auto" else self.precision
