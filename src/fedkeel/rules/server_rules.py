@@ -12,7 +12,9 @@ from fedkeel.core.rule import Local, Rule, State, newer_field, require
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne, Whole
 
-__all__ = ["Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "StartAhead", "Trajectory", "WarmUp"]
+__all__ = [
+    "Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "StartAhead", "Trajectory", "WarmUp"
+]  # fmt: skip
 
 Form = Literal["heavy-ball", "ema", "nesterov"]
 SecondMoment = Literal["adam", "yogi", "adagrad"]
