@@ -446,7 +446,7 @@ def test_fields_of_a_schedule_are_swept_in_any_order():
         ({}, {"schedule.warmup": [1, 2]}, "schedule needs its name", "cosine"),
         ({"schedule": "cosine"}, {"schedule.warmp": [1]}, "the cosine schedule has no field: warmp", "warmup"),
         ({"schedule": "cosine"}, {"schedule.warmup": ["x"]}, "warmup of the cosine schedule must be a whole", ""),
-        ({"schedule": "cosine"}, {"schedule.warmup": [99]}, "the warm-up of schedule takes 99 rounds", "warmup = 5"),
+        ({"schedule": "cosine"}, {"schedule.warmup": [99]}, "the warm-up of schedule takes 99 rounds", "warmup = 1"),
         ({}, {"evaluation.part": [1]}, "every method gets the same evaluation", "give it once"),
     ],
 )  # fmt: skip
