@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedkeel.cli.compare import Baseline, TargetAccuracy, show
+from fedkeel.cli.compare import Baseline, Csv, Latex, TargetAccuracy, form_of, show
 from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
 from fedkeel.cli.pages import examples
 from fedkeel.cli.run import Device, Engine, Json, NoProgress, On, Precision, Trusting, Workers
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @examples(
     "fedkeel sweep sweep.toml",
     "fedkeel sweep sweep.toml --out runs/tuned --device cuda",
+    "fedkeel sweep sweep.toml --baseline fedavg --latex > table.tex",
     "fedkeel sweep specgradfilter-tuning --device cuda",
 )
 def sweep(
@@ -46,6 +47,8 @@ def sweep(
     baseline: Baseline = None,
     trust: Trusting = False,
     json: Json = False,
+    latex: Latex = False,
+    csv: Csv = False,
     no_progress: NoProgress = False,
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
@@ -61,12 +64,14 @@ def sweep(
     from fedkeel.cli.on_ray import open_cluster, settle_on_ray, train_on_ray
     from fedkeel.cli.progress import display
     from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.cli.training import Machine, Target, settle_engine, titles, train
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
+    form = form_of(json, latex, csv)
     data = read(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
@@ -77,8 +82,8 @@ def sweep(
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         nonlocal machine
-        with display(not no_progress, [label for label, _ in requests]) as shown:
-            targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+        targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
+        with display(not no_progress, titles(targets)) as shown:
             # once, for settings that are tried later too
             if crew is not None:
                 machine = settle_on_ray(targets, machine, crew)
@@ -91,12 +96,14 @@ def sweep(
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
         tuned = tune_all(asked, execute, find)
-        if not json:
+        if not form:
             show_tuning(tuned, asked.grids)
         tell_tuning(tuned, tuner(data))
-        ends = execute([request for one in tuned for request in finals(asked, one)])
+        last = [request for one in tuned for request in finals(asked, one)]
+        write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
+        ends = execute(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
-    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, json)
+    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
         reason, hint = reason_of(one, broken)
         complain(f"every setting of {one.method} failed: {reason}", hint)
@@ -136,7 +143,7 @@ def show_ends(
     keys: Collection[str],
     target: float | None,
     baseline: str | None,
-    as_json: bool,
+    form: str,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
     from fedkeel.studies.compare import group_runs
@@ -146,8 +153,8 @@ def show_ends(
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
-        show(groups, target, baseline, as_json, tuning, keys)
-    elif as_json:
+        show(groups, target, baseline, form, tuning, keys)
+    elif form == "json":
         typer.echo(in_json({"methods": []} | tuning))
 
 
