@@ -92,6 +92,7 @@ def end_of(arguments: Sequence[str]) -> int:
     try:
         with stopping(), show_log(importing.log, logging.INFO):
             command = typer.main.get_command(app)
+            pages.hide_types_of_flags(command)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except FedkeelError as error:
@@ -145,7 +146,7 @@ def usage(error: Any) -> tuple[str, str]:
     path = error.ctx.command_path if error.ctx is not None else "fedkeel"
     message = error.format_message().splitlines()[0]
     if isinstance(error, CLICK.NoSuchOption) and error.ctx is not None:
-        known = [name for parameter in error.ctx.command.params for name in parameter.opts]
+        known = [name for parameter in error.ctx.command.params for name in parameter.opts if name[0] == "-"]
         return f"{path} has no option: {error.option_name}", f"{nearest(error.option_name, known, 'options')}"
     group = error.ctx.command if error.ctx is not None else None
     if isinstance(group, TyperGroup) and message.startswith("No such command"):

@@ -1,7 +1,7 @@
 """What a sweep chose, kept in its folder: its final runs, and the keys that every method could choose.
 
-Tuning scores settings on validation data and with one seed. Their runs stand beside the final ones, but a comparison on the
-test set is of the final ones alone.
+Tuning scores settings on validation data and with one seed. Their runs stand beside the final ones, but a comparison on
+the test set is of the final ones alone.
 """
 
 from __future__ import annotations
