@@ -56,7 +56,8 @@ def model(
         own = None if problem is None else find_problem(problem)
         names = write_onnx(load_run(run, problem=own).at(which), file, trust=trust)
         stderr().print(f"a network of {', '.join(names)} and any number of samples, {byte_size(file.stat().st_size)}:")
-        return typer.echo(file)
+        typer.echo(file)
+        return
     if file.suffix != ".safetensors":
         meant = " or ".join(str(file.with_suffix(suffix)) for suffix in (".safetensors", ".onnx"))
         raise RequestError(f"a model is written as .safetensors or .onnx: {file}", f"call it {meant}")

@@ -59,7 +59,8 @@ def differences(setting: Setting, measure: str) -> list[str]:
     """Say of a few methods how their best rounds differ from the first one's, where seeds can be paired."""
     if len(setting.groups) > COMPARED:
         return []
-    better, scale, unit = (min, 1, "") if measure.endswith("loss") else (max, 100, " points")
+    better = min if measure.endswith("loss") else max
+    scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
     bests = [
         {run.seed: better(found) for run in group.runs if (found := evaluated(run, measure))}
         for group in setting.groups
