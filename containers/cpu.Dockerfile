@@ -6,7 +6,7 @@ ARG TORCH_INDEX=
 WORKDIR /src
 COPY constraints constraints
 RUN pip install --no-cache-dir --no-deps --constraint constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints/cpu.txt ".[download]" && rm -rf /src
 

@@ -5,7 +5,7 @@ FROM python:3.12-slim
 # Triton compiles small C files when it starts a kernel
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir ".[download]" && rm -rf /src
 

@@ -2,8 +2,11 @@
 
 import importlib.util
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +88,20 @@ def test_containers_copy_only_what_is_sent_to_them():
         for line in re.findall(r"^COPY (.+)$", file.read_text(), re.MULTILINE):
             assert set(line.split()[:-1]) <= sent, f"{file.name}: {line}"
     assert all((ROOT / name).exists() for name in sent)
+
+
+def test_links_of_the_long_description_lead_into_the_repository(project, monkeypatch):
+    hatch = SimpleNamespace(MetadataHookInterface=object)
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hatch)
+    make = runpy.run_path(str(ROOT / "hatch_build.py"))["link_to_repository"]
+    source = project["urls"]["Source"]
+    links = re.findall(r"\]\(([^)]+)\)", make((ROOT / "README.md").read_text(encoding="utf-8"), source))
+    assert len(links) > 20
+    for link in links:
+        kind, branch, path = link.removeprefix(f"{source}/").split("/", 2)
+        assert (kind, branch) == ("raw" if path.endswith(".png") else "blob", "main")
+        assert (ROOT / path).exists()
+    assert make("[a](https://b.org) [c](#d) `x`", source) == "[a](https://b.org) [c](#d) `x`"
 
 
 def test_a_tag_is_released_only_if_every_file_names_its_version(tmp_path):

@@ -12,10 +12,10 @@ import typer
 import fedkeel as fk
 from fedkeel.catalogue.cards import every_rule
 from fedkeel.catalogue.keys import KEYS
-from fedkeel.cli.datasets import shape
-from fedkeel.cli.datasets import str_of as preset_of
+from fedkeel.cli.datasets import describe_shape
+from fedkeel.cli.datasets import write_setting as preset_of
 from fedkeel.cli.main import app
-from fedkeel.cli.models import parameters
+from fedkeel.cli.models import write_parameters
 from fedkeel.data import load
 from fedkeel.data.partition.heatmap import plot_heatmap
 from fedkeel.data.partition.natural import Natural
@@ -175,7 +175,7 @@ def datasets_page():
     lines = ["# Data sets", "", "`fedkeel datasets NAME` shows more: its home, its checksums, how to import it.", ""]
     for name, card in fk.DATASETS.items():
         sizes = f"{card.train:,} samples to train, {card.test:,} to test. " if card.train else ""
-        lines += [f"## {name}", "", f"{card.title}. {card.classes} classes; {shape(card)}. {sizes}", ""]
+        lines += [f"## {name}", "", f"{card.title}. {card.classes} classes; {describe_shape(card)}. {sizes}", ""]
         lines += [f"Licence: {card.licence}. {escape(card.notes)}", "", "| key | preset |", "| --- | --- |"]
         lines += [f"| `{key}` | `{preset_of(value)}` |" for key, value in card.preset.items()] + [""]
     return "\n".join(lines) + "\n"
@@ -195,7 +195,7 @@ def models_page():
     for name, card in fk.MODELS.items():
         options = ", ".join(f"`{option}={value}`" for option, value in card.defaults.items())
         about = escape(" ".join(part for part in (card.title + ".", card.about, card.notes) if part))
-        lines.append(f"| `{name}` | {parameters(card)} | {about} | {card.takes} | {options} |")
+        lines.append(f"| `{name}` | {write_parameters(card)} | {about} | {card.takes} | {options} |")
     return "\n".join(lines) + "\n"
 
 

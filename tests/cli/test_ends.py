@@ -39,7 +39,7 @@ from fedkeel.errors import RunError
         (["datasets", "--partition", "iid:clients=3"], "needs the name of a data set", "fedkeel datasets digits"),
         (["cite", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
         (["export", "model", "nowhere", "a.safetensors"], "nowhere is not a run", "the folder that `fedkeel run`"),
-        (["export", "model", "nowhere", "a.pt"], "a model is written as .safetensors: a.pt", "call it a.safetensors"),
+        (["export", "model", "nowhere", "a.pt"], "written as .safetensors or .onnx: a.pt", "call it a.safetensors"),
     ],
 )
 def test_wrong_requests_end_with_2_and_a_hint(fedkeel, words, message, hint):

@@ -17,6 +17,7 @@ from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
 from fedkeel.report.series import Spread, common_target, critical, curve, measures, spent_by, thinned
 from fedkeel.report.source import Source, groups_of
+from fedkeel.report.tables import differences
 from fedkeel.studies.diagnose import write_diagnostic
 
 
@@ -51,6 +52,20 @@ def test_curves_are_means_over_seeds_with_the_deviation_of_a_sample(tmp_path):
     assert spent_by(group, "seconds", [1, 4, 20]) == pytest.approx([0.25, 1.0, 5.0])
     assert spent_by(group, "bytes", [20]) == [30_000]
     assert curve(group, "nothing") is None
+
+
+def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_path):
+    folders = [made_up(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    folders += [made_up(tmp_path / f"p{seed}", method="fedprox", seed=seed) for seed in range(3)]
+    rounds = folders[3] / "rounds.jsonl"
+    lines = [json.loads(line) for line in rounds.read_text().splitlines()]
+    rounds.write_text("".join(json.dumps(line | {"accuracy": line["accuracy"] - 0.03}) + "\n" for line in lines))
+    [setting] = content(read(*folders)).settings
+    [told] = differences(setting, "accuracy")
+    # −3, 0 and 0 points: the mean is −1, the standard error 1, and Student's t of two degrees of freedom 4.303
+    assert told == "Best of fedprox less best of fedavg: -1 points; 95 % interval -5.3 to +3.3, 3 seeds paired."
+    [alone] = content(read(folders[0], folders[3])).settings
+    assert differences(alone, "accuracy") == []
 
 
 def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of, drawn_only):

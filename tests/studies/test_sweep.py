@@ -332,6 +332,20 @@ def test_the_command_tunes_and_compares(tmp_path, capsys):
     assert tuned["method"] == "fedavg"
     assert len(tuned["tried"]) == 3
     assert tuned["chosen"] == max(tuned["tried"], key=lambda one: one["score"])["setting"]
+    # a comparison of the folder is of the final runs, in the sweep's order, and not of what was tried on the way
+    assert call(["compare", str(tmp_path / "runs"), "--json", "--baseline", "fedprox", "--target", "0.01"]) == 0
+    told = capsys.readouterr()
+    again = json.loads(told.out)
+    assert again == {name: found[name] for name in again}
+    assert "differ in" not in told.err
+    assert call(["compare", str(tmp_path / "runs"), "--latex"]) == call([*asked, "--latex"]) == 0
+    once, twice = capsys.readouterr().out.split("% accuracy in %")[1:]
+    assert once == twice
+    assert call([*asked, "--latex", "--csv"]) == 2
+    assert "at a time" in capsys.readouterr().err
+    (tmp_path / "runs" / "sweep.json").write_text('{"runs": [7, "../elsewhere"], "tuned": "lr"}')
+    assert call(["compare", str(tmp_path / "runs"), "--json"]) == 0  # nothing is known of a choice: all are compared
+    assert len(json.loads(capsys.readouterr().out)["methods"]) == 6
     assert call([*asked, "--target", "75"]) == 2
     assert "75 % is 0.75" in capsys.readouterr().err
     assert call([*asked, "--on", "mars"]) == 2

@@ -39,6 +39,20 @@ TargetAccuracy = Annotated[
     option(metavar="ACC", callback=check_share, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
+Latex = Annotated[
+    bool, option("--latex", help="Print a LaTeX table: mean ± deviation, best bold, * by a paired t-test.")
+]
+Csv = Annotated[bool, option("--csv", help="Print the same numbers as comma-separated values.")]
+
+
+def form_of(json: bool, latex: bool, csv: bool) -> str:
+    """Name the one form in which results are printed: "json", "latex", "csv", or "" for tables to read."""
+    asked = [name for name, given in (("json", json), ("latex", latex), ("csv", csv)) if given]
+    if len(asked) > 1:
+        raise RequestError(
+            "one of --json, --latex and --csv can be printed at a time.", "give the command once for each"
+        )
+    return "".join(asked)
 
 
 @examples(
@@ -53,42 +67,42 @@ def compare(
     ] = None,
     baseline: Baseline = None,
     json: Json = False,
-    latex: Annotated[
-        bool, option("--latex", help="Print a LaTeX table: mean ± deviation, best bold, * by a paired t-test.")
-    ] = False,
-    csv: Annotated[bool, option("--csv", help="Print the same numbers as comma-separated values.")] = False,
+    latex: Latex = False,
+    csv: Csv = False,
 ) -> None:
     """Compare runs: mean and spread over seeds, paired differences with intervals, and the cost to a target.
 
     Costs are rounds, megabytes both ways, seconds and gradient evaluations until the target accuracy is first reached.
+    Of a sweep's folder the final runs are compared, not the settings that were tried on the way.
     """
     from fedkeel.cli.training import runs_in
     from fedkeel.runs.finished_run import load_run
+    from fedkeel.studies.choice import read_choice
     from fedkeel.studies.compare import group_runs, measure_of
 
-    if json + latex + csv > 1:
-        raise RequestError(
-            "one of --json, --latex and --csv can be printed at a time.", "give the command once for each"
-        )
-    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_in(folder)))
+    form = form_of(json, latex, csv)
+    choices = {folder: read_choice(folder) for folder in folders}
+    found = {folder: runs_in(folder) for folder in folders}
+    found |= {folder: choice.pick(found[folder]) or found[folder] for folder, choice in choices.items() if choice}
+    tuned = {key for choice in choices.values() if choice for key in choice.tuned}
+    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in found[folder]))
     groups = group_runs([load_run(path) for path in paths])
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
     aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
-    show(groups, aim, baseline, json, table_as="latex" if latex else "csv" if csv else "")
+    show(groups, aim, baseline, form, tuned=tuned)
 
 
 def show(
     groups: list[RunGroup],
     target: float | None,
     baseline: str | None,
-    as_json: bool,
+    form: str,
     more: Mapping[str, Any] | None = None,
     tuned: Collection[str] = (),
-    table_as: str = "",
 ) -> None:
-    """The tables, or one JSON document, with `more` in it, or a table as "latex" or "csv"; on stderr, what makes the
+    """The tables, or one "json" document, with `more` in it, or a table as "latex" or "csv"; on stderr, what makes the
     comparison unfair.
 
     What was `tuned` for each method does not.
@@ -109,12 +123,12 @@ def show(
         if not group.runs.keys() & base.runs.keys():
             say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
     aim = common_target(groups) if target is None else target
-    if table_as:
+    if form in ("latex", "csv"):
         from fedkeel.studies.publish import write_csv, write_latex
 
-        typer.echo((write_latex if table_as == "latex" else write_csv)(groups, base), nl=False)
+        typer.echo((write_latex if form == "latex" else write_csv)(groups, base), nl=False)
         return
-    if as_json:
+    if form:
         typer.echo(in_json(document(groups, base, aim) | dict(more or {})))
         return
     show_accuracy(groups, base)

@@ -9,7 +9,7 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
-from fedkeel.cli.options import Trusting
+from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import argument, option
 
 group = typer.Typer(
@@ -19,10 +19,14 @@ group = typer.Typer(
 )
 
 
-@pages.examples("fedkeel export model runs/fedavg-59601bb60e28 model.safetensors")
+@pages.examples(
+    "fedkeel export model runs/fedavg-59601bb60e28 model.safetensors",
+    "fedkeel export model runs/fedavg-59601bb60e28 model.onnx",
+)
 def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
-    file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
+    file: Annotated[Path, argument(metavar="FILE", help="Where to write it: model.safetensors, or model.onnx.")],
+    problem: OwnProblem = None,
     trust: Trusting = False,
     which: Annotated[
         str,
@@ -32,10 +36,14 @@ def model(
         ),
     ] = "last",
 ) -> None:
-    """Write the trained server model of a run as a safetensors file: the one that was evaluated.
+    """Write the trained server model of a run, the one that was evaluated, as a safetensors or an ONNX file.
 
-    It holds weights (and buffers) by name, for `load_state_dict` of the same network, or for init = "FILE" of another
-    experiment. Of a network with a frozen base it holds the base too, unless the network was given from Python.
+    A .safetensors file holds weights (and buffers) by name, for `load_state_dict` of the same network, or for
+    init = "FILE" of another experiment. Of a network with a frozen base it holds the base too, unless the network was
+    given from Python.
+
+    A .onnx file holds the whole network, for any number of samples; its inputs are as the experiment prepares them. It
+    needs the extra `fedkeel[onnx]`, and for a problem of your own also --problem.
     """
     from safetensors.torch import save_file
 
@@ -47,8 +55,18 @@ def model(
     from fedkeel.text import byte_size
 
     refuse_folder(file, "model.safetensors")
+    if file.suffix == ".onnx":
+        from fedkeel.problems.given import find_problem
+        from fedkeel.studies.onnx_file import write_onnx
+
+        own = None if problem is None else find_problem(problem)
+        names = write_onnx(load_run(run, problem=own).at(which), file, trust=trust)
+        stderr().print(f"a network of {', '.join(names)} and any number of samples, {byte_size(file.stat().st_size)}:")
+        typer.echo(file)
+        return
     if file.suffix != ".safetensors":
-        raise RequestError(f"a model is written as .safetensors: {file}", f"call it {file.with_suffix('.safetensors')}")
+        meant = " or ".join(str(file.with_suffix(suffix)) for suffix in (".safetensors", ".onnx"))
+        raise RequestError(f"a model is written as .safetensors or .onnx: {file}", f"call it {meant}")
     done = load_run(run).at(which)
     weights = {name: tensor for tree in done.deployed.values() for name, tensor in tree.named().items()}
     if done.base is not None and given_from_python(done.experiment):

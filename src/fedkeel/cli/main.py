@@ -94,6 +94,7 @@ def end_of(arguments: Sequence[str]) -> int:
         with stopping(), show_log(importing.log, logging.INFO):
             require_text(arguments)
             command = typer.main.get_command(app)
+            pages.hide_types_of_flags(command)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except FedkeelError as error:

@@ -47,9 +47,12 @@ def choose_engine(crew: RayCrew, targets: Sequence[Target], machine: Machine) ->
 
 def train_on_ray(targets: Sequence[Target], machine: Machine, crew: RayCrew) -> list[Run | None]:
     """Make all targets that are not made yet; None for one that failed."""
+    from fedkeel.cli.training import name_runs
     from fedkeel.studies.ray_cluster import runs_on_ray
 
-    return runs_on_ray([(target.label, request_of(target, machine)) for target in targets], crew)
+    return runs_on_ray(
+        [(title, request_of(one, machine)) for title, one in zip(name_runs(targets), targets, strict=True)], crew
+    )
 
 
 def request_of(target: Target, machine: Machine) -> RunRequest:

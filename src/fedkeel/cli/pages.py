@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,6 +35,15 @@ def add(app: typer.Typer, *commands: Command) -> None:
     for command in commands:
         paragraphs = [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(command) or "").split("\n\n")]
         app.command(help="\n\n".join(paragraphs), epilog=shown(*EXAMPLES[command]))(command)
+
+
+def hide_types_of_flags(command: Any) -> None:
+    """A flag takes no value: newer typers write <bool> beside it, as if it did."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for below in getattr(command, "commands", {}).values():
+        hide_types_of_flags(below)
 
 
 def help_without_command(context: typer.Context) -> None:

@@ -97,7 +97,8 @@ def search(
     write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
     told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
     published = winners[1].experiment.plan.method.name
-    show(group_runs([run for run in ends if run]), None, published, json, told, asked.sweep.tuned)
+    form = "json" if json else ""
+    show(group_runs([run for run in ends if run]), None, published, form, told, asked.sweep.tuned)
     write_page([target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html")
     if None in ends:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedkeel.cli.on_ray import settle_on_ray, train_on_ray
 from fedkeel.cli.progress import display
-from fedkeel.cli.training import Machine, Target, settle_engine, train
+from fedkeel.cli.training import Machine, Target, name_runs, settle_engine, train
 from fedkeel.errors import RunError
 from fedkeel.runs.finished_run import Run
 
@@ -23,7 +23,7 @@ class StudyRuns:
         self.errors: dict[str, RunError] = {}  # of runs that broke off here, by label
 
     def __call__(self, targets: Sequence[Target]) -> list[Run | None]:
-        with display(self.progress, [target.label for target in targets]) as shown:
+        with display(self.progress, name_runs(targets)) as shown:
             if self.crew is not None:
                 self.machine = settle_on_ray(targets, self.machine, self.crew)
                 return train_on_ray(targets, self.machine, self.crew)

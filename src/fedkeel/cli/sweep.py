@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedkeel.cli.compare import Baseline, TargetAccuracy, show
+from fedkeel.cli.compare import Baseline, Csv, Latex, TargetAccuracy, form_of, show
 from fedkeel.cli.console import complain, describe_score, in_json, say, stderr, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @examples(
     "fedkeel sweep sweep.toml",
     "fedkeel sweep sweep.toml --out runs/tuned --device cuda",
+    "fedkeel sweep sweep.toml --baseline fedavg --latex > table.tex",
     "fedkeel sweep specgradfilter-tuning --device cuda",
 )
 def sweep(
@@ -44,6 +45,8 @@ def sweep(
     baseline: Baseline = None,
     trust: Trusting = False,
     json: Json = False,
+    latex: Latex = False,
+    csv: Csv = False,
     no_progress: NoProgress = False,
 ) -> None:
     """Give every method the same data, starts, participants and tuning budget, and compare their best settings.
@@ -61,10 +64,12 @@ def sweep(
     from fedkeel.cli.study_runs import StudyRuns
     from fedkeel.cli.training import Machine, Target
     from fedkeel.papers.reproduce import place_of
+    from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
+    form = form_of(json, latex, csv)
     data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
@@ -78,12 +83,14 @@ def sweep(
     with cluster as crew:
         make = StudyRuns(machine, not no_progress, crew)
         tuned = tune_all(asked, execute, find)
-        if not json:
+        if not form:
             show_tuning(tuned, asked.grids)
         tell_tuning(tuned, tuner(data))
-        ends = execute([request for one in tuned for request in finals(asked, one)])
+        last = [request for one in tuned for request in finals(asked, one)]
+        write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
+        ends = execute(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
-    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, json)
+    show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
         reason, hint = reason_of(one, make.errors)
         complain(f"every setting of {one.method} failed: {reason}", hint)
@@ -123,7 +130,7 @@ def show_ends(
     keys: Collection[str],
     target: float | None,
     baseline: str | None,
-    as_json: bool,
+    form: str,
 ) -> None:
     """The final runs held against each other, as far as there are any."""
     from fedkeel.studies.compare import group_runs
@@ -133,8 +140,8 @@ def show_ends(
         say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
-        show(groups, target, baseline, as_json, tuning, keys)
-    elif as_json:
+        show(groups, target, baseline, form, tuning, keys)
+    elif form == "json":
         typer.echo(in_json({"methods": []} | tuning))
 
 

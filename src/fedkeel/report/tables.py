@@ -8,8 +8,9 @@ from operator import attrgetter
 
 from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
-from fedkeel.report.series import Row, Spread
+from fedkeel.report.series import Row, Spread, evaluated
 from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
+from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -17,6 +18,7 @@ NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test 
 RESULTS = ("best", "last", "mean_last", "reported")
 """What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
 
+COMPARED = 8  # methods of which the differences are told in sentences
 ROUNDS, BYTES, SECONDS = attrgetter("rounds"), attrgetter("bytes"), attrgetter("seconds")
 
 Cell = tuple[str, float | None]
@@ -50,7 +52,27 @@ def summary(setting: Setting) -> str:
     named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
     stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
     leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
-    return sortable_table(setting.index, [note, *stopped, *leaks], heads, body)
+    return sortable_table(setting.index, [note, *differences(setting, measure), *stopped, *leaks], heads, body)
+
+
+def differences(setting: Setting, measure: str) -> list[str]:
+    """Say of a few methods how their best rounds differ from the first one's, where seeds can be paired."""
+    if len(setting.groups) > COMPARED:
+        return []
+    better = min if measure.endswith("loss") else max
+    scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
+    bests = [
+        {run.seed: better(found) for run in group.runs if (found := evaluated(run, measure))}
+        for group in setting.groups
+    ]
+    told = []
+    for group, values in zip(setting.groups[1:], bests[1:], strict=True):
+        pairs = paired_differences(values, bests[0])
+        if pairs is not None and pairs.low is not None and pairs.high is not None:
+            mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
+            names = f"Best of {group.label} less best of {setting.groups[0].label}"
+            told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.seeds} seeds paired.")
+    return told
 
 
 def sortable_table(

@@ -286,7 +286,7 @@ def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
     if tuned.best is None:
         return []
     label = label_of(tuned.method, tuned.best)
-    return [(f"{label} seed={seed}", sweep.experiment(tuned.method, tuned.best, seed)) for seed in sweep.seeds]
+    return [(label, sweep.experiment(tuned.method, tuned.best, seed)) for seed in sweep.seeds]
 
 
 def label_of(method: str, setting: Setting) -> str:
