@@ -5,6 +5,7 @@ Libraries are imported by those who use them: the process that hands tests out t
 
 import gc
 import json
+import logging
 import os
 from types import SimpleNamespace
 
@@ -24,6 +25,10 @@ def pytest_configure(config):
         settings.load_profile("few")
 
 
+def pytest_collection_finish():
+    gc.freeze()  # nor is what was imported: no later search looks at it again
+
+
 @pytest.fixture(scope="session", autouse=True)
 def written_but_not_waited_for():
     """No test cuts the power: what was written is read back without a wait for the disk."""
@@ -37,6 +42,16 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loggers_that_pass_on():
+    """Around each step of each test pytest goes to all loggers that keep their lines to themselves: PyTorch has fifty."""
+    import torch  # noqa: F401
+
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)

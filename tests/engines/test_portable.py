@@ -4,6 +4,7 @@ import ast
 import os
 import pathlib
 import signal
+from functools import cache
 
 import pytest
 import torch
@@ -98,12 +99,16 @@ ON_WINDOWS = {
 
 def each_node(source=None):
     """Every node of the syntax of every module, with the module's place."""
-    texts = (
-        {"here": source} if source else {p.relative_to(SOURCE).as_posix(): p.read_text() for p in SOURCE.rglob("*.py")}
-    )
-    for place, text in texts.items():
-        for node in ast.walk(ast.parse(text)):
-            yield place, node
+    return nodes_of({"here": source}) if source else nodes_of_fedkeel()
+
+
+def nodes_of(texts):
+    return [(place, node) for place, text in texts.items() for node in ast.walk(ast.parse(text))]
+
+
+@cache
+def nodes_of_fedkeel():
+    return nodes_of({path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")})
 
 
 def posix_only(source=None):

@@ -49,7 +49,7 @@ WITH_BUFFERS = {"resnet18-bn-cifar", "densenet121-fedfft"}
 STACKABLE = sorted(MODELS.keys() - WITH_BUFFERS)
 
 
-LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
+LARGE = {"densenet121-gn", "resnet18-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
 
 
 def each(names: Iterable[str]) -> pytest.MarkDecorator:

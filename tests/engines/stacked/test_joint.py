@@ -100,7 +100,7 @@ def test_a_users_rules_are_lifted_with_a_message_of_their_own() -> None:
 # ---- whole runs ----------------------------------------------------------------------------------------------------
 def experiment(seed: int, **changes: Any) -> fk.Experiment:
     usual: dict[str, Any] = dict(
-        dataset="digits", method="fedfft-d", model="mlp", partition="dirichlet:alpha=0.3,clients=6", rounds=3,
+        dataset="digits", method="fedfft-d", model="logistic", partition="dirichlet:alpha=0.3,clients=6", rounds=3,
         participation=0.5, epochs=1, batch_size=160, lr=0.1, seed=seed,
     )  # fmt: skip
     return fk.Experiment(**usual | changes)
