@@ -46,7 +46,7 @@ def one_thread():
 
 @pytest.fixture(scope="session", autouse=True)
 def loggers_that_pass_on():
-    """Around each step of each test pytest goes to all loggers that keep their lines to themselves: PyTorch has fifty."""
+    """Before and after each step of a test pytest visits all loggers that pass nothing on: PyTorch has fifty."""
     import torch  # noqa: F401
 
     for name, logger in logging.root.manager.loggerDict.items():

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers, value_of, words
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -19,7 +20,7 @@ def rules(one, kind):
     return [rule for rule in one.experiment.plan.method.rules if isinstance(rule, kind)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "value"),
     [
         ("0.05", 0.05),
@@ -43,7 +44,7 @@ def test_assignments_are_paths_with_values():
     assert assignment("init=a=b") == (("init",), "a=b")
 
 
-@pytest.mark.parametrize("text", ["lr", "=1", "method.=1", ""])
+@for_each("text", ["lr", "=1", "method.=1", ""])
 def test_assignments_without_a_key_or_value_are_refused(text):
     with pytest.raises(RequestError, match="--set needs key=value"):
         assignment(text)
@@ -185,7 +186,7 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
 
 
 # ---- what is refused ----
-@pytest.mark.parametrize(
+@for_each(
     ("request_", "error", "hint"),
     [
         ({"methods": ("fedsm",)}, MethodError, "did you mean 'fedsam'?"),

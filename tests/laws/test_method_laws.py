@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 from every_method import few_by_default
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.core.trees import tensors
@@ -71,7 +72,7 @@ def test_plugins_fit_every_base_or_say_why_not():
         assert hint or method, name
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "specgradfilter+fedawa",
@@ -141,7 +142,7 @@ REDUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "base", "base_settings"), REDUCTIONS)
+@for_each(("name", "settings", "base", "base_settings"), REDUCTIONS)
 def test_neutral_values_give_the_base_method(name, settings, base, base_settings):
     check_neutral(build(name, settings), build(base, base_settings), str(settings))
 

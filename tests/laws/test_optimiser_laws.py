@@ -7,6 +7,7 @@ from itertools import cycle, product
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli.estimate import estimate
@@ -208,7 +209,7 @@ def test_ways_to_ask_for_an_optimiser_are_one():
     assert fk.Experiment(dataset="digits", optimizer="sgd").plan.lr == fk.Experiment(dataset="digits").plan.lr
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "line", "hint"),
     [
         ("adamv", "unknown optimizer: adamv", "adamw"),

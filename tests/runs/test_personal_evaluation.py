@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.engines.engine import ScoreRequest
@@ -76,7 +77,7 @@ def test_fine_tuning_moves_the_head_alone_and_is_judged():
     assert fk.run(experiment("fedavg", evaluation={"model": "global", "tune": True}), engine="serial").result["tuned"]
 
 
-@pytest.mark.parametrize("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
+@for_each("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
 def test_those_who_never_took_part_are_tuned_beside_the_others(method):
     asked = experiment(method, evaluation={"model": "global", "tune": True}, rounds=1)
     one, other = (fk.run(asked, engine=engine, dtype=F64).result["tuned"] for engine in ("serial", "stacked"))
@@ -216,7 +217,7 @@ def test_a_data_set_is_divided_for_personal_tests():
     assert fk.Experiment.load(run.experiment.save()).plan.evaluation == run.experiment.plan.evaluation
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "what"), [("fedlaw", "proxy"), ("feddisco", "classes"), ("fedlc", "classes"), ("fedsol", "module")]
 )
 def test_a_problem_that_lacks_something_is_refused_with_a_hint(method, what):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every_method import few_of_engines
+from for_each import for_each
 from test_stacked import difference, network, problem, samples, settled
 from torch import nn
 
@@ -203,7 +204,7 @@ def test_a_stack_shrinks_by_halves_where_that_pays() -> None:
     assert plan_cuts([100, 99] + [98] * 8) == [Cut(0, 100, 10)]
 
 
-@pytest.mark.parametrize("lengths", [[9, 7, 7, 3, 1], [30, 1, 1, 1], [5, 5, 0, 0], [100, 99, 40, 39, 38, 2, 1]])
+@for_each("lengths", [[9, 7, 7, 3, 1], [30, 1, 1, 1], [5, 5, 0, 0], [100, 99, 40, 39, 38, 2, 1]])
 def test_every_client_keeps_all_its_steps(lengths: list[int]) -> None:
     plan = plan_cuts(lengths)
     for client, length in enumerate(lengths):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from every_method import few_of_engines
+from for_each import for_each
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -194,7 +195,7 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output - output.mean(0), target)  # samples of a batch meet
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"loss": mean},
@@ -202,7 +203,6 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
         {"model": network(nn.BatchNorm2d(4)), "clients": [samples(2 * size, i) for i, size in enumerate(SIZES)]},
         {"prepare": lambda raw, keys: (raw[0].float().permute(0, 3, 1, 2) / raw[0].float().amax(), raw[1])},
     ],
-    ids=["mean loss", "loss over the batch", "batch norm", "own preparation"],
 )
 def test_what_samples_of_a_batch_share_is_not_shared_with_padding(changes: dict[str, Any]) -> None:
     method = build("fedsam-d")
