@@ -3,6 +3,7 @@
 Libraries are imported by those who use them: the process that hands tests out to others would wait for them in vain.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -23,6 +24,10 @@ def pytest_configure(config):
 
         settings.register_profile("few", max_examples=30)
         settings.load_profile("few")
+        with contextlib.suppress(ImportError, AttributeError):  # newer ones read every module for numbers to draw
+            from hypothesis.internal.conjecture import providers
+
+            providers._get_local_constants = providers.Constants
 
 
 def pytest_collection_finish():

@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import re
 import signal
 from functools import cache
 
@@ -152,3 +153,23 @@ def test_text_ends_its_lines_alike_on_every_system():
     assert [call for call in system_endings() if "devnull" not in call[1]] == []
     for bad in ("path.write_text(text, encoding='utf-8')", "open(path, 'a')", "path.open('w', encoding='utf-8')"):
         assert list(system_endings(bad)), bad
+
+
+def unencoded(source=None):
+    """Calls that read or write text in the encoding of the system."""
+    for place, node in each_node(source):
+        if not isinstance(node, ast.Call):
+            continue
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        values = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        modes = [value for value in values if isinstance(value, str) and re.fullmatch("[rwaxb+]+", value)]
+        opens = getattr(node.func, "id", None) == "open" or (method == "open" and modes)
+        text = method in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes))
+        if text and "utf-8" not in [*values, *(getattr(word.value, "value", None) for word in node.keywords)]:
+            yield place, ast.unparse(node)
+
+
+def test_no_file_depends_on_the_locale():
+    assert list(unencoded()) == []
+    for bad in ("path.write_text(text)", "open(path, 'a')", "path.open('r')", "path.read_text()"):
+        assert list(unencoded(bad)), bad

@@ -34,7 +34,7 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.prepare import divide
 from fedkeel.studies.compare import common_target, document, group_runs, machines, unfair, unfinished
 
-SLICE, ALL, STRETCH = 200, 10_000, 500
+SLICE, ALL, STRETCH = 100, 10_000, 500
 CASES = [
     pytest.param(range(SLICE), id="slice"),
     *(

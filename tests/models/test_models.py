@@ -13,7 +13,7 @@ from fedkeel.models import MODELS, build
 from fedkeel.models.card import Tokens
 
 LARGE = {"resnet18-gn", "resnet18-gn-cifar", "resnet18-bn-cifar", "densenet121-gn", "densenet121-fedfft"}
-REPEATED = LARGE - {"resnet18-gn", "densenet121-fedfft"}  # of layers that others draw alike
+REPEATED = LARGE - {"densenet121-fedfft"}  # of layers that others draw alike
 
 
 def shape_for(name: str, side: int = 16) -> tuple[int, ...]:
