@@ -89,7 +89,10 @@ def test_a_share_of_one_gives_the_new_models_bits():
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------
-@for_each("base", ["fedavg", "scaffold", "fedavgm", "feddyn", "fedgloss"])
+AGAIN = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedavgm", "feddyn")]
+
+
+@pytest.mark.parametrize("base", ["scaffold", "fedgloss", *AGAIN])
 def test_the_base_is_trained_as_ever_bit_for_bit(base):
     plain = train(base)
     for plugin in ("ema", "swa"):
