@@ -13,7 +13,7 @@ from for_each import for_each
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
 from fedkeel.runs import checkpoint
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
 
 
