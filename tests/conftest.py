@@ -3,8 +3,10 @@
 Libraries are imported by those who use them: the process that hands tests out to others would wait for them in vain.
 """
 
+import contextlib
 import gc
 import json
+import logging
 import os
 from types import SimpleNamespace
 
@@ -22,6 +24,14 @@ def pytest_configure(config):
 
         settings.register_profile("few", max_examples=30)
         settings.load_profile("few")
+        with contextlib.suppress(ImportError, AttributeError):  # newer ones read every module for numbers to draw
+            from hypothesis.internal.conjecture import providers
+
+            providers._get_local_constants = providers.Constants
+
+
+def pytest_collection_finish():
+    gc.freeze()  # nor is what was imported: no later search looks at it again
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,6 +47,16 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loggers_that_pass_on():
+    """Before and after each step of a test pytest visits all loggers that pass nothing on: PyTorch has fifty."""
+    import torch  # noqa: F401
+
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session", autouse=True)

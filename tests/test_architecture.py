@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import pytest
+from for_each import for_each
 
 import fedkeel
 
@@ -161,7 +161,7 @@ SLY = {
 }
 
 
-@pytest.mark.parametrize("how", SLY)
+@for_each("how", SLY)
 def test_a_sly_import_is_seen(how):
     for sly in ("engines.cost", "engines.stacked.graphs", "problems.task", "core.trees"):
         assert forbidden(TEXTS | {sly: TEXTS[sly] + SLY[how]}, [sly])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 import numpy as np
 import pytest
 from annotations import has_range
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.core.method import Method, Phase
@@ -89,7 +90,7 @@ def test_what_lies_outside_of_its_range_is_refused():
                 assert word in error.message, (name, word, value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "words"),
     [
         (lambda: fk.Sam("a"), "rho of rule Sam must be a number: 'a'"),
@@ -147,7 +148,7 @@ def test_numbers_of_numpy_and_lists_become_pythons_own():
     assert fk.OnlyLayers(["a", "b"]) == fk.OnlyLayers(("a", "b"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "wanted", "fault"),
     [
         (0, NonNegative | None, ""),

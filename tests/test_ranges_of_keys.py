@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 from annotations import has_range
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.core.objectives import OBJECTIVES
@@ -31,13 +32,13 @@ def make(kind, **changes):
     return kind(**{name: value for name, value in SOUND.items() if name in needed} | changes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_every_number_has_a_range(kind):
     types = types_of(kind)
     assert [name for name in numeric(kind) if not has_range(types[name])] == []
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in numeric(kind)])
+@for_each(("kind", "name"), [(kind, name) for kind in KINDS for name in numeric(kind)])
 def test_numbers_out_of_range_are_refused(kind, name):
     for value in ODD:
         for given in (value, [value], [1, value], [[value]]):
@@ -48,7 +49,7 @@ def test_numbers_out_of_range_are_refused(kind, name):
             assert caught.value.hint
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"lr": -1}, {"lr": 0}, {"lr_decay": 0}, {"lr_decay": 2**64}, {"lr_decay": 1.5, "rounds": 10_000}, {"clip": -1},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pytest
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -71,7 +72,7 @@ def own(tmp_path, monkeypatch):
 
 
 # ---- keys of an experiment ----
-@pytest.mark.parametrize(
+@for_each(
     ("key", "value"),
     [
         ("steps", 2.5),
@@ -141,7 +142,7 @@ class Line:
     scores: dict[str, float] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("load", "unknown", "lacking"),
     [
         (composition.load_rule, {"rule": "Sam", "rh": 1}, {"rule": "Sam"}),
@@ -167,7 +168,7 @@ def test_tables_are_refused_in_the_same_words(load, unknown, lacking):
             load(lacking)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "message"),
     [
         ([1], "it must be a table: [1]"),
@@ -190,7 +191,7 @@ def test_a_line_of_a_later_version_is_read():
 SAM = {"rule": "Sam", "rho": 0.1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "words"),
     [
         ({"perturb": 3}, ["perturb", "3"]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from every_method import few_by_default
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.catalogue import cards
@@ -45,7 +46,7 @@ def test_every_paper_of_a_method_can_be_cited():
         assert set(papers) <= set(CITATIONS), name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "down", "up", "client", "server"),
     [
         ("fedavg", 1, 1, [], []),

@@ -117,9 +117,9 @@ def test_missing_extras_come_with_the_command():
 
 
 def test_the_memory_of_an_experiment(fedkeel, constant_weights):
-    Path("e.toml").write_text('dataset = "cifar10"\nmethod = ["fedavg", "scaffold"]\nrounds = 5\n')
+    Path("e.toml").write_text('dataset = "cifar10"\nmodel = "small-cnn"\nmethod = ["fedavg", "scaffold"]\nrounds = 5\n')
     out = fedkeel("doctor", "e.toml").out
-    assert out.count("11 181 642 parameters") == 2
+    assert out.count("357 258 parameters") == 2
     assert "up to 50 of them" in out  # 5 rounds of 10 clients, of 100
     assert "every layer, by kernels" in out
 

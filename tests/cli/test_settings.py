@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 from fedkeel.cli.settings import Request, guess_meaning, parse_assignment, parse_seeds, read_quick_start, read_request
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -21,7 +22,7 @@ def rules(one, kind):
     return [rule for rule in one.experiment.plan.method.rules if isinstance(rule, kind)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "value"),
     [
         ("0.05", 0.05),
@@ -45,7 +46,7 @@ def test_assignments_are_paths_with_values():
     assert parse_assignment("init=a=b") == (("init",), "a=b")
 
 
-@pytest.mark.parametrize("text", ["lr", "=1", "method.=1", ""])
+@for_each("text", ["lr", "=1", "method.=1", ""])
 def test_assignments_without_a_key_or_value_are_refused(text):
     with pytest.raises(RequestError, match="--set needs key=value"):
         parse_assignment(text)
@@ -187,7 +188,7 @@ def test_a_composition_has_no_hyperparameters(tmp_path):
 
 
 # ---- what is refused ----
-@pytest.mark.parametrize(
+@for_each(
     ("request_", "error", "hint"),
     [
         ({"methods": ("fedsm",)}, MethodError, "did you mean 'fedsam'?"),

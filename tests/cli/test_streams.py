@@ -1,17 +1,14 @@
 """Streams that are closed or full, signals at any moment: the run is made, or it can be gone on with."""
 
-import ast
 import io
 import json
 import multiprocessing
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from small_runs import SMALL, environment
@@ -158,21 +155,6 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, fedkeel, drawn_only):
     for words in (["compare", out], ["report", out], ["resume", out], ["export", "model", out, f"{out}.safetensors"]):
         done = fedkeel(*words)
         assert done.code == 0, done.err
-
-
-def test_no_file_depends_on_the_locale():
-    """Each text file is opened with its encoding."""
-    root, missing = Path(fk.__file__).parent, []
-    for path in root.rglob("*.py"):
-        for made in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
-            method = made.func.attr if isinstance(made.func, ast.Attribute) else None
-            values = [arg.value for arg in made.args if isinstance(arg, ast.Constant)]
-            modes = [value for value in values if isinstance(value, str) and re.fullmatch("[rwaxb+]+", value)]
-            opens = getattr(made.func, "id", None) == "open" or (method == "open" and modes)
-            text = method in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes))
-            if text and "utf-8" not in [*values, *(getattr(word.value, "value", None) for word in made.keywords)]:
-                missing.append(f"{path.relative_to(root)}:{made.lineno}")
-    assert missing == []
 
 
 @pytest.mark.parametrize("how", ["a folder", "junk", "empty"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.engines import processes
@@ -187,7 +188,7 @@ def test_reserved_slots_are_refused(side, slot):
     refused("Keeps", repr(slot), make=lambda: fk.method("own", gradient=keeps, weights=fk.Uniform()))
 
 
-@pytest.mark.parametrize("slot", ["size", "steps", "lr", "client", "histogram"])
+@for_each("slot", ["size", "steps", "lr", "client", "histogram"])
 def test_a_client_may_keep_what_is_known_of_it_and_the_server_may_not(slot):
     assert fk.method("own", gradient=rule("Keeps", **slots(client=slot)), weights=fk.Uniform())
     keeps = rule("Keeps", **slots(server=slot))
@@ -216,12 +217,12 @@ OUT_OF_PLACE = [
 ]
 
 
-@pytest.mark.parametrize(("place", "wrong", "words"), OUT_OF_PLACE)
+@for_each(("place", "wrong", "words"), OUT_OF_PLACE)
 def test_a_rule_out_of_place_is_refused(place, wrong, words):
     refused(words, make=lambda: fk.method("own", weights=fk.Uniform(), **{place: wrong}))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("phase", "words"),
     [
         (fk.Phase((fk.HighPass(0.1), fk.Sam(0.1))), "not first in the perturb chain"),
@@ -247,6 +248,6 @@ def test_a_final_phase_that_sends_nothing_still_trains():
     assert made.tuning.phases[0].uploads
 
 
-@pytest.mark.parametrize("inner", [fk.ClipHere(), fk.KeepModel(), fk.Uniform(), fk.ClientMomentum(0.1)])
+@for_each("inner", [fk.ClipHere(), fk.KeepModel(), fk.Uniform(), fk.ClientMomentum(0.1)])
 def test_only_what_acts_in_a_step_alone_acts_on_some_layers(inner):
     refused("On takes rules", make=lambda: fk.On("*", inner))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck, Given, Objective
@@ -89,7 +90,7 @@ def test_two_numbers_that_a_text_would_take_for_one_are_two_experiments():
     assert one.fingerprint() != other.fingerprint()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@for_each("name", OBJECTIVES)
 def test_every_name_is_read_alone_and_saved(name):
     objective = composition.load_objective(name)
     assert type(objective) is OBJECTIVES[name]
@@ -103,7 +104,7 @@ def test_texts_and_tables_of_files():
         assert composition.rewrite(data)["phases"] in ([{"objective": "calibrated:0.5"}], data["phases"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "message"),
     [
         ("calibrate:1", "unknown objective|cannot import"),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from for_each import for_each
 from torch.optim import lr_scheduler
 
 import fedkeel as fk
@@ -29,7 +30,7 @@ def rates_of_torch(make, rounds):
     return rates
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "make"),
     [
         ("exponential", lambda o: lr_scheduler.ExponentialLR(o, 0.9)),
@@ -81,7 +82,7 @@ def test_a_schedule_is_saved_and_read_and_keeps_its_length():
     assert fitted("cosine", rounds=10, end=0.1).fit(12, "schedule").share_at(11) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "line"),
     [
         ("cosin", "unknown schedule: cosin"),

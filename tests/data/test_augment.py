@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 from torch import Tensor
 
 from fedkeel.data.augment import Augment
@@ -112,7 +113,7 @@ def test_an_image_is_cropped_and_mirrored_independently() -> None:
     assert abs(np.corrcoef(down[where], right[where])[0, 1]) < 5 / np.sqrt(where.sum())
 
 
-@pytest.mark.parametrize("distance", [1, 2, 3, 4, 5])
+@for_each("distance", [1, 2, 3, 4, 5])
 def test_neighbouring_samples_and_steps_are_independent(distance: int) -> None:
     count, augment = 20_000, Augment(4, True)
     rows = augment.draw(sample_keys(11, 0, np.arange(count + distance)))
@@ -124,7 +125,7 @@ def test_neighbouring_samples_and_steps_are_independent(distance: int) -> None:
         assert np.abs(correlation).max() < 5 / np.sqrt(count)
 
 
-@pytest.mark.parametrize("settings", [{"crop": -1}, {"crop": 1.5}, {"probability": 1.1}, {"probability": -0.1}])
+@for_each("settings", [{"crop": -1}, {"crop": 1.5}, {"probability": 1.1}, {"probability": -0.1}])
 def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ExperimentError, match=str(next(iter(settings.values())))):
         Augment(**settings)  # type: ignore[arg-type]

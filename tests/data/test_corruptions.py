@@ -10,6 +10,7 @@ import pytest
 import scipy.ndimage
 import scipy.stats
 import torch
+from for_each import for_each
 
 from fedkeel.data.corruptions import weather
 from fedkeel.data.corruptions.noise import clouds, gaussian_noise, impulse_noise, shot_noise
@@ -65,7 +66,7 @@ def smooth(image: np.ndarray, sigma: float) -> np.ndarray:
     return scipy.ndimage.gaussian_filter(image, (sigma, sigma, 0), mode="nearest", truncate=4)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_defocus_blur(severity):
     radius, softness = constants("defocus_blur", severity)
     line = np.arange(-8, 9)
@@ -78,7 +79,7 @@ def test_defocus_blur(severity):
     )
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_zoom_blur(severity):
     (largest,) = constants("zoom_blur", severity)
     factors = np.arange(1, largest, 0.01)
@@ -95,7 +96,7 @@ def test_zoom_blur(severity):
     )
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_glass_blur_copies_neighbours_in_the_published_order(severity):
     sigma, times = constants("glass_blur", severity)
 
@@ -113,7 +114,7 @@ def test_glass_blur_copies_neighbours_in_the_published_order(severity):
     assert_matches("glass_blur", severity, reference, tolerance=2)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_brightness_lifts_the_value_of_a_colour(severity):
     (amount,) = constants("brightness", severity)
 
@@ -124,7 +125,7 @@ def test_brightness_lifts_the_value_of_a_colour(severity):
     assert_matches("brightness", severity, lambda image, i: np.apply_along_axis(lifted, -1, image))
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_contrast(severity):
     (factor,) = constants("contrast", severity)
     assert_matches(
@@ -134,7 +135,7 @@ def test_contrast(severity):
     )
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_pixelate_is_pillows_box_filter_bit_for_bit(severity):
     (factor,) = constants("pixelate", severity)
     for size in (28, 32, 64):
@@ -149,7 +150,7 @@ def test_pixelate_is_pillows_box_filter_bit_for_bit(severity):
         np.testing.assert_array_equal(corrupt_array(images, "pixelate", severity, KEYS), np.stack(theirs))
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_jpeg_is_pillows(severity):
     def through_a_file(image):
         file = io.BytesIO()
@@ -187,7 +188,7 @@ def elastic_reference(severity):
     return reference
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_elastic_transform(severity):
     assert_matches("elastic_transform", severity, elastic_reference(severity))
 
@@ -216,7 +217,7 @@ def test_clouds_are_the_diamond_square_algorithm():
         np.testing.assert_allclose(ours[i], plain_diamond_square(lots[i], 16, 2.5), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_fog(severity):
     thickness, decay = constants("fog", severity)
 
@@ -258,7 +259,7 @@ def test_impulse_noise_hits_its_share_with_salt_and_pepper():
     assert scipy.stats.chisquare(counts.numpy(), expected).pvalue > 0.01
 
 
-@pytest.mark.parametrize("severity", SEVERITIES)
+@for_each("severity", SEVERITIES)
 def test_motion_blur(severity):
     radius, sigma = constants("motion_blur", severity)
     angles = np.radians(-45 + 90 * uniforms(KEYS, 1)[:, 0])
@@ -308,7 +309,7 @@ def test_without_its_photographs_frost_says_what_to_install(monkeypatch):
 ALL = list(CORRUPTIONS)
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_an_image_is_corrupted_alike_in_any_batch(name):
     images = pictures()
     together = corrupt_array(images, name, 3, KEYS)
@@ -316,7 +317,7 @@ def test_an_image_is_corrupted_alike_in_any_batch(name):
     np.testing.assert_array_equal(corrupt_array(images[order], name, 3, KEYS[order]), together[order])
 
 
-@pytest.mark.parametrize("name", ALL)
+@for_each("name", ALL)
 def test_stronger_is_further_from_the_image(name):
     images = pictures()
     weak, strong = (
@@ -338,9 +339,7 @@ def test_other_sizes_and_grey_images_keep_their_shape(name, size):
         assert (result != images).any()
 
 
-@pytest.mark.parametrize(
-    "name", ["gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "fog", "elastic_transform"]
-)
+@for_each("name", ["gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "fog", "elastic_transform"])
 def test_keys_decide_the_draws(name):
     images = np.repeat(pictures(1), 2, axis=0)
     same = corrupt_array(images, name, 3, np.repeat(KEYS[:1], 2))

@@ -6,13 +6,14 @@ import pickle
 
 import numpy as np
 import pytest
+from for_each import for_each
 
 from fedkeel.data import DATASETS, load
 from fedkeel.errors import DataError
 from fedkeel.models import MODELS
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@for_each("name", DATASETS)
 def test_cards_are_complete(name):
     card = DATASETS[name]
     assert card.name == name

@@ -174,7 +174,7 @@ def test_measuring_draws_nothing_from_anyones_stream(pace, fastest):
 
 
 def test_measuring_is_a_small_part_of_the_work(pace):
-    exp = experiment(small_problem((8,) * 10), rounds=40, participation=1.0)
+    exp = experiment(small_problem((8,) * 5), rounds=40, participation=1.0)
     run = fk.run(exp)
     work = sum(record.backward_passes for record in run.records)
     assert work < pace.steps <= 1.05 * work + measure.TIMES  # and one step alone, to see how long it takes

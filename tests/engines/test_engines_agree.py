@@ -1,5 +1,7 @@
 """Serial and processes give the same bits, and a round does not depend on who finished first."""
 
+import io
+import os
 import pickle
 import struct
 import subprocess
@@ -13,6 +15,7 @@ from small_runs import environment
 import fedkeel as fk
 from fedkeel.engines import processes
 from fedkeel.engines.processes import ProcessesEngine
+from fedkeel.engines.worker import serve
 from fedkeel.errors import RunError
 
 
@@ -135,6 +138,16 @@ def test_batch_statistics_do_not_leak_from_client_to_client(small):
     assert torch.equal(kept.server["buffers"]["1.running_mean"], torch.zeros(4))
 
 
+def test_a_reply_to_a_parent_that_is_gone_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    body = pickle.dumps(("train", (None,)))
+    replies = os.fdopen(write, "wb", buffering=1 << 20)
+    serve(io.BytesIO(struct.pack("<Q", len(body)) + body), replies)
+    replies.close()  # nor is what was left in its buffer
+
+
+@pytest.mark.slow
 def test_a_worker_whose_parent_is_gone_ends_without_a_word():
     command = [sys.executable, "-c", "from fedkeel.engines.worker import main; main()"]
     pipe = subprocess.PIPE

@@ -76,7 +76,7 @@ def test_memory_is_what_the_doctor_predicts(method, share, onednn):
 @pytest.mark.parametrize(
     ("machine_name", "onednn", "method", "share", "measured"),
     [
-        ("x86_64", True, "fedavg", 0.1, 552e6),
+        pytest.param("x86_64", True, "fedavg", 0.1, 552e6, marks=pytest.mark.slow),
         pytest.param("x86_64", True, "fedsam", 0.3, 785e6, marks=pytest.mark.slow),
         ("x86_64", True, "scaffold", 0.3, 1763e6),
         ("x86_64", False, "fedavg", 0.1, 526e6),

@@ -2,7 +2,7 @@
 
 import random
 
-import pytest
+from for_each import for_each
 
 from fedkeel.engines.pool import ATTEMPTS, WorkerDied, deal, spread
 
@@ -29,7 +29,7 @@ class AtOnce:
         return [(worker, WorkerDied("died") if self.fatal[payload] >= 0 else -payload)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 20])
+@for_each("size", [1, 2, 5, 20])
 def test_every_payload_is_answered_once_and_none_is_asked_twice(size):
     crew = AtOnce(size)
     answers = list(spread(crew, "train", [(n,) for n in range(10)]))

@@ -3,7 +3,9 @@
 import ast
 import os
 import pathlib
+import re
 import signal
+from functools import cache
 
 import pytest
 import torch
@@ -90,7 +92,8 @@ GUARDED = {
 }
 ON_WINDOWS = {
     "os": "O_RDONLY O_RDWR O_WRONLY PathLike SEEK_END _exit close cpu_count devnull dup dup2 environ fdopen fsdecode"
-    " fspath fstat fsync getcwd getpid linesep name open path pathsep replace sep set_inheritable truncate unlink",
+    " fsencode fspath fstat fsync getcwd getpid linesep name open path pathsep replace sep set_inheritable truncate"
+    " unlink",
     "signal": "SIGINT SIGTERM SIG_DFL SIG_IGN getsignal raise_signal signal",
 }
 """What both systems have, of what fedkeel uses: a new name is looked up in Python's documentation, then added."""
@@ -98,12 +101,16 @@ ON_WINDOWS = {
 
 def each_node(source=None):
     """Every node of the syntax of every module, with the module's place."""
-    texts = (
-        {"here": source} if source else {p.relative_to(SOURCE).as_posix(): p.read_text() for p in SOURCE.rglob("*.py")}
-    )
-    for place, text in texts.items():
-        for node in ast.walk(ast.parse(text)):
-            yield place, node
+    return nodes_of({"here": source}) if source else nodes_of_fedkeel()
+
+
+def nodes_of(texts):
+    return [(place, node) for place, text in texts.items() for node in ast.walk(ast.parse(text))]
+
+
+@cache
+def nodes_of_fedkeel():
+    return nodes_of({path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")})
 
 
 def posix_only(source=None):
@@ -147,3 +154,23 @@ def test_text_ends_its_lines_alike_on_every_system():
     assert [call for call in system_endings() if "devnull" not in call[1]] == []
     for bad in ("path.write_text(text, encoding='utf-8')", "open(path, 'a')", "path.open('w', encoding='utf-8')"):
         assert list(system_endings(bad)), bad
+
+
+def unencoded(source=None):
+    """Calls that read or write text in the encoding of the system."""
+    for place, node in each_node(source):
+        if not isinstance(node, ast.Call):
+            continue
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        values = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        modes = [value for value in values if isinstance(value, str) and re.fullmatch("[rwaxb+]+", value)]
+        opens = getattr(node.func, "id", None) == "open" or (method == "open" and modes)
+        text = method in ("read_text", "write_text") or (opens and not any("b" in mode for mode in modes))
+        if text and "utf-8" not in [*values, *(getattr(word.value, "value", None) for word in node.keywords)]:
+            yield place, ast.unparse(node)
+
+
+def test_no_file_depends_on_the_locale():
+    assert list(unencoded()) == []
+    for bad in ("path.write_text(text)", "open(path, 'a')", "path.open('r')", "path.read_text()"):
+        assert list(unencoded(bad)), bad

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -171,10 +172,9 @@ def sure(output: Tensor, target: Tensor) -> Tensor:
 BATCH_NORM = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(392, 4))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [{"metrics": {"sure": sure}}, {"loss": average}, {"loss": per_sample}, {"model": BATCH_NORM}],
-    ids=["metrics", "a mean", "a loss of the user's", "buffers"],
 )
 def test_what_may_depend_on_other_samples_is_not_stacked(changes: dict[str, Any]) -> None:
     task = task_of(**changes)

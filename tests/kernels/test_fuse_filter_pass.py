@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import pytest
 import torch
+from for_each import for_each
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -39,7 +39,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each("name", CASES)
 def test_the_rewritten_graph_computes_the_same(name: str) -> None:
     f, rewritten = CASES[name]
     draw = torch.Generator().manual_seed(0)

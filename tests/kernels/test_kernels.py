@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from for_each import for_each
 from torch import Tensor
 
 from fedkeel.kernels import plain
@@ -42,7 +43,7 @@ def far(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp(min=1e-30))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@for_each("shape", SHAPES)
 def test_convolution_is_that_of_pytorch(shape: tuple[int, ...]) -> None:
     height, width, inner, outer, kernel, stride, padding = shape
     x = drawn(3, 2, height, width, inner, seed=0).requires_grad_()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import MethodType
 
-import pytest
 import torch
+from for_each import for_each
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -70,7 +70,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@for_each("name", NETWORKS)
 def test_stacked_as_serial(name: str) -> None:
     make, shape, kernels = NETWORKS[name]
     torch.manual_seed(0)

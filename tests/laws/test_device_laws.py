@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from every_method import few_of_engines
+from for_each import for_each
 from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,7 +162,7 @@ def test_so_does_one_of_every_cell_of_a_table(paper: str) -> None:
     assert [name for name, method in of_paper(paper) if not stays_on_the_device(method)] == []
 
 
-@pytest.mark.parametrize("rule", ABLATIONS, ids=repr)
+@for_each("rule", ABLATIONS)
 def test_one_client_after_another_draws_where_its_gradients_are(rule: Rule) -> None:
     method = fk.method("ablation", gradient=[rule], weights=fk.Uniform())
     wide = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
@@ -231,7 +232,7 @@ def test_stacked_rules_do_what_they_do_for_one_client() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "rule", [pytest.param(one, marks=[pytest.mark.slow] if i % 4 else []) for i, one in enumerate(COMPILED)], ids=repr
+    "rule", [pytest.param(one, marks=[pytest.mark.slow] if i % 12 else []) for i, one in enumerate(COMPILED)], ids=repr
 )
 def test_compiled_rules_do_what_they_do_for_one_client(rule: Rule) -> None:
     step, given, alone = stepped(rule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.core.method import Method
@@ -86,12 +87,12 @@ def tuned(name: str) -> Method:
     return build(name, wanted | ({"rho_local": 0.1} if "rho_local" in known else {}))
 
 
-@pytest.mark.parametrize("name", PAPER)
+@for_each("name", PAPER)
 def test_follows_the_formulas(name: str) -> None:
     np.testing.assert_allclose(toy(tuned(name)), PAPER[name], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@for_each("name", RELEASED)
 def test_released_variants_follow_the_released_programs(name: str) -> None:
     np.testing.assert_allclose(toy(tuned(name)), RELEASED[name], rtol=0, atol=3e-7)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from for_each import for_each
 from torch import nn
 
 from fedkeel.errors import ModelError
@@ -12,7 +13,7 @@ from fedkeel.models.card import Tokens
 
 
 @pytest.mark.usefixtures("constant_weights")
-@pytest.mark.parametrize("name", MODELS)
+@for_each("name", MODELS)
 def test_the_head_is_the_layer_that_gives_the_logits(name: str) -> None:
     module = build(name, shape=(6,) if isinstance(MODELS[name].takes, Tokens) else (1, 16, 16), classes=3, seed=0)
     weight, bias = head(module)

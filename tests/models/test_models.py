@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from for_each import for_each
 
 from fedkeel.errors import ModelError
 from fedkeel.models import MODELS, build
 from fedkeel.models.card import Tokens
 
 LARGE = {"resnet18-gn", "resnet18-gn-cifar", "resnet18-bn-cifar", "densenet121-gn", "densenet121-fedfft"}
-REPEATED = LARGE - {"resnet18-gn", "densenet121-fedfft"}  # of layers that others draw alike
+REPEATED = LARGE - {"densenet121-fedfft"}  # of layers that others draw alike
 
 
 def shape_for(name: str, side: int = 16) -> tuple[int, ...]:
@@ -75,7 +76,7 @@ def test_a_name_like_no_other_is_answered_with_all() -> None:
     assert all(name in caught.value.hint for name in MODELS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "shape", "fits"),
     [
         ("small-cnn", (1, 7, 7), "at least 8×8 pixels"),
@@ -107,7 +108,7 @@ def test_options_change_the_defaults_of_the_card() -> None:
     assert module.get_parameter("words.embedding.weight").shape == (50, 32)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "options", "message", "hint"),
     [
         ("resnet20-gn", {"group": 2}, "has no option 'group'", "did you mean 'groups'?"),

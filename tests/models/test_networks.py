@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from for_each import for_each
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -49,7 +50,7 @@ WITH_BUFFERS = {"resnet18-bn-cifar", "densenet121-fedfft"}
 STACKABLE = sorted(MODELS.keys() - WITH_BUFFERS)
 
 
-LARGE = {"densenet121-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
+LARGE = {"densenet121-gn", "resnet18-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
 
 
 def each(names: Iterable[str]) -> pytest.MarkDecorator:
@@ -71,7 +72,7 @@ def sample(name: str, shape: tuple[int, ...], batch: int, seed: int = 0, dtype: 
 
 
 @pytest.mark.usefixtures("constant_weights")
-@pytest.mark.parametrize(("name", "shape", "classes", "count"), PUBLISHED)
+@for_each(("name", "shape", "classes", "count"), PUBLISHED)
 def test_number_of_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     module = build(name, shape=shape, classes=classes, seed=0)
     assert sum(parameter.numel() for parameter in module.parameters()) == count
@@ -93,7 +94,7 @@ def test_images_of_28_and_64_pixels(name: str, side: int) -> None:
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["mlp", "small-cnn", "lenet-fsa", "leaf-cnn", "vit-small-32", "resnet20-gn"])
+@for_each("name", ["mlp", "small-cnn", "lenet-fsa", "leaf-cnn", "vit-small-32", "resnet20-gn"])
 def test_images_need_not_be_square(name: str) -> None:
     assert build(name, shape=(3, 20, 24), classes=4, seed=0)(torch.zeros(1, 3, 20, 24)).shape == (1, 4)
 

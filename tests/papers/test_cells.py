@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from for_each import for_each
 
 from fedkeel.errors import RequestError
 from fedkeel.papers import EVALUATIONS, KINDS, PAPERS, checks, choices, find, tables
@@ -85,7 +86,7 @@ def test_a_row_of_the_wrong_length_or_without_a_meaning_is_refused() -> None:
         made(columns=["minst"], values={"plain": [1]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "meant"),
     [
         (79.52, (79.52, None, False)),
@@ -100,7 +101,7 @@ def test_notation_of_numbers(written: float | str, meant: tuple[float | None, fl
     assert parse(written) == meant
 
 
-@pytest.mark.parametrize("wrong", ["", "±0.3", "70,1", "70.1±"])
+@for_each("wrong", ["", "±0.3", "70,1", "70.1±"])
 def test_other_notations_are_errors(wrong: str) -> None:
     with pytest.raises(ValueError, match="float"):
         parse(wrong)
@@ -117,7 +118,7 @@ def test_find_by_paper_table_and_label() -> None:
     assert (cell.paper, cell.table, cell.row, cell.column) == ("fedfft", "1", "FedFFT-D", "cifar10, 0.1")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "message", "hint"),
     [
         ("fedft", "unknown paper: fedft", "fedfft"),
@@ -133,7 +134,7 @@ def test_what_cannot_be_found_is_named(spec: str, message: str, hint: str) -> No
     assert hint in (refused.value.hint or "")
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@for_each("paper", PAPERS)
 def test_names_are_unique_and_words_are_known(paper: str) -> None:
     names = [table.name for table in tables(paper)]
     assert len(set(names)) == len(names)
@@ -147,7 +148,7 @@ def test_names_are_unique_and_words_are_known(paper: str) -> None:
     assert choices(paper)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@for_each("paper", PAPERS)
 def test_files_hold_nothing_that_no_cell_uses(paper: str) -> None:
     """A misspelt name would otherwise be a setting without effect."""
     data = read(paper)

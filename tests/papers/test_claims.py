@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -78,7 +79,7 @@ def test_the_runs_of_a_claim_are_asked_for_by_its_name():
 GAIN = ("filter-over-fedavg", "specgradfilter:I", "cifar10, 0.1")  # 19.65 points are reported
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ours", "theirs", "verdict", "reason"),
     [
         ([], [50.0, 51.0], "undecided", "not run: SpecGradFilter, cifar10, 0.1"),
@@ -115,9 +116,7 @@ def test_only_a_direction_is_claimed_where_no_size_is():
     assert finding("fft-over-sam", turned, "FedFFT-D − FedSAM-D, cifar10, 0.1").verdict == "contradicted"
 
 
-@pytest.mark.parametrize(
-    ("ahead", "verdict"), [(0.1, "confirmed"), (-3.0, "confirmed"), (0.5, "undecided"), (2, "contradicted")]
-)
+@for_each(("ahead", "verdict"), [(0.1, "confirmed"), (-3.0, "confirmed"), (0.5, "undecided"), (2, "contradicted")])
 def test_no_gain_is_claimed_within_a_margin(ahead, verdict):
     base = [76.0, 77.0, 78.0]
     ours = [value + ahead + jitter for value, jitter in zip(base, (0.0, 0.1, -0.1), strict=True)]
@@ -125,9 +124,7 @@ def test_no_gain_is_claimed_within_a_margin(ahead, verdict):
     assert finding("fft-not-on-gradients", lines, "0.1").verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("ahead", "verdict"), [(-0.5, "confirmed"), (5.0, "confirmed"), (-1.0, "undecided"), (-2.0, "contradicted")]
-)
+@for_each(("ahead", "verdict"), [(-0.5, "confirmed"), (5.0, "confirmed"), (-1.0, "undecided"), (-2.0, "contradicted")])
 def test_level_is_no_further_behind_than_the_margin(ahead, verdict):
     base = [60.0, 61.0, 62.0]
     ours = [value + ahead + jitter for value, jitter in zip(base, (0.0, 0.1, -0.1), strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from for_each import for_each
 from printed import cell, value
 
 from fedkeel.papers import PAPERS, find
@@ -140,7 +141,7 @@ BEATEN = {
 }
 
 
-@pytest.mark.parametrize("spec", BEST)
+@for_each("spec", BEST)
 def test_the_papers_own_method_is_best_where_it_is_printed_bold(spec: str) -> None:
     """Over what is not damaged; a damaged number that won was one of the signs of damage."""
     lost = damaged(spec)

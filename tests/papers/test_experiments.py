@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytest
+from for_each import for_each
 
 from fedkeel.data import DATASETS
 from fedkeel.models import MODELS
@@ -22,7 +22,7 @@ SAVED: set[Any] = set()
 """Methods that came back from a file as they were."""
 
 
-@pytest.mark.parametrize(("paper", "table"), TABLES)
+@for_each(("paper", "table"), TABLES)
 def test_every_cell_builds(paper: str, table: str) -> None:
     for cell in find(f"{paper}:{table}"):
         assert cell.experiment.keys() >= IN_FULL, cell.label  # nothing is left to a data set's preset

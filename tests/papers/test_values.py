@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from for_each import for_each
 from printed import cell, value
 
 from fedkeel.papers import KINDS, PAPERS, find, tables
@@ -151,7 +151,7 @@ SPOTS: dict[str, dict[str, float]] = {
 }
 
 
-@pytest.mark.parametrize("spec", SPOTS)
+@for_each("spec", SPOTS)
 def test_spot_values(spec: str) -> None:
     assert {label: value(spec, label) for label in SPOTS[spec]} == SPOTS[spec]
 
@@ -166,7 +166,7 @@ def test_every_table_with_numbers_has_spot_values() -> None:
     assert with_numbers == set(SPOTS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec", "label", "spread"),
     [
         ("specgradfilter:I", "FedSAM, tiny-imagenet, 0.6", 2.44),
@@ -191,7 +191,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("paper", "table"), [(paper, table) for paper in SHAPES for table in SHAPES[paper]])
+@for_each(("paper", "table"), [(paper, table) for paper in SHAPES for table in SHAPES[paper]])
 def test_rows_and_columns_are_those_of_the_paper(paper: str, table: str) -> None:
     cells = find(f"{paper}:{table}")
     rows, columns = list(dict.fromkeys(c.row for c in cells)), list(dict.fromkeys(c.column for c in cells))

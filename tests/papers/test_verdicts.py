@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from for_each import for_each
 
 from fedkeel.papers import Cell, Table, find
 from fedkeel.papers.discrepancies import contradictions
@@ -227,7 +228,7 @@ def test_what_one_row_varies_by_counts_for_both_rows_of_a_pair():
     assert verdicts([cell("A", 80.0), cell("B", 72.0)], [replace(e, rounds=20) for e in noisy])[0] == "shortened"
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.9, None), (-0.9, None), (1.1, "ordering holds"), (-1.1, "differs")])
+@for_each(("gap", "verdict"), [(0.9, None), (-0.9, None), (1.1, "ordering holds"), (-1.1, "differs")])
 def test_a_measured_gap_within_noise_speaks_neither_for_nor_against_a_gap_as_small(gap, verdict):
     cells = [cell("A", 71.05 if gap > 0 else 68.95), cell("B", 70.0), cell("C", 60.0 if gap > 0 else 80.0)]
     cells = [replace(one, reported=140.0 - one.reported) for one in cells] if verdict == "differs" else cells

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 from torch import nn
 
 import fedkeel as fk
@@ -180,7 +181,7 @@ def test_a_metric_gives_a_value_per_sample_or_sees_all_of_them(monkeypatch):
     assert [value**2 for value in parts.curve("root")] == pytest.approx(parts.curve("mean"), rel=1e-12)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"loss": lambda output, target: 0.5}, "returns a tensor, not float"),
@@ -209,7 +210,7 @@ def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, wor
     assert fk.run(experiment(small_problem()), out=tmp_path / "run").result["rounds"] == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"dtype": "float64"}, "dtype"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 import fedkeel.problems.problem
@@ -29,7 +30,7 @@ def test_it_is_the_same_for_the_same():
     assert with_parts().digest() == with_parts().digest()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         lambda p: replace(p, clients=[*p.clients[:-1], touched(p.clients[-1])]),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from for_each import for_each
 from stopping import StopAfter
 
 import fedkeel as fk
@@ -88,7 +89,10 @@ def test_a_share_of_one_gives_the_new_models_bits():
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("base", ["fedavg", "scaffold", "fedavgm", "feddyn", "fedgloss"])
+AGAIN = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedavgm", "feddyn")]
+
+
+@pytest.mark.parametrize("base", ["scaffold", "fedgloss", *AGAIN])
 def test_the_base_is_trained_as_ever_bit_for_bit(base):
     plain = train(base)
     for plugin in ("ema", "swa"):
@@ -226,7 +230,7 @@ def test_private_layers_pass_through_an_average_that_someone_composes():
 
 
 # ---- what does not fit ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@for_each(
     ("method", "more", "line"),
     [
         ({"name": "swa+fedavg", "cycle": 3}, {}, "averaging would start after the last round: in round 7 of 6."),

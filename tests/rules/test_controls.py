@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@for_each("form", FORMS)
 def test_engines_agree_on_the_controls(form):
     method = fk.method(form, gradient=FORMS[form], weights=fk.Uniform())
     exp = fk.Experiment(

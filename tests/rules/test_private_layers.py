@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 from every_method import few_by_default
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.catalogue.cards import card
@@ -66,7 +67,7 @@ def alone_with_the_head():
     return heads(toy({"v": ONES}, alone, with_private("fedavg"), **seen))
 
 
-@pytest.mark.parametrize(("name", "settings"), BASES)
+@for_each(("name", "settings"), BASES)
 def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_ones(name, settings):
     seen = {"metrics": {"v": lambda params, batch: params["v"].sum()}, "head": ("v",)}
     run = toy({"v": ONES, "w": ONES}, both, with_private(name, **settings), **seen)
@@ -108,7 +109,7 @@ def test_private_layers_never_travel_or_are_refused_in_a_line(name):
     assert not any(record.dropped for record in fk.run(experiment, engine="serial").records)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedfft-d", "fedwmsam", "fedsmoo"])
+@for_each("name", ["scaffold", "fedfft-d", "fedwmsam", "fedsmoo"])
 def test_stacked_clients_are_the_same(name):
     given = fk.Experiment(
         problem=small_problem((7, 4, 5, 1)), method=with_private(name), rounds=3, participation=0.5, epochs=2,

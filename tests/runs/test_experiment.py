@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from for_each import for_each
 from safetensors.torch import save_file
 
 import fedkeel as fk
@@ -215,7 +216,7 @@ def changed(field, given):
     return {name: old for name, old in given.items() if name != other} | {field: value}
 
 
-@pytest.mark.parametrize("field", [*CHANGES, *INSTEAD])
+@for_each("field", [*CHANGES, *INSTEAD])
 def test_replace_with_and_a_new_experiment_agree(field):
     assert {*CHANGES, *INSTEAD, "problem", "data"} == {one.name for one in fields(fk.Experiment)}
     for given in ({"dataset": "digits"}, CHANGES | {"dataset": "digits", "seed": 8}):
@@ -229,7 +230,7 @@ def test_replace_with_and_a_new_experiment_agree(field):
         assert fk.Experiment.load(new.save()).save() == new.save()
 
 
-@pytest.mark.parametrize("field", [*CHANGES, *INSTEAD])
+@for_each("field", [*CHANGES, *INSTEAD])
 def test_an_experiment_says_what_was_asked_and_its_plan_what_it_comes_to(field):
     given = changed(field, {"dataset": "digits"})
     asked = fk.Experiment(**given)

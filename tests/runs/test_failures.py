@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
@@ -180,7 +181,7 @@ def test_numbers_that_are_no_numbers_become_null(tmp_path):
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "error", "words"),
     [
         ({"method": "fedavgg"}, MethodError, "unknown method: fedavgg"),

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.engines.engine import ScoreRequest
@@ -76,7 +77,7 @@ def test_fine_tuning_moves_the_head_alone_and_is_judged():
     assert fk.run(experiment("fedavg", evaluation={"model": "global", "tune": True}), engine="serial").result["tuned"]
 
 
-@pytest.mark.parametrize("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
+@for_each("method", ["fedala", "feddyn", "fedfsa", "fedsmoo"])
 def test_those_who_never_took_part_are_tuned_beside_the_others(method):
     asked = experiment(method, evaluation={"model": "global", "tune": True}, rounds=1)
     one, other = (fk.run(asked, engine=engine, dtype=F64).result["tuned"] for engine in ("serial", "stacked"))
@@ -130,7 +131,7 @@ def stopping_after(rounds, append):
     ],
 )
 def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch, engine, changes):
-    exp = experiment("fedala", **{"rounds": 6, "evaluation": {}} | changes)
+    exp = experiment("fedala", **{"rounds": 4, "evaluation": {}} | changes)
     counts, score = [], judging.evaluate_all
 
     def counted(engine, models):
@@ -142,9 +143,9 @@ def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch,
     found = fk.run(exp, engine=engine)
     least, most = 3, 3 * exp.evaluate_every  # half of the clients train in a round
     assert counts[0] == 6
-    assert all(least <= count <= most for count in counts[1:6])
+    assert all(least <= count <= most for count in counts[1:4])
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", stopping_after(4, RunFolder.append))  # scored, but not written down
+        patch.setattr(RunFolder, "append", stopping_after(2, RunFolder.append))  # scored, but not written down
         with pytest.raises(KeyboardInterrupt):
             fk.run(exp, out=tmp_path, engine=engine)
     counts.clear()
@@ -207,6 +208,7 @@ def test_models_are_made_as_they_are_scored():
 
 def test_a_data_set_is_divided_for_personal_tests():
     settings = {"dataset": "digits", "partition": fk.Iid(clients=20), "rounds": 1, "evaluation": {"share": 0.3}}
+    settings |= {"epochs": 1, "participation": 0.1, "model": "logistic"}
     run = fk.run(fk.Experiment(method="fedper", **settings), engine="serial")
     problem = run.problem
     kept, aside = problem.data.sizes, problem.tests_of_clients.sizes
@@ -215,7 +217,7 @@ def test_a_data_set_is_divided_for_personal_tests():
     assert fk.Experiment.load(run.experiment.save()).plan.evaluation == run.experiment.plan.evaluation
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("method", "what"), [("fedlaw", "proxy"), ("feddisco", "classes"), ("fedlc", "classes"), ("fedsol", "module")]
 )
 def test_a_problem_that_lacks_something_is_refused_with_a_hint(method, what):

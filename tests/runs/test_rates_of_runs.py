@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from for_each import for_each
 from stopping import StopAfter
 
 import fedkeel as fk
@@ -110,7 +111,7 @@ def test_a_preset_decay_gives_way_to_a_schedule():
     assert plan.lr_at(plan.rounds) == plan.lr_at(plan.rounds - 1) > 0  # for what follows the last round
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "line"),
     [
         ({"schedule": "cosine", "lr_decay": 0.9}, "lr_decay and schedule both change the clients' rate."),

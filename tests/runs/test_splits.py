@@ -8,6 +8,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.data import DATASETS, load
@@ -54,12 +55,12 @@ def test_no_sample_is_trained_on_and_judged_on(partition, method, seed):
     assert sum(map(len, sides)) == len(set.union(*sides))
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@for_each("name", DATASETS)
 def test_no_data_sets_own_partition_repeats_samples(name):
     assert not may_repeat(load_partition(DATASETS[name].preset["partition"]))
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@for_each("paper", PAPERS)
 def test_every_cell_names_the_form_of_its_partition(paper):
     """So that no default decides what a paper's experiment is."""
     for table in tables(paper):

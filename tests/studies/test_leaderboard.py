@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.errors import MethodError, RequestError
@@ -121,7 +122,7 @@ def test_lines_survive_their_file_and_a_wrong_one_is_named(tmp_path):
         read_lines(file)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "told"),
     [
         ({"settings": 3}, "names its settings"),

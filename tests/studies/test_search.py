@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli.search import folder_of
@@ -172,7 +173,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), WRONG)
+@for_each(("changes", "told"), WRONG)
 def test_what_is_wrong_is_said_in_one_line(changes, told):
     with pytest.raises(RequestError, match=told) as error:
         Search.load(BASE | changes)

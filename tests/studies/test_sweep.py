@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.cli.main import call
@@ -189,7 +190,7 @@ def test_where_clients_models_are_judged_the_choice_is_made_by_them():
     assert dict(tune(sweep, "fedper", execute).best) == {"lr": 0.1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "words"),
     [
         ({"methods": {}}, "names its methods"),

@@ -36,6 +36,13 @@ def local_kinds_of(name: str) -> frozenset[object]:
     return frozenset({*called, *map(type, method.objectives), len(method.phases)})
 
 
+def heard_kinds_of(name: str) -> frozenset[object]:
+    """Kinds of rules that make something of the server's message, and of objectives."""
+    method = build(name)
+    heard = {type(rule) for rule in method.local_rules if rule.stages & {"broadcast", "start"}}
+    return frozenset({*heard, *map(type, method.objectives), len(method.phases)})
+
+
 def few_by_default(names=METHODS, kinds=kinds_of):
     """Parameters of a law: names of methods, all but a few of them marked slow."""
     return [name if name in few(kinds) else pytest.param(name, marks=pytest.mark.slow) for name in names]
@@ -44,3 +51,8 @@ def few_by_default(names=METHODS, kinds=kinds_of):
 def few_of_engines():
     """Parameters of a law about engines, which know nothing of the server's rules."""
     return few_by_default(kinds=local_kinds_of)
+
+
+def few_of_joint_engines():
+    """Parameters of a law about runs in one stack, in which every client has a message of its own."""
+    return few_by_default(kinds=heard_kinds_of)

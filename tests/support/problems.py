@@ -47,7 +47,7 @@ def quadratic(params, batch):
 
 INNER = {
     "fedala": {"passes": 2}, "fedawa": {"steps": 2}, "fedawa@released": {"steps": 2}, "ghbm": {"tau": 1},
-    "feddecorr": {"beta": 0.01},
+    "feddecorr": {"beta": 0.01}, "fedlaw": {"epochs": 2},
 }  # fmt: skip
 """Loops inside of a round, which laws need not wait for, rounds before a momentum begins, and a penalty that divides
 features by their spread, so that a strong one enlarges rounding from step to step."""

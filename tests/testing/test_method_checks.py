@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.testing import BrokenLaw, check_method, check_rule
@@ -135,7 +136,7 @@ def test_a_sound_rule_passes():
     fast(fk.Sam(0.1), neutral=fk.Sam(0.0))
 
 
-@pytest.mark.parametrize("kind", SENTENCES, ids=lambda kind: kind.__name__)
+@for_each("kind", SENTENCES)
 def test_a_broken_rule_is_found_and_the_sentence_says_why(kind):
     with pytest.raises(BrokenLaw, match=SENTENCES[kind]) as caught:
         fast(kind())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from for_each import for_each
 
 from fedkeel.data.corruptions.registry import TWELVE, corrupt_array
 from fedkeel.data.partition.dirichlet import Dirichlet
@@ -82,7 +83,7 @@ def test_samples_that_no_client_holds_stay_as_they_are():
     assert seen[-1] == ("corrupting: contrast", 600, 600)
 
 
-@pytest.mark.parametrize("wrong", [{"fewest": 3, "most": 2}, {"fewest": -1}, {"most": 13}, {"fewest": "x"}])
+@for_each("wrong", [{"fewest": 3, "most": 2}, {"fewest": -1}, {"most": 13}, {"fewest": "x"}])
 def test_impossible_hands_are_refused(wrong):
     with pytest.raises(
         ExperimentError,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from for_each import for_each
 
 from fedkeel.data.partition.heatmap import draw_heatmap, write_heatmap
 from fedkeel.errors import FolderError, RequestError
@@ -44,7 +45,7 @@ def test_ten_classes_by_a_hundred_clients_fit_a_wide_terminal_client_by_client()
     assert lines[0].startswith("class 0 ")
 
 
-@pytest.mark.parametrize(("clients", "classes", "width"), [(5000, 10, 80), (1000, 200, 100), (101, 41, 60), (3, 2, 5)])
+@for_each(("clients", "classes", "width"), [(5000, 10, 80), (1000, 200, 100), (101, 41, 60), (3, 2, 5)])
 def test_what_does_not_fit_is_added_up_in_groups(clients: int, classes: int, width: int) -> None:
     held = np.random.default_rng(0).integers(1, 50, (clients, classes))
     *map_lines, legend = write_heatmap(held, width=width).splitlines()

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def test_of_samples_that_one_client_holds_the_share_is_exact(owner: list[int], s
         assert len(set(theirs)) == int(share * len(mine) + 1e-9)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "share", "aside"),
     [(600, 0.3, 180), (700, 0.3, 210), (1100, 0.3, 330), (100, 0.29, 29), (1, 0.9, 0), (2, 0.5, 1), (2, 0.49, 0)],
 )

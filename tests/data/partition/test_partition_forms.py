@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from for_each import for_each
 
 from fedkeel.data.partition.classwise import _fill_up
 from fedkeel.data.partition.dirichlet import FORMS, Dirichlet
@@ -87,7 +88,7 @@ def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
     assert abs(np.mean(hsu) - np.mean(fls)) < 0.05
 
 
-@pytest.mark.parametrize("form", FORMS)
+@for_each("form", FORMS)
 def test_a_large_alpha_is_iid_and_a_small_one_is_not(form: str) -> None:
     labels = CIFAR[:20_000]
     scores = [score(Dirichlet(a, 20, form).divide(labels, 3).histogram(labels, 10)) for a in (1e6, 10.0, 0.5, 0.05)]
@@ -262,7 +263,7 @@ def test_an_empty_cyclic_client_is_refused() -> None:
         Pathological(1, 4, "cyclic").divide(labels, 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("build", "word"),
     [
         (lambda: Iid(0), "0"),
@@ -292,7 +293,7 @@ def test_a_form_spelt_wrongly_is_answered_with_the_right_one() -> None:
     assert caught.value.hint == "did you mean 'class-wise'?"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "natural",

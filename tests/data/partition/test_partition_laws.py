@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from for_each import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,7 +196,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("partitioner", EVERY, ids=str)
+@for_each("partitioner", EVERY)
 def test_a_partition_obeys_the_laws_and_another_key_divides_otherwise(partitioner: Any) -> None:
     check_partition(partitioner)
     first, other = (partitioner.divide(LABELS, key) for key in (5, 6))
@@ -205,7 +206,7 @@ def test_a_partition_obeys_the_laws_and_another_key_divides_otherwise(partitione
 NAMELESS = [p for p in EVERY if getattr(p, "form", "") not in ("cyclic", "fedfsa-released") and not hasattr(p, "base")]
 
 
-@pytest.mark.parametrize("partitioner", NAMELESS, ids=str)
+@for_each("partitioner", NAMELESS)
 def test_the_names_of_the_classes_do_not_matter(partitioner: Any) -> None:
     renamed = np.array([70, 3, 12, 5, 9, 8, 1, 0, 44, 2])[LABELS]
     one, other = partitioner.divide(LABELS, 5), partitioner.divide(renamed, 5)
@@ -213,7 +214,7 @@ def test_the_names_of_the_classes_do_not_matter(partitioner: Any) -> None:
     assert one.offsets.tobytes() == other.offsets.tobytes()
 
 
-@pytest.mark.parametrize("partitioner", EVERY, ids=str)
+@for_each("partitioner", EVERY)
 def test_labels_that_cannot_be_divided_are_refused(partitioner: Any) -> None:
     with pytest.raises(DataError, match="without samples"):
         partitioner.divide(np.array([], dtype=np.int64), 0)
@@ -263,7 +264,7 @@ def test_defaults_give_each_sample_to_one_client(
         assert partition.unused == np.isin(labels, without).sum()
 
 
-@pytest.mark.parametrize("partitioner", EVERY, ids=str)
+@for_each("partitioner", EVERY)
 def test_a_partition_knows_whether_it_repeats_samples(partitioner: Any) -> None:
     assert type(partitioner) in PARTITIONS.values()
     found = any(partitioner.divide(LABELS, key).duplicated for key in range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from every_method import few_of_engines
+from for_each import for_each
 from torch import Tensor, nn
 from torch.nn import functional
 
 import fedkeel as fk
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, init_server, server_round
+from fedkeel.core.round import Lift, broadcast, init_server, server_round
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, stack, tensors
 from fedkeel.data.augment import Augment
@@ -31,7 +33,7 @@ from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
 from fedkeel.engines.stacked.scoring import largest_layer
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import build
+from fedkeel.methods import METHODS, build
 from fedkeel.models import build as build_model
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Task, average_scores
@@ -128,19 +130,31 @@ def test_losses_of_all_clients_at_once_are_those_of_each(loss: Any) -> None:
     assert difference(stacked, serial) < 1e-12
 
 
-@pytest.mark.parametrize("name", few_of_engines())
-def test_every_method_learns_what_it_learns_serially(name: str) -> None:
+def compare_with_serial(name: str, lifts: Sequence[Lift | None]) -> None:
     given, training = problem(model=model_for(name, network())), Training(seed=1, epochs=1, batch_size=3)
     task = Task(given, dtype=torch.float64, asks=build(name).asks)
     method = settled(name, task).then(fk.rules.ClipNorm(10.0), fk.rules.WeightDecay(0.01))
     rounds = ([0, 3], [1, 0])
     serial = train(SerialEngine(task, method, training), method, task, rounds)
-    for lift in (lift_by_vmap, lift_by_broadcast):
+    for lift in lifts:
         if lift is lift_by_broadcast and any(rule.random for rule in method.rules):
             continue  # never broadcast: its keys differ from client to client
         task = Task(given, dtype=torch.float64, asks=method.asks)
         found = train(StackedEngine(task, method, training, lift=lift), method, task, rounds)
         assert difference(found, serial) < 1e-12
+
+
+@pytest.mark.parametrize("name", few_of_engines())
+def test_every_method_learns_what_it_learns_serially(name: str) -> None:
+    compare_with_serial(name, [None])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("scaffold", "fedfft-d") else [pytest.mark.slow]) for name in METHODS],
+)
+def test_it_does_so_however_its_rules_are_lifted(name: str) -> None:
+    compare_with_serial(name, [lift_by_vmap, lift_by_broadcast])
 
 
 @pytest.mark.usefixtures("onednn")
@@ -194,7 +208,7 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output - output.mean(0), target)  # samples of a batch meet
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"loss": mean},
@@ -202,7 +216,6 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
         {"model": network(nn.BatchNorm2d(4)), "clients": [samples(2 * size, i) for i, size in enumerate(SIZES)]},
         {"prepare": lambda raw, keys: (raw[0].float().permute(0, 3, 1, 2) / raw[0].float().amax(), raw[1])},
     ],
-    ids=["mean loss", "loss over the batch", "batch norm", "own preparation"],
 )
 def test_what_samples_of_a_batch_share_is_not_shared_with_padding(changes: dict[str, Any]) -> None:
     method = build("fedsam-d")
