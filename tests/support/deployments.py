@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fedkeel
 from fedkeel.federation.export import export
+from fedkeel.runs.folder import read_rounds
 
 SOURCE = str(Path(fedkeel.__file__).parents[1])
 SCRIPTS = Path(sys.executable).parent
@@ -123,9 +124,20 @@ class Deployment:
         self.signal(name, signal.SIGKILL)
         self.processes.pop(name).wait()
 
+    def stop(self, name):
+        """As systemd and Docker do: one signal to the process that was started, and its time to end."""
+        self.processes[name].terminate()
+        self.processes.pop(name).wait(PATIENCE)
+
     def close(self):
+        """End all that was started, also what a process started while it was being killed."""
         for name in list(self.processes):
             self.kill(name)
+        while left := living_in(self.environment["FLWR_HOME"]):
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.1)
 
     # ---- what can be seen ----------------------------------------------------------------------------------------
     def log(self, name):
@@ -155,6 +167,25 @@ def descendants(process):
     for one in found:  # grows while it is gone through
         found += [child for child, parent in parents.items() if parent == one]
     return found[1:]
+
+
+def living_in(home):
+    """Processes whose FLWR_HOME this is, by which those of one deployment are known."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def has_saved(out, round):
+    """Whether a checkpoint of the round is there: only then does a server that is killed know of it."""
+    return lambda: any(int(file.stem) >= round for file in (out / "checkpoint").glob("[0-9]*.safetensors"))
+
+
+def is_done(out, rounds):
+    return lambda: (out / "result.json").exists() and len(read_rounds(out)) == rounds
 
 
 def literal(value):
