@@ -68,11 +68,12 @@ class Deployment:
         subprocess.run(["sh", self.app / name, *arguments], env=self.environment, check=True, capture_output=True)
 
     # ---- processes -----------------------------------------------------------------------------------------------
-    def start(self, name, command, **more):
+    def start(self, name, command, cwd=None, **more):
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment | more, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                command, env=self.environment | more, cwd=cwd, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
 
     def superlink(self, host=HOST):
         up = self.log("superlink").count("Application startup complete")
