@@ -5,9 +5,9 @@
 
 It exports an app, starts a SuperLink and the SuperNodes on this machine, with TLS and a key for each node, as the app's
 own scripts do, and trains. After every round it reads the memory of the server's processes. It prints one JSON object:
-rounds per minute, memory (MB) of each kind of process at round 10 and at the end, its slope (kB a round, least squares
-after the first tenth), replies that were refused or did not come, and what nodes cost. At the end, after an error and
-after Ctrl-C nothing of what it started is left. It needs Flower, openssl, ssh-keygen and /proc.
+rounds per minute, memory (MB) of each kind of process after rounds 1, 10 and the last, its slope (kB a round, least
+squares after the first tenth), replies that were refused or did not come, and what nodes cost. At the end, after an
+error and after Ctrl-C nothing of what it started is left. It needs Flower, openssl, ssh-keygen and /proc.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Load:
         records = read_rounds(self.out)
         seconds = [record.seconds for record in records]
         messages = sum(len(record.selected) for record in records[self.sampled[0] :])
-        tenth = next(place for place, done in enumerate(self.sampled) if done >= min(10, self.rounds))
+        shown = sorted({0, min(9, len(self.sampled) - 1), len(self.sampled) - 1})
         by_kind = {kind: [taken[kind] for taken in self.memory] for kind in SERVER}
         return {
             "nodes": self.deployment.nodes,
@@ -138,8 +138,7 @@ class Load:
             "median_seconds": round(statistics.median(seconds), 1),
             "server_mb": {
                 kind: {
-                    f"round {self.sampled[tenth]}": round(sizes[tenth] / 2**20, 1),
-                    f"round {self.sampled[-1]}": round(sizes[-1] / 2**20, 1),
+                    **{f"round {self.sampled[place]}": round(sizes[place] / 2**20, 1) for place in shown},
                     "most": round(max(sizes) / 2**20, 1),
                     "kb_per_round": round(slope(self.sampled, sizes), 1),
                 }

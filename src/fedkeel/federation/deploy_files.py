@@ -19,6 +19,10 @@ PLAIN = {
 COMPOSE = """\
 # A federation of {nodes} nodes on this machine, for a try: all share one folder of keys, which real sites never do.
 #   docker compose -f deploy/compose.yaml up --build --exit-code-from run
+# Certificates end after 30 days. To renew them, with `docker compose -f deploy/compose.yaml` before each of
+#   run --rm keys sh make_keys.sh /keys {nodes} superlink
+#   restart superlink node-0    (and the other nodes)
+#   up run
 x-image: &image
   build: {{context: .., dockerfile: deploy/Dockerfile}}
   image: fedkeel-{name}
