@@ -37,6 +37,7 @@ from fedkeel.runs.folder import read_rounds
 
 SERVER = ("flower-superlink", "flower-superexec", "flwr-serverapp")
 NODE = ("flower-supernode", "flower-superexec")
+STOPS = signal.SIGINT, signal.SIGTERM
 TICK, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
@@ -154,8 +155,8 @@ class Load:
         }
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Export, deploy, train and end everything."""
+def measure(asked: argparse.Namespace, folder: Path) -> None:
+    """Export, deploy, train, print what was measured, also when it is interrupted, and end everything."""
     experiment = fk.Experiment(
         dataset="digits",
         model=asked.model,
@@ -169,13 +170,18 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, object]:
     )
     export(experiment, folder / "app")
     deployment = Deployment(folder / "app", folder, nodes=asked.nodes)
+    load = Load(deployment, folder / "out", asked.rounds)
     try:
-        load = Load(deployment, folder / "out", asked.rounds)
         load.connect(asked.together, asked.patience)
         load.follow(asked.patience)
-        return load.summary()
     finally:
-        deployment.close()
+        for stop in STOPS:  # a second one would leave processes behind
+            signal.signal(stop, signal.SIG_IGN)
+        try:
+            if load.sampled:
+                print(json.dumps(load.summary(), indent=2), flush=True)
+        finally:
+            deployment.close()
 
 
 def main() -> None:
@@ -191,11 +197,11 @@ def main() -> None:
     asked = parser.parse_args()
     if MISSING:
         parser.exit(2, f"not on this machine: {', '.join(MISSING)}\n")
-    for stop in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
+    for stop in STOPS:  # a shell has its background jobs ignore the first
         signal.signal(stop, signal.default_int_handler)
     with contextlib.ExitStack() as kept:
         folder = asked.folder or Path(kept.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        print(json.dumps(measure(asked, folder.resolve()), indent=2))
+        measure(asked, folder.resolve())
 
 
 if __name__ == "__main__":
