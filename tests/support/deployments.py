@@ -22,7 +22,7 @@ MISSING = (
     + [tool for tool in ("flower-superlink", "flower-supernode", "flwr") if not (SCRIPTS / tool).exists()]
     + [folder for folder in ("/proc",) if not os.path.isdir(folder)]
 )
-PATIENCE = 400.0  # seconds that anything may take on a busy machine
+PATIENCE = 400.0  # seconds without a line in any log: a busy machine may take longer, as long as something moves
 HOST = "127.0.0.1"
 
 
@@ -146,9 +146,11 @@ class Deployment:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, holds, what, pause=0.3):
-        until = time.monotonic() + PATIENCE
+        moved, latest, seen = time.monotonic(), time.monotonic() + 4 * PATIENCE, 0
         while not holds():
-            if time.monotonic() > until:
+            if (written := sum(log.stat().st_size for log in self.folder.glob("*.log"))) != seen:
+                moved, seen = time.monotonic(), written
+            if time.monotonic() > min(moved + PATIENCE, latest):
                 raise AssertionError(f"waited in vain for {what}\n{self.told()}")
             time.sleep(pause)
 
