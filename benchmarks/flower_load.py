@@ -36,15 +36,16 @@ from fedkeel.federation.membership import beside
 from fedkeel.runs.folder import read_rounds
 
 SERVER = ("flower-superlink", "flower-superexec", "flwr-serverapp")
-NODE = ("flower-supernode", "flower-superexec")
+NODE = ("fedkeel.federation.supernode", "flower-superexec")
+PROGRAMS = ("flower", "flwr", "fedkeel.")
 STOPS = signal.SIGINT, signal.SIGTERM
 TICK, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 def kind_of(process: int) -> str:
-    """The program that a process runs: the script's name, where it is Python that runs one."""
+    """The program that a process runs: the name of the script or module, where it is Python that runs one."""
     words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
-    return next((name for word in words[:3] if (name := Path(word).name).startswith(("flower", "flwr"))), "")
+    return next((name for word in words[:3] if (name := Path(word).name).startswith(PROGRAMS)), "")
 
 
 def memory_by_kind(root: int) -> Counter[str]:
