@@ -31,7 +31,7 @@ def main() -> int:
     """Run the installed flower-supernode."""
     for program in entry_points(group="console_scripts", name="flower-supernode"):
         return call_program(program.load())
-    print('error: a node needs Flower.\nhint: pip install "fedkeel[flower]"', file=sys.stderr)  # noqa: T201
+    sys.stderr.write('error: a node needs Flower.\nhint: pip install "fedkeel[flower]"\n')
     return 2
 
 
