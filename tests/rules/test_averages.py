@@ -10,7 +10,7 @@ import torch
 from stopping import StopAfter
 
 import fedkeel as fk
-from fedkeel.cli.results import notes
+from fedkeel.cli.results import list_notes
 from fedkeel.core.round import deploy
 from fedkeel.methods import METHODS, build
 from fedkeel.rules.averages import mix
@@ -181,6 +181,13 @@ def test_scores_digest_model_and_export_are_of_the_deployed_model(fedkeel, tmp_p
     assert all(torch.equal(exported[name], leaf) for name, leaf in run.params.items())
     plain = run.server["params"].named()
     assert not all(torch.equal(exported[name], leaf) for name, leaf in plain.items())
+    assert fedkeel("export", "model", one["folder"], "p.safetensors", "--which", "plain").code == 0
+    exported = load_file(tmp_path / "p.safetensors")
+    assert all(torch.equal(exported[name], leaf) for name, leaf in plain.items())
+    refused = fedkeel("export", "model", one["folder"], "x.safetensors", "--which", "plane")
+    assert refused.code == 2
+    assert "this run keeps no model: plane" in refused.err
+    assert "did you mean 'plain'?" in refused.err
     assert run.best == max(run.curve("accuracy"))
     assert run.curve("plain_accuracy")
 
@@ -196,7 +203,7 @@ def test_a_report_draws_both_models(trained, fedkeel, tmp_path):
 def test_the_score_is_that_of_the_deployed_parameters():
     problem = small_problem()
     run = train("ema+fedavg", problem)
-    (*_, told) = notes([SimpleNamespace(run=run)])
+    (*_, told) = list_notes([SimpleNamespace(run=run)])
     assert told == "ema+fedavg: of the average, which is deployed; plain_… is the model that is trained"
     model, (x, y) = run.model(), problem.test
     with torch.no_grad():

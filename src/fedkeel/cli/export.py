@@ -9,8 +9,8 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import argument, option
-from fedkeel.cli.run import Trusting
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",
@@ -24,7 +24,13 @@ def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
     trust: Trusting = False,
-    which: Annotated[str, option(metavar="NAME", help="last, or best: the one that --keep best has kept.")] = "last",
+    which: Annotated[
+        str,
+        option(
+            metavar="NAME",
+            help="last; best: the one that --keep best has kept; plain: the one that ema+ and swa+ average.",
+        ),
+    ] = "last",
 ) -> None:
     """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 

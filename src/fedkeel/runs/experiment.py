@@ -71,7 +71,7 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Passes | tuple[Count, Count] | ClientEpochs | Mapping[str, Any] | None = None
+    epochs: Passes | tuple[Count, Count] | Mapping[str, Any] | None = None
     steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
@@ -215,6 +215,17 @@ def note_new_default(data: Mapping[str, Any]) -> None:
         log.warning("%s", changed)
 
 
+TABLES = ("epochs", "evaluation", "optimizer", "schedule", "server_schedule")
+"""Keys whose fields are set one by one; a text is the name in such a table."""
+
+
+def with_field(data: Mapping[str, Any], key: str, field: str, value: Any) -> dict[str, Any]:
+    """The data of an experiment with one field of a table changed: schedule.warmup of schedule = "cosine"."""
+    before = data.get(key)
+    table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else {}
+    return {**data, key: {**table, field: value}}
+
+
 def from_python(value: Any) -> bool:
     """Whether it is only known by its digest."""
     return isinstance(value, Recorded) or (isinstance(value, str) and value.startswith(PYTHON))
@@ -232,7 +243,8 @@ def given_from_python(experiment: Experiment) -> bool:
 def lost(word: str) -> ExperimentError:
     return ExperimentError(
         f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
-        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes",
+        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes"
+        + ("; to read the run, fk.load_run(FOLDER, problem=problem)" if word == "problem" else ""),
     )
 
 

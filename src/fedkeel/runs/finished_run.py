@@ -26,11 +26,12 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
-from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.frames import client_rows, make_frame, round_rows
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
+from fedkeel.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import pandas
@@ -78,12 +79,17 @@ class Run:
         return deploy(self.plan.method, self.server) if self.chosen is None else self.chosen
 
     def at(self, which: str) -> Run:
-        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"."""
+        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"; or with "plain"
+        for what is deployed: the model that is trained, where the last is an average."""
         if which == "last":
             return self
-        if not self.kept:
-            raise RequestError(f"this run keeps no {which} model.", "train with --keep best, or fk.KeepBest()")
-        kept = self.kept[require_known(which, [*self.kept, "last"], "this run keeps no model", "models")]
+        if which == "plain":
+            return replace(
+                self, chosen={name: self.server[name] for name in ("params", "buffers") if name in self.server}
+            )
+        if which == "best" and not self.kept:
+            raise RequestError("this run keeps no best model.", "train with --keep best, or fk.KeepBest()")
+        kept = self.kept[require_known(which, [*self.kept, "last", "plain"], "this run keeps no model", "models")]
         model = self.unwritten.get(which)
         if model is None:
             assert self.path is not None
@@ -206,7 +212,10 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     if problem is not None:
+        from fedkeel.runs.prepare import problem_of
+
         experiment = with_problem(experiment, problem, folder)
+        problem = problem_of(experiment.plan)
     followed = found.followed or Followed()
     return Run(
         experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept,
