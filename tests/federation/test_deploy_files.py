@@ -1,10 +1,13 @@
 """Containers and units of an exported app: files that their programs read, and that name what is there."""
 
+import fnmatch
 import re
+import shlex
 import shutil
 import subprocess
 
 import pytest
+from deployments import HOST, MISSING, Deployment, is_done
 
 import fedkeel as fk
 from fedkeel.federation.export import export
@@ -39,6 +42,9 @@ def test_the_compose_file_has_a_server_three_nodes_and_a_run(app):
 def test_keys_are_in_no_image(app):
     copied = re.findall(r"^COPY (.+)$", (app / "deploy" / "Dockerfile").read_text(), re.M)
     assert copied == ["--chown=fedkeel *.py *.toml *.sh *.md /app/"]
+    patterns = copied[0].split()[1:-1]
+    for file in app.iterdir():  # and nothing of the app is left out
+        assert file.is_dir() or any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns), file.name
 
 
 def test_units_can_be_loaded(app, tmp_path):
@@ -57,3 +63,57 @@ def test_units_can_be_loaded(app, tmp_path):
     )
     wrong = [line for line in said.stderr.splitlines() if "fedkeel" in line and "node.env" not in line]
     assert not wrong, wrong
+
+
+# ---- the same lines, without a container -----------------------------------------------------------------------------
+def as_words(command):
+    """A command of a compose file as its program gets it."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    return [word.replace("$$", "$") for word in words]
+
+
+def exec_start(unit, client, settings):
+    """The words of a unit's command; ${NAME} is one word, whatever is in it."""
+    (line,) = re.findall(r"^ExecStart=(.+)$", unit.read_text(), re.M)
+    return [settings.get(word, word).replace("%i", str(client)) for word in line.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
+def test_the_commands_of_the_compose_file_and_of_a_unit_train(tmp_path):
+    """Only places and ports are others: all services run on one machine here."""
+    yaml = pytest.importorskip("yaml")
+    partition = fk.Iid(clients=3)
+    export(fk.Experiment(dataset="digits", model="logistic", partition=partition, rounds=1, epochs=1), tmp_path / "app")
+    services = yaml.safe_load((tmp_path / "app" / "deploy" / "compose.yaml").read_text())["services"]
+    made = Deployment(tmp_path / "app", tmp_path)
+    shutil.rmtree(made.keys)
+    made.keys.mkdir()
+    here = {"superlink:8000": f"{HOST}:{made.port}", "8000": str(made.port), "0.0.0.0": HOST}
+    here |= dict.fromkeys(("/etc/fedkeel/keys", "/keys"), str(made.keys))
+    here |= dict.fromkeys(("/opt/fedkeel/app", "/app"), str(made.app))
+
+    def start(name, words, port=0):
+        places = here | {"9094": str(port)}
+        pattern = "|".join(map(re.escape, places))
+        made.start(name, [re.sub(pattern, lambda found: places[found[0]], word) for word in words], cwd=made.app)
+
+    def is_healthy():
+        start("health", as_words(services["superlink"]["healthcheck"]["test"][1:]))
+        return made.processes.pop("health").wait() == 0
+
+    try:
+        start("keys", as_words(services["keys"]["command"]))
+        assert made.processes.pop("keys").wait() == 0, made.told()
+        start("superlink", as_words(services["superlink"]["command"]))
+        made.wait_for(is_healthy, "the SuperLink", pause=1.0)
+        for node in range(2):
+            start(f"node-{node}", as_words(services[f"node-{node}"]["command"]), made.node_ports[node])
+        unit = made.app / "deploy" / "fedkeel-supernode@.service"
+        words = exec_start(unit, 2, {"${SUPERLINK}": "superlink:8000", "${SETTINGS}": 'device="cpu"'})
+        start("node-2", words, made.node_ports[2])
+        start("run", as_words(services["run"]["command"]))
+        (out,) = re.findall(r'^out = "~/(.+?)"', (made.app / "pyproject.toml").read_text(), re.M)
+        made.wait_for(is_done(tmp_path / "home" / out, 1), "the run")
+    finally:
+        made.close()

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -95,6 +96,32 @@ def test_a_node_that_never_starts_ends_with_its_code(tmp_path):
     node.communicate(timeout=60)
     assert node.returncode == 7
     assert (tmp_path / "starts").read_text() == "started\n" * 3
+
+
+def test_a_node_is_run_so_that_its_process_ends_with_it(tmp_path):
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    (tmp_path / "python").chmod(0o755)
+    node = run_node(tmp_path, "exit 7")
+    node.communicate(timeout=60)
+    assert node.returncode == 0
+    assert (tmp_path / "arguments").read_text().startswith("-m fedkeel.federation.supernode --superlink 127.0.0.1:1 ")
+
+
+def test_no_thread_keeps_a_node_that_has_left(tmp_path):
+    """Flower's own port has one that waits for ever."""
+    (tmp_path / "hanging.py").write_text(
+        "import sys, threading\n\n\ndef left():\n    threading.Thread(target=threading.Event().wait).start()\n\n\n"
+        "def refused():\n    left()\n    sys.exit(7)\n\n\ndef crashed():\n    left()\n    raise OSError('no room')\n"
+    )
+    place = tmp_path / "hanging-1.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: hanging\nVersion: 1\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fk.__file__).parents[1]}"}
+    for end, code, told in (("left", 1, ""), ("refused", 7, ""), ("crashed", 1, "OSError: no room\n")):
+        (place / "entry_points.txt").write_text(f"[console_scripts]\nflower-supernode = hanging:{end}\n")
+        command = [sys.executable, "-m", "fedkeel.federation.supernode"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr[-len(told) :] if told else done.stderr) == (code, told)
 
 
 def test_stopping_the_script_stops_the_node(tmp_path):

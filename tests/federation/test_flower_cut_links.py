@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
-from deployments import MISSING, deployed
+from deployments import MISSING, deployed, has_saved, is_done
 from links import CUT, OPEN, TRUNCATING, Cable, Relay, forbidden
 
 import fedkeel as fk
@@ -49,15 +49,6 @@ def as_if_they_had_not_been_there(deployment, out, rounds):
 
 def rounds_of(out):
     return lambda count: lambda: len(read_rounds(out)) >= count
-
-
-def saved(out, round):
-    """Whether a checkpoint of the round is there: only then does a server that is killed know of it."""
-    return lambda: any(int(file.stem) >= round for file in (out / "checkpoint").glob("[0-9]*.safetensors"))
-
-
-def is_done(out, rounds):
-    return lambda: (out / "result.json").exists() and len(read_rounds(out)) == rounds
 
 
 def loses_links_in_round_two(deployment, out, cut, mend, lost):
@@ -156,7 +147,7 @@ def test_nodes_that_die_or_hang_are_left_out_and_come_back_and_the_server_restar
         deployment.wait_for(rounds_of(out)(1), "the first round")
         deployment.kill("node-2")  # dies in the second round, and what it had in memory is gone
         deployment.signal("node-1", signal.SIGSTOP)  # hangs beyond the deadline
-        deployment.wait_for(saved(out, 2), "the second round")
+        deployment.wait_for(has_saved(out, 2), "the second round")
         deployment.signal("node-1", signal.SIGCONT)
         deployment.node(2)
         deployment.kill("superlink")  # in the third round; its database stays

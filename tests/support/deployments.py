@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fedkeel
 from fedkeel.federation.export import export
+from fedkeel.runs.folder import read_rounds
 
 SOURCE = str(Path(fedkeel.__file__).parents[1])
 SCRIPTS = Path(sys.executable).parent
@@ -21,7 +22,7 @@ MISSING = (
     + [tool for tool in ("flower-superlink", "flower-supernode", "flwr") if not (SCRIPTS / tool).exists()]
     + [folder for folder in ("/proc",) if not os.path.isdir(folder)]
 )
-PATIENCE = 400.0  # seconds that anything may take on a busy machine
+PATIENCE = 400.0  # seconds without a line in any log: a busy machine may take longer, as long as something moves
 HOST = "127.0.0.1"
 
 
@@ -67,11 +68,12 @@ class Deployment:
         subprocess.run(["sh", self.app / name, *arguments], env=self.environment, check=True, capture_output=True)
 
     # ---- processes -----------------------------------------------------------------------------------------------
-    def start(self, name, command, **more):
+    def start(self, name, command, cwd=None, **more):
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment | more, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                command, env=self.environment | more, cwd=cwd, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
 
     def superlink(self, host=HOST):
         up = self.log("superlink").count("Application startup complete")
@@ -123,9 +125,20 @@ class Deployment:
         self.signal(name, signal.SIGKILL)
         self.processes.pop(name).wait()
 
+    def stop(self, name):
+        """As systemd and Docker do: one signal to the process that was started, and its time to end."""
+        self.processes[name].terminate()
+        self.processes.pop(name).wait(PATIENCE)
+
     def close(self):
+        """End all that was started, also what a process started while it was being killed."""
         for name in list(self.processes):
             self.kill(name)
+        while left := living_in(self.environment["FLWR_HOME"]):
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.1)
 
     # ---- what can be seen ----------------------------------------------------------------------------------------
     def log(self, name):
@@ -133,9 +146,11 @@ class Deployment:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, holds, what, pause=0.3):
-        until = time.monotonic() + PATIENCE
+        moved, latest, seen = time.monotonic(), time.monotonic() + 4 * PATIENCE, 0
         while not holds():
-            if time.monotonic() > until:
+            if (written := sum(log.stat().st_size for log in self.folder.glob("*.log"))) != seen:
+                moved, seen = time.monotonic(), written
+            if time.monotonic() > min(moved + PATIENCE, latest):
                 raise AssertionError(f"waited in vain for {what}\n{self.told()}")
             time.sleep(pause)
 
@@ -155,6 +170,25 @@ def descendants(process):
     for one in found:  # grows while it is gone through
         found += [child for child, parent in parents.items() if parent == one]
     return found[1:]
+
+
+def living_in(home):
+    """Processes whose FLWR_HOME this is, by which those of one deployment are known."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def has_saved(out, round):
+    """Whether a checkpoint of the round is there: only then does a server that is killed know of it."""
+    return lambda: any(int(file.stem) >= round for file in (out / "checkpoint").glob("[0-9]*.safetensors"))
+
+
+def is_done(out, rounds):
+    return lambda: (out / "result.json").exists() and len(read_rounds(out)) == rounds
 
 
 def literal(value):

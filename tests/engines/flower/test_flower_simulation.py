@@ -1,5 +1,7 @@
 """`--engine flower`: Flower's own simulation runtime gives the bits of the serial engine."""
 
+import gc
+
 import pytest
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
@@ -15,6 +17,13 @@ pytestmark = [
     # Ray leaves handles of its own processes open
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def collected_here():
+    """What Ray leaves open is found while that is ignored, not in the middle of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedfft-d", "ditto", "fedlaw"])

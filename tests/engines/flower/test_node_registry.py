@@ -7,6 +7,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 from federations import TaskIdentity
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedkeel.engines.flower import node_registry
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.flower.node_registry import NodeRegistry
 from fedkeel.errors import ExperimentError, RunError
@@ -93,6 +94,22 @@ def test_a_node_that_was_silent_is_asked_again():
     nodes.said[7] = says(1)
     roster.update([1])
     assert roster.nodes == {1: 7}
+
+
+def test_a_node_that_needs_minutes_to_read_its_data_joins(monkeypatch):
+    """It gets twice the time whenever it was too slow, and no question that nobody waits for is left to it."""
+
+    class Slow(Nodes):
+        def send_and_receive(self, messages, *, timeout=None):
+            times.append((timeout, messages[0].metadata.ttl))
+            return super().send_and_receive(messages) if timeout > 200 else []
+
+    times = []
+    monkeypatch.setattr(node_registry, "PAUSE", 0.0)
+    roster = NodeRegistry(Slow({7: says(1)}), 2, "x")
+    roster.wait(1, 600.0, 1)
+    assert roster.nodes == {1: 7}
+    assert times == [(60.0, 60.0), (120.0, 120.0), (240.0, 240.0)]
 
 
 def test_waiting_ends_with_a_hint_or_goes_on_with_enough(caplog):

@@ -18,7 +18,8 @@ from fedkeel.ranges import MOST
 
 log = logging.getLogger("fedkeel")
 
-PATIENCE = 60.0  # seconds a node may take to say who it is
+PATIENCE = 60.0  # seconds a node may take to say who it is: it reads its data first
+LONGEST = 8 * PATIENCE
 PAUSE = 1.0
 INTRODUCTION = 1 << 20  # bytes
 
@@ -53,17 +54,21 @@ class NodeRegistry:
         self.sizes: dict[int, int] = {}
         self.strangers: set[int] = set()
 
-    def update(self, wanted: Collection[int] | None = None) -> None:
-        """Forget nodes that have gone; where a wanted client has no node (None: always), ask new ones who they are."""
+    def update(self, wanted: Collection[int] | None = None) -> bool:
+        """Forget nodes that have gone; where a wanted client has no node (None: always), ask new ones who they are.
+
+        Return whether all that were asked answered in time.
+        """
         present = set(self.grid.get_node_ids())
         self.nodes = {client: node for client, node in self.nodes.items() if node in present}
         self.strangers &= present
         new = present - set(self.nodes.values()) - self.strangers
         if not new or (wanted is not None and all(client in self.nodes for client in wanted)):
-            return
-        content = RecordDict({"config": ConfigRecord()})
-        asked = [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in sorted(new)]
-        for node, reply in exchange_messages(self.grid, asked, self.patience, INTRODUCTION).items():
+            return True
+        content, kind = RecordDict({"config": ConfigRecord()}), MessageType.QUERY
+        asked = [Message(content, dst_node_id=node, message_type=kind, ttl=self.patience) for node in sorted(new)]
+        answers = exchange_messages(self.grid, asked, self.patience, INTRODUCTION)
+        for node, reply in answers.items():
             if isinstance(reply, str):
                 log.warning("node %d does not say who it is: %s", node, reply)
                 continue
@@ -79,6 +84,7 @@ class NodeRegistry:
                 self.strangers.add(node)
             except ClientTaken as taken:  # asked again when the other one has gone: it may be the same node, restarted
                 log.warning("node %d has to wait: %s", node, taken)
+        return all(isinstance(answers.get(node), Message) for node in new)
 
     def _register(self, node: int, facts: dict[str, object]) -> None:
         client, size = facts.get("client"), facts.get("size")
@@ -110,14 +116,19 @@ class NodeRegistry:
                 raise Refused(f"its key is that of client {other}, and it claims to be client {client}")
 
     def wait(self, count: int, seconds: float, enough: int) -> None:
-        """Wait until so many clients have a node, or time is up and `enough` have."""
+        """Wait until so many clients have a node, or time is up and `enough` have.
+
+        Nodes that are too slow to answer get twice the time when they are asked again: else they would never join.
+        """
         until = time.monotonic() + seconds
         while True:
-            self.update()
+            in_time = self.update()
             if len(self.nodes) >= count:
                 return
-            if time.monotonic() > until:
+            if (left := until - time.monotonic()) < 0:
                 break
+            if not in_time:
+                self.patience = max(self.patience, min(2 * self.patience, LONGEST, left))
             time.sleep(PAUSE)
         if len(self.nodes) < enough:
             raise RunError(
