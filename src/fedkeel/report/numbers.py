@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
+from fedkeel.analysis.filtered import RATIO
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Spread, probed
 from fedkeel.report.source import Group
 from fedkeel.report.tables import sortable_table, td
-from fedkeel.studies.diagnose import RATIO
 
 Found = Mapping[str, Any]
 """A diagnostic of one run, as its file holds it."""
