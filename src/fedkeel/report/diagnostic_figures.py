@@ -22,7 +22,7 @@ from fedkeel.report.panels import (
     panels,
 )
 from fedkeel.report.point_figures import cluster_charts, point_charts
-from fedkeel.report.series import PROBED, critical, probed, spectra
+from fedkeel.report.series import PROBED, critical, diverged, probed, spectra
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
         yield Chart("bands-by-round", "spectrum", "Bands over rounds", note, panels(found, bands_by_round, 0.45))
     for kind in PROBED:
         yield from probe_charts(setting, kind)
+    if found := shown(setting, diverged):
+        note = f"gradients, {name_rounds([one.data['rounds'] for one in found])}; dashed: without low frequencies"
+        title = "Divergence by layer while training"
+        yield Chart("gradient-divergence", "spectrum", title, note, panels(found, divergence))
     if found := shown(setting, diagnostic("spectrum")):
         for kind, here in by_kind(found):
             yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))

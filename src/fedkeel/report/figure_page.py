@@ -46,7 +46,8 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     unit = UNITS.get(measured[0], "") if measured else ""
     readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
     judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
-    full = [one for one in judged if one.difference is not None and not one.shortened]
+    drawn = {place_of(cell) for panel in figure.panels if panel.kind in DRAWN for cell in (*panel.cells, *panel.over)}
+    full = [j for j in judged if place_of(j.cell) in drawn and j.difference is not None and not j.shortened]
     told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = Comparison(
@@ -68,19 +69,19 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
 
 def describe_extent(runs: FigureRuns) -> list[str]:
     """Say how far the runs fall short of the paper's: rounds, seeds, cells."""
-    judged, found = [runs.judged[place_of(cell)] for cell in runs.figure.cells], []
-    short = [one for one in judged if one.shortened]
+    cells, found = runs.figure.cells, []
+    short = [cell for cell in cells if 0 < runs.count_rounds(cell) < runs.count_rounds_needed(cell)]
     if short:
-        least = min(short, key=lambda one: one.rounds)
-        rounds = f"{least.rounds} of {least.cell.experiment['rounds']} rounds"
-        ran = f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's"
+        least = min(short, key=runs.count_rounds)
+        rounds = f"{runs.count_rounds(least)} of {runs.count_rounds_needed(least)} rounds"
+        ran = f"{plural(len(short), 'cell')} of {len(cells)} ran shorter than the paper's"
         found.append(f"{ran}; the shortest has {rounds}")
-    seeds = [len(one.entries) for one in judged if one.entries]
+    seeds = [count for cell in cells if (count := runs.count_seeds(cell))]
     if seeds and min(seeds) == 1:
         found.append("one seed of a cell decides nothing: --seeds 0,1,2")
     if absent := runs.missing():
         some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
-        found.append(f"no run of {plural(len(absent), 'cell')} of {len(judged)}: {some}")
+        found.append(f"no run of {plural(len(absent), 'cell')} of {len(cells)}: {some}")
     curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
     if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
         found.append("curves from the ledger have the rounds that it keeps, not every one")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from typing import Any
 
 from fedkeel.analysis.filtered import RATIO
 from fedkeel.report.content import Setting, group_id
-from fedkeel.report.series import Spread, probed
+from fedkeel.report.series import Spread, diverged, probed
 from fedkeel.report.source import Group
 from fedkeel.report.tables import sortable_table, td
 
@@ -65,22 +66,35 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-TRACKED = {
-    "lowest band of gradients over the others": ("gradient", "distance"),
-    "lowest band of perturbations over the others": ("perturbation", "variance"),
-}
-"""Numbers of spectra that were tracked: how much more clients differ in the lowest band than in a mean other one."""
-
-
-def read_number(group: Group, name: str) -> float | None:
-    """One number of a group by its name: a column here, or one of a tracked spectrum."""
-    if name not in TRACKED:
-        spread = spread_of(group, next(column for column in COLUMNS if column[1] == name))
-        return None if spread is None else spread.mean
-    kind, measure = TRACKED[name]
+def compare_lowest_band(kind: str, measure: str, group: Group) -> float | None:
+    """How much more clients differ in the lowest band than in a mean other one."""
     row = (probed(group, kind) or {}).get(measure, ())
     others = [value for value in row[1:] if value == value]
     return row[0] * len(others) / sum(others) if others and sum(others) else None
+
+
+def measure_lost_divergence(group: Group) -> float | None:
+    """How much less clients diverge behind the filter, in %: the mean over the layers that it changes."""
+    rows = (diverged(group) or {"divergence": {"before": {}, "after": {}}})["divergence"]
+    left = [rows["after"].get(layer, far) / far for layer, far in rows["before"].items() if far]
+    changed = [share for share in left if share != 1]
+    return 100 * (1 - sum(changed) / len(changed)) if changed else None
+
+
+TRACKED: dict[str, Callable[[Group], float | None]] = {
+    "lowest band of gradients over the others": partial(compare_lowest_band, "gradient", "distance"),
+    "lowest band of perturbations over the others": partial(compare_lowest_band, "perturbation", "variance"),
+    "less divergence without low frequencies, %": measure_lost_divergence,
+}
+"""Numbers of what was tracked."""
+
+
+def read_number(group: Group, name: str) -> float | None:
+    """One number of a group by its name: a column here, or one of what was tracked."""
+    if name in TRACKED:
+        return TRACKED[name](group)
+    spread = spread_of(group, next(column for column in COLUMNS if column[1] == name))
+    return None if spread is None else spread.mean
 
 
 def spread_of(group: Group, column: Column) -> Spread | None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
