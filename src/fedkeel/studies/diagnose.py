@@ -15,7 +15,7 @@ from fedkeel.analysis.drift import accuracy_spread, cosines, drift
 from fedkeel.analysis.embedding import pca
 from fedkeel.analysis.filtered import by, compare_divergence, find_filter
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
-from fedkeel.analysis.similarity import layer_features, pairwise_cka
+from fedkeel.analysis.similarity import pairwise_cka
 from fedkeel.analysis.spectrum import heterogeneity, summarise_bands
 from fedkeel.core.trees import Tree
 from fedkeel.errors import require_known
@@ -61,7 +61,7 @@ def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
 def measure_cka(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure linear CKA between the clients' models after local training, by layer, on common test samples."""
     inputs = subject.test_samples(min(extent.samples, 500))
-    features = [layer_features(module, *(inputs[:-1] or inputs)) for module in subject.local_models]
+    features = [subject.features(module, inputs[:-1] or inputs) for module in subject.local_models]
     layers = {name: pairwise_cka([found[name] for found in features]) for name in features[0]}
     return {
         "clients": subject.clients,
