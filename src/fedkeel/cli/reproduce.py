@@ -86,6 +86,10 @@ def reproduce(
     claims: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write the claims page from the ledger.")
     ] = None,
+    gallery: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Only draw the figures that the ledger has best, with a page of them."),
+    ] = None,
     figures: Annotated[Path, typer.Option(metavar="DIR", help="Where a figure goes, as PNG, SVG and a page.")] = Path(
         "figures"
     ),
@@ -123,8 +127,8 @@ def reproduce(
     from fedkeel.papers.spectra import has_tracked
     from fedkeel.studies.diagnose import DIAGNOSTICS
 
-    if page is not None or claims is not None:
-        write_pages(page, claims, ledger)
+    if page or claims or gallery:
+        write_pages(page, claims, gallery, ledger)
         return
     if spec is None or list_:
         show_tables(spec)

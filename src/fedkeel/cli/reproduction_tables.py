@@ -36,9 +36,10 @@ def show_tables(spec: str | None) -> None:
     stdout().print(made)
 
 
-def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
+def write_pages(results: Path | None, claims: Path | None, gallery: Path | None, ledger: Path) -> None:
     from fedkeel.papers import claims_page, results_page
     from fedkeel.papers.ledger import read_lines
+    from fedkeel.report.gallery import write_gallery
 
     entries = read_lines(ledger, needed=True)
     for path, page in ((results, results_page.page), (claims, claims_page.page)):
@@ -46,6 +47,11 @@ def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None
             with writing(path):
                 path.write_text(page(entries), encoding="utf-8", newline="\n")
             stdout().print(f"written to {path}")
+    if gallery is not None:
+        with writing(gallery):
+            gallery.mkdir(parents=True, exist_ok=True)
+            for written in write_gallery(entries, gallery):
+                stdout().print(f"written to {written}")
 
 
 def show_costs(

@@ -97,9 +97,8 @@ def write_figure(
 ) -> tuple[list[Path], Comparison]:
     """Draw the figure; write its charts and its page; the files, and the comparison in words."""
     with styled(style):
-        charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
-        named = [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in charts]
-        written = write_charts(named, folder, kinds) if charts else []
+        charts, told, stem = draw_named(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+        written = write_charts(charts, folder, kinds) if charts else []
     if not charts:
         raise RequestError(
             f"there is nothing to draw {runs.figure.name} from: no run of it is in the ledger or in the run folders.",
@@ -112,6 +111,12 @@ def write_figure(
             written[-1], lambda file: file.write_text(text, encoding="utf-8", newline="\n", errors="replace")
         )
     return written, told
+
+
+def draw_named(runs: FigureRuns) -> list[Chart]:
+    """Draw the figure's charts, each under the name of its file."""
+    stem = file_name(runs.figure)
+    return [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in draw(runs)]
 
 
 def runs_of_ledger(entries: Sequence[Entry]) -> Iterator[FigureRuns]:

@@ -21,7 +21,7 @@ from fedkeel.runs.folder import EXPERIMENT, ROUNDS
 from fedkeel.runs.record import RoundRecord
 
 Place = tuple[str, str, str, str]
-FEW = 3  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
+FEW = 2  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
 
 
 def place_of(cell: Cell) -> Place:
@@ -55,8 +55,7 @@ class FigureRuns:
         return {place_of(cell): self._sources_of(cell) for cell in self.figure.cells}
 
     def _sources_of(self, cell: Cell) -> list[Source]:
-        known = [one for one in runs_of(cell, self.entries) if self._shows(one)]
-        found = {entry.seed: source_of_entry(entry) for entry in longest(known)}
+        found = {entry.seed: source_of_entry(entry) for entry in self.entries_of(cell)}
         if self.out is not None and obstacle(cell) is None:
             for seed in sorted({*self.seeds, *found}):
                 folder = folder_of(experiment_of(cell, seed, self.rounds), self.out)
@@ -66,10 +65,10 @@ class FigureRuns:
                     found[seed] = replace(source, records=[r for r in source.records if r.round <= last])
         return [found[seed] for seed in sorted(found)]
 
-    def _shows(self, entry: Entry) -> bool:
-        """Whether a line of the ledger keeps what the figure tracks; a figure that tracks other things asks nothing."""
+    def entries_of(self, cell: Cell) -> list[Entry]:
+        """The lines of the ledger that went on longest, of those that keep what the figure tracks."""
         asked = [track for track in self.figure.track if track.partition("@")[0] in KEPT]
-        return has_tracked(entry.spectra, entry.rounds, asked)
+        return longest(one for one in runs_of(cell, self.entries) if has_tracked(one.spectra, one.rounds, asked))
 
     def group_lines(self, panel: Panel) -> list[Group]:
         """One group for each line of a panel that has runs."""
