@@ -116,3 +116,10 @@ def test_divergence_counts_the_layers_that_the_filter_changes():
     assert (before.get_ydata().tolist(), after.get_ydata().tolist()) == ([2.0, 1.0], [1.5, 1.0])
     assert not [line for line in compare_with_paper(runs).differs if "shorter" in line]
     assert draw(FigureRuns(figure, [entry(rounds=300)])) == []
+    half = {"gradient-divergence/before": {"30": [2.0, 1.0]}, "gradient-divergence/after": {"30": [1.0]}}
+    (group,) = FigureRuns(figure, [entry(rounds=30, spectra=half)]).group_lines(figure.panels[0])
+    assert TRACKED["less divergence without low frequencies, %"](group) == pytest.approx(50.0)
+    many = {"gradient-divergence/before": [2.0, 1.0] * 7, "gradient-divergence/after": [1.5, 1.0] * 7}
+    spectra = {name: {"30": row} for name, row in many.items()}
+    (chart,) = draw(FigureRuns(figure, [entry(rounds=30, spectra=spectra)]))
+    assert [one.get_ydata().tolist() for one in chart.figure.axes[0].lines] == [[2.0] * 7, [1.5] * 7]

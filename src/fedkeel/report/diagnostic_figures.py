@@ -11,6 +11,7 @@ from fedkeel.report.content import Setting, group_id, looks, shown_first
 from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_figure, numbers, plain
 from fedkeel.report.panels import (
     NAMED,
+    WIDE,
     bands_by_round,
     by_client,
     by_layer,
@@ -44,7 +45,8 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
     if found := shown(setting, diverged):
         note = f"gradients, {name_rounds([one.data['rounds'] for one in found])}; dashed: without low frequencies"
         title = "Divergence by layer while training"
-        yield Chart("gradient-divergence", "spectrum", title, note, panels(found, divergence))
+        wide = WIDE if len(found) > 1 else 2 * WIDE
+        yield Chart("gradient-divergence", "spectrum", title, note, panels(found, divergence, wide=wide))
     if found := shown(setting, diagnostic("spectrum")):
         for kind, here in by_kind(found):
             yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))

@@ -75,9 +75,10 @@ def compare_lowest_band(kind: str, measure: str, group: Group) -> float | None:
 
 def measure_lost_divergence(group: Group) -> float | None:
     """How much less clients diverge behind the filter, in %: the mean over the layers that it changes."""
-    rows = (diverged(group) or {"divergence": {"before": {}, "after": {}}})["divergence"]
-    left = [rows["after"].get(layer, far) / far for layer, far in rows["before"].items() if far]
-    changed = [share for share in left if share != 1]
+    if (found := diverged(group)) is None:
+        return None
+    before, after = found["divergence"]["before"], found["divergence"]["after"]
+    changed = [after[layer] / far for layer, far in before.items() if far not in (0, after[layer])]
     return 100 * (1 - sum(changed) / len(changed)) if changed else None
 
 

@@ -199,10 +199,9 @@ def diverged(group: Group) -> dict[str, Any] | None:
             if kind == "gradient-divergence" and when in values and layer and value is not None:
                 values[when].setdefault(layer, []).append(value)
                 rounds.add(record.round)
-    if not values["before"]:
-        return None
-    means = {when: {layer: float(np.mean(row)) for layer, row in rows.items()} for when, rows in values.items()}
-    return {"divergence": means, "rounds": sorted(rounds)}
+    layers = [layer for layer in values["before"] if layer in values["after"]]
+    means = {when: {layer: float(np.mean(rows[layer])) for layer in layers} for when, rows in values.items()}
+    return {"divergence": means, "rounds": sorted(rounds)} if layers else None
 
 
 def critical(group: Group) -> dict[str, Any] | None:
