@@ -262,7 +262,7 @@ def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "2", "--ledger", str(book)]
     asked += ["--out", str(out), "--engine", "serial", "--no-progress", *small]
     assert call([*asked, "--dry-run"]) == 0
-    assert "1 runs of 1 cells" in capsys.readouterr().out
+    assert "1 run of 1 cell;" in capsys.readouterr().out
     assert not book.exists()
     assert call([*asked, "--rounds", "0"]) == 2
     assert "at least 1: 0" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedkeel.cli.console import count, stdout, table
 from fedkeel.errors import writing
-from fedkeel.text import duration
+from fedkeel.text import duration, plural
 
 if TYPE_CHECKING:
     from fedkeel.papers import Cell, Table
@@ -83,8 +83,9 @@ def show_costs(
         work, time = gradient_evaluations(cell, rounds) * len(left), "–" if like is None else duration(like * len(left))
         made.add_row(name, called, str(cell.experiment["model"]), str(length), str(len(left)), count(work), time, "")
     stdout().print(made)
-    rest = f", and {unknown} cells unlike any run before" if unknown else ""
-    stdout().print(f"{runs} runs of {len(cells)} cells; by the runs in the ledger {duration(total)}{rest}")
+    told = [f"by the runs in the ledger {duration(total)}"] if total or not unknown else []
+    told += [f"{plural(unknown, 'cell')} unlike any run before"] if unknown else []
+    stdout().print(f"{plural(runs, 'run')} of {plural(len(cells), 'cell')}; {', and '.join(told)}")
     show_settings(cells)
 
 
