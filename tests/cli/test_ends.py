@@ -202,3 +202,21 @@ def test_a_folder_is_no_file_to_write(fedkeel, trained):
         assert "unexpected" not in done.err
     for words in (["methods", "--pages", "/proc/x"], ["methods", "fedavg", "--pages", "/proc/x"]):
         assert fedkeel(*words).err.startswith("error: cannot write /proc/x: ")
+
+
+def test_a_word_that_is_no_text_is_refused(fedkeel):
+    done = fedkeel("sweep", "\ud800")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == r"error: a word of the command line is no text: '\ud800'"
+
+
+def test_options_are_small_letters_whatever_their_value_is_called():
+    """A typer of 0.27 reads a metavar that spells the parameter's name as the option's own name."""
+    from typing import get_args, get_type_hints
+
+    from fedkeel.cli.main import app
+
+    for command in app.registered_commands:
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            for extra in get_args(kind)[1:]:
+                assert getattr(extra, "metavar", None) != name.upper() or extra.param_decls, (command.callback, name)

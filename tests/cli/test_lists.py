@@ -106,7 +106,7 @@ def test_the_doctor_names_every_engine_and_the_data_folder(fedkeel, tmp_path):
     assert done.code == 0
     assert set(ENGINES) <= set(rows(done.out))
     assert str(tmp_path / "data") in done.out
-    assert torch.__version__ in done.out
+    assert torch.__version__.partition("+")[0] in done.out  # a local build is "2.11.0+cu130" there
 
 
 def test_missing_extras_come_with_the_command():

@@ -47,7 +47,7 @@ def analyse(
     directions: Annotated[str, option(metavar="NAME", help="Of a landscape: random or eigen.")] = "random",
     radius: Annotated[float | None, option(metavar="R", help="How far a landscape goes.")] = None,
     points: Annotated[int, option(metavar="N", help="Points along each direction; odd.")] = 21,
-    rho: Annotated[float, option(metavar="RHO", help="Radius of the sharpness.")] = 0.05,
+    rho: Annotated[float, option(metavar="R", help="Radius of the sharpness.")] = 0.05,
     which: Annotated[
         str, option(metavar="NAME", help="The model: last (default), or best where the run kept it (--keep best).")
     ] = "last",

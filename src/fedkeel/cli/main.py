@@ -29,7 +29,7 @@ from fedkeel.cli.search import search
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.cli.sweep import sweep
 from fedkeel.cli.telling import LOG, show_log
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.streams import survive_lost_streams
 
 # from 0.24 on, typer brings a click of its own
@@ -91,6 +91,7 @@ def end_of(arguments: Sequence[str]) -> int:
     """The exit code of a command."""
     try:
         with stopping(), show_log(importing.log, logging.INFO):
+            require_text(arguments)
             command = typer.main.get_command(app)
             code = command.main(list(arguments), prog_name="fedkeel", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -124,6 +125,15 @@ def end_of(arguments: Sequence[str]) -> int:
         return 2
     except Exception as error:
         return unexpected(error)
+
+
+def require_text(arguments: Sequence[str]) -> None:
+    """Refuse a word that no file can be named: half of a surrogate pair."""
+    for word in arguments:
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise RequestError(f"a word of the command line is no text: {word!a}", "write it anew") from None
 
 
 def unexpected(error: Exception) -> int:
