@@ -99,6 +99,10 @@ def test_figures_of_spectra_are_drawn_from_the_ledger_alone():
     assert drawn == {"FL, 0.6": [1.0, 1.0, 1.0], "FL, 0.1": [4.0, 2.0, 1.0]}
     told = compare_with_paper(runs)
     assert "FL, 0.1 is above FL, 0.6, by +1.67 (lowest band of gradients over the others)" in told.same
+    assert "FL, 0.1 is above FL, 0.6, by +3 (Dist of gradients in the lowest band)" in told.same
+    assert [line for line in told.same if "expected above 1" in line] == [
+        "FL, 0.1 has 2.67, expected above 1 (lowest band of gradients over the others)"
+    ]
     assert not [line for line in told.differs if "shorter" in line or "printed numbers" in line]
     assert "no run of 2 cells of 4: FL, 100, cifar10, baseline; FL, 5, cifar10, baseline" in told.differs
     short = compare_with_paper(FigureRuns(figure, [entry(rounds=30, spectra=cut_spectra(spectra, 30))]))
@@ -115,6 +119,9 @@ def test_divergence_counts_the_layers_that_the_filter_changes():
     before, after = chart.figure.axes[0].lines
     assert (before.get_ydata().tolist(), after.get_ydata().tolist()) == ([2.0, 1.0], [1.5, 1.0])
     assert not [line for line in compare_with_paper(runs).differs if "shorter" in line]
+    longer = entry(rounds=76, seed=1, best=40.0, bests=[[9, 30.0]], spectra=gather_spectra([record(30), record(60)]))
+    both = FigureRuns(figure, [*runs.entries, longer]).entries_of(figure.cells[0])
+    assert [(one.seed, one.rounds, rounds_of(one.spectra)) for one in both] == [(0, 30, [30]), (1, 30, [30])]
     assert draw(FigureRuns(figure, [entry(rounds=300)])) == []
     half = {"gradient-divergence/before": {"30": [2.0, 1.0]}, "gradient-divergence/after": {"30": [1.0]}}
     (group,) = FigureRuns(figure, [entry(rounds=30, spectra=half)]).group_lines(figure.panels[0])

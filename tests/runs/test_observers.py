@@ -134,7 +134,9 @@ def test_divergence_by_layer_is_that_of_numpy_before_and_after_the_filter(small,
     run = fk.run(exp, engine="serial", dtype=torch.float64, keep_params=True, track=track)
     assert not [name for name in run.records[0].extra if "divergence" in name]
     slopes, found = slopes_of_clients(small, run.history[0]), run.records[1].extra
-    for name in run.params:
+    layers = [name for name, value in run.params.items() if value.dim() > 1]
+    assert {name.split("/")[2] for name in found if name.startswith("gradient-div")} == {*layers} < {*run.params}
+    for name in layers:
         rows = np.array([slope[name].flatten().numpy() for slope in slopes])
         hat = np.fft.rfft(rows, axis=1)
         hat[:, : int(np.floor(ratio * hat.shape[1] + 1e-9))] = 0

@@ -32,9 +32,9 @@ minutes are those of all runs of a line.
 - Of each difference a claim expects that {EXPECTED["ahead"]}, unless it says something else.
   *Gain*: {EXPECTED["gain"]}. *Level*: {EXPECTED["level"]}.
   *No gain*: {EXPECTED["no gain"]}.
-- *Low frequencies*: what clients disagree about is cut into ten bands of frequencies, in the rounds of the line.
-  "Mostly in low ones" is read as: more in the lowest band than in any other, and more in the lower half of the bands
-  than in the upper.
+- *Low frequencies*: what clients disagree about is cut into ten bands of frequencies, in the rounds of the line, of runs
+  of any length. "Mostly in low ones" is read as: more in the lowest band than in any other, and more in the lower half
+  of the bands than in the upper.
 - *counted*: gradients and bytes are the same for every seed, so their ratio needs no interval.
 - *≥*: a run of the first side never reached the target, and counts with one round more than it had.
 - About one interval in {round(1 / (1 - LEVEL))} misses the true difference, so one verdict alone is no proof.
@@ -86,6 +86,7 @@ def write_section(decision: Decision) -> list[str]:
     lines = [f"\n### {claim.name}: {decision.verdict}\n", f"{claim.says} ({claim.where}.){extra}\n"]
     if claim.unmeasured:
         return [*lines, f"Undecided: not run, because {claim.unmeasured}."]
+    lines += [f"Read off `{claim.row}`, the mean over layers.\n"] if claim.row else []
     lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []

@@ -66,9 +66,12 @@ class FigureRuns:
         return [found[seed] for seed in sorted(found)]
 
     def entries_of(self, cell: Cell) -> list[Entry]:
-        """The lines of the ledger that went on longest, of those that keep what the figure tracks."""
+        """The lines of the ledger that went on longest, of those that keep what the figure tracks; where that names its
+        rounds, each as it stood at the last of them."""
         asked = [track for track in self.figure.track if track.partition("@")[0] in KEPT]
-        return longest(one for one in runs_of(cell, self.entries) if has_tracked(one.spectra, one.rounds, asked))
+        found = [one for one in runs_of(cell, self.entries) if has_tracked(one.spectra, one.rounds, asked)]
+        last = self.count_rounds_needed(cell)
+        return longest(one.until(last) or one for one in found)
 
     def group_lines(self, panel: Panel) -> list[Group]:
         """One group for each line of a panel that has runs."""

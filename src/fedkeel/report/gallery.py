@@ -9,6 +9,7 @@ from pathlib import Path
 from fedkeel.errors import FedkeelError
 from fedkeel.papers.figures import Figure, find_figure
 from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.spectra import rounds_of
 from fedkeel.report.drawing import styled
 from fedkeel.report.figure_page import caption, compare_with_paper, draw_named, file_name
 from fedkeel.report.figure_runs import FigureRuns
@@ -81,9 +82,11 @@ def list_runs(runs: FigureRuns) -> Iterator[str]:
     alike: dict[str, list[str]] = {}
     for cell in runs.figure.cells if runs.figure.needs_runs else ():
         if found := runs.entries_of(cell):
-            whole, rounds = int(cell.experiment["rounds"]), found[0].rounds
+            whole, rounds = runs.count_rounds_needed(cell), found[0].rounds
             seeds = ", ".join(str(entry.seed) for entry in found)
             length = f"{rounds} rounds" if rounds == whole else f"{rounds} of {whole} rounds"
+            seen = [str(at) for at in rounds_of(found[0].spectra)] if runs.figure.track else []
+            length += f", looked at in round{'s' * (len(seen) > 1)} {', '.join(seen)}" if seen else ""
             where = f"{cell.paper}:{cell.table}, {length}, seed{'s' * (len(found) > 1)} {seeds}"
             alike.setdefault(where, []).append(cell.label)
     for where, labels in alike.items():

@@ -73,6 +73,12 @@ def compare_lowest_band(kind: str, measure: str, group: Group) -> float | None:
     return row[0] * len(others) / sum(others) if others and sum(others) else None
 
 
+def measure_lowest_band(group: Group) -> float | None:
+    """How far apart clients' gradients are in the lowest band."""
+    row = (probed(group, "gradient") or {}).get("distance", ())
+    return row[0] if row else None
+
+
 def measure_lost_divergence(group: Group) -> float | None:
     """How much less clients diverge behind the filter, in %: the mean over the layers that it changes."""
     if (found := diverged(group)) is None:
@@ -85,6 +91,8 @@ def measure_lost_divergence(group: Group) -> float | None:
 TRACKED: dict[str, Callable[[Group], float | None]] = {
     "lowest band of gradients over the others": partial(compare_lowest_band, "gradient", "distance"),
     "lowest band of perturbations over the others": partial(compare_lowest_band, "perturbation", "variance"),
+    "the same by Dist": partial(compare_lowest_band, "perturbation", "distance"),
+    "Dist of gradients in the lowest band": measure_lowest_band,
     "less divergence without low frequencies, %": measure_lost_divergence,
 }
 """Numbers of what was tracked."""

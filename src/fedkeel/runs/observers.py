@@ -93,13 +93,15 @@ def observe_probe(kind: str, seen: Seen) -> dict[str, float]:
 def observe_divergence(seen: Seen) -> dict[str, float]:
     """Measure how far the clients' gradients are from their mean in each layer, before and after a filter.
 
-    The method's own filter, or one that removes 5 % of the frequencies. Nothing for a single client.
+    The method's own filter, or one that removes 5 % of the frequencies. Layers are weights, not biases and norms, which
+    SpecGradFilter leaves alone. Nothing for a single client.
     """
     probe = seen.probe
     if probe is None or len(probe.clients) < 2:
         return {}
     found = compare_divergence(probe.gradients, find_filter(probe.method.rules))
-    return {f"gradient-divergence/{when}/{name}": value for when, row in found.items() for name, value in row.items()}
+    layers = [name for name, shape in probe.gradients.layout.shapes.items() if len(shape) > 1]
+    return {f"gradient-divergence/{when}/{name}": row[name] for when, row in found.items() for name in layers}
 
 
 def observe_curve(name: str, seen: Seen) -> dict[str, float]:
