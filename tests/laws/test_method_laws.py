@@ -109,6 +109,7 @@ REDUCTIONS = [
     ("fedfft", {"ratio": 0.0}, "fedsam", {}),
     ("fedfft-s", {"ratio": 0.0}, "fedsam-s", {}),
     ("fedfft-d", {"ratio": 0.0}, "fedsam-d", {}),
+    ("keel", {"ratio": 0.0, "decay": 0.0}, "feddyn", {}),
     ("specgradfilter+scaffold", {"ratio": 0.0}, "scaffold", {}),
     ("specgradfilter+fedprox", {"ratio": 0.0, "mu": 0.0}, "uniform", {}),
     ("fedavgm", {"momentum": 0.0}, "fedavg", {}),

@@ -42,3 +42,9 @@ def test_a_method_of_an_installed_package_has_the_name_of_its_entry_point(tmp_pa
     loaded = fk.Experiment.load({"dataset": "digits", "method": {"name": "pulled", "mu": 0.25}})
     assert loaded.plan.method.phases[0].gradient == (fk.Proximal(0.25),)
     assert build("specgradfilter+pulled").name == "specgradfilter+pulled"
+
+
+def test_keel_is_what_the_plug_ins_make_of_feddyn():
+    ours = build("keel")
+    theirs = build("ema+specgradfilter+feddyn", {"ratio": 0.1, "min_dims": 2, "decay": 0.97})
+    assert (ours.phases, ours.server, ours.weights) == (theirs.phases, theirs.server, theirs.weights)

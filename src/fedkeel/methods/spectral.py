@@ -8,7 +8,7 @@ from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError, require_known
 from fedkeel.methods.averaging import fedavg
-from fedkeel.ranges import Count, NonNegative, Positive, Share
+from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne
 from fedkeel.rules import (
     BySize,
     ClipMedian,
@@ -18,6 +18,7 @@ from fedkeel.rules import (
     HighPass,
     HighPass2d,
     LowPass,
+    ModelEma,
     On,
     PoolDetrend,
     RandomBand,
@@ -28,7 +29,7 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.filters import MinDims, Order
 
-__all__ = ["fedfft", "fedfft_s", "fedfft_d", "specgradfilter"]
+__all__ = ["fedfft", "fedfft_s", "fedfft_d", "specgradfilter", "keel"]
 
 FORMS = ("fft", "lap-d", "gaussian", "fft-2d", "high", "random", "energy", "l2", "norm", "median")
 """fft removes the low band; lap-d and gaussian subtract a moving average; the others are controls: high and random
@@ -102,6 +103,21 @@ def specgradfilter(
         raise MethodError(f"the base of specgradfilter is a Method, not {base!r}.", f'base=fk.METHODS["{base}"]()')
     rule = make_filter(form, ratio, order=order, window=window, sigma=sigma, min_dims=min_dims)
     return with_filter(base, On(tuple(layers), rule) if layers else rule)
+
+
+def keel(ratio: Share = 0.1, lam: Positive = 0.1, decay: ShareBelowOne = 0.97) -> Method:
+    """Gradients without their low frequencies, FedDyn's dual, and an averaged model: one backward pass, FedAvg's bytes.
+
+    Paper: none; a composition of fedkeel's own, chosen on validation shares (the question `together`). Released code:
+    here. Here: the filter leaves 1-D tensors alone, and a cosine schedule of the rate goes with it (guide `keel`).
+    """
+    return method(
+        "keel",
+        gradient=[HighPass(ratio, min_dims=2), DynamicDual(lam)],
+        weights=Uniform(),
+        server=[ModelEma(decay)],
+        papers=["specgradfilter", "feddyn", "ema"],
+    )
 
 
 def make_filter(
