@@ -32,9 +32,9 @@ minutes are those of all runs of a line.
 - Of each difference a claim expects that {EXPECTED["ahead"]}, unless it says something else.
   *Gain*: {EXPECTED["gain"]}. *Level*: {EXPECTED["level"]}.
   *No gain*: {EXPECTED["no gain"]}.
-- *Low frequencies*: what clients disagree about is cut into ten bands of frequencies, in the rounds of the line, of runs
-  of any length. "Mostly in low ones" is read as: more in the lowest band than in any other, and more in the lower half
-  of the bands than in the upper.
+- *Low frequencies*: what clients disagree about is cut into ten bands of frequencies, in the rounds of the line, which
+  need not be the last. "Mostly in low ones" is read as: more in the lowest band than in any other, and more in the
+  lower half of the bands than in the upper.
 - *counted*: gradients and bytes are the same for every seed, so their ratio needs no interval.
 - *≥*: a run of the first side never reached the target, and counts with one round more than it had.
 - About one interval in {round(1 / (1 - LEVEL))} misses the true difference, so one verdict alone is no proof.
