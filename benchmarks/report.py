@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import fedkeel as fk
-from fedkeel.runs.folder import RunFolder
 from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.run_folder import RunFolder
 
 METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedcm", "fedsam", "mofedsam", "fedfft", "fedfft-s", "fedfft-d")
 COMMAND = "import sys; from fedkeel.cli.main import call; sys.exit(call(sys.argv[1:]))"

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedkeel.errors import RequestError, UntrustedError, nearest
+from fedkeel.text import one_line
 from fedkeel.typed_values import show_value
 
 log = logging.getLogger("fedkeel.importing")
@@ -186,7 +187,7 @@ def describe(target: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(str(error))
     return text if isinstance(error, ImportError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 

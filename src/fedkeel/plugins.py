@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from fedkeel import importing
 from fedkeel.errors import FedkeelError, RequestError
 from fedkeel.importing import GROUP, Kind, Trust, look_up
+from fedkeel.text import one_line
 
 log = logging.getLogger("fedkeel")
 
@@ -78,10 +79,6 @@ def load_plugins(group: str, taken: Collection[str], load: Callable[[str], Made]
             log.warning(
                 "the %s %s of the package %s fails: %s", WORDS[group], plugin.name, plugin.package, one_line(why)
             )
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 class Registry(dict[str, Any]):

@@ -45,6 +45,21 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def split_words(text: str) -> list[str]:
+    """Return what stands between the commas of a text; nothing of what is empty."""
+    return [word for word in (word.strip() for word in text.split(",")) if word]
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a text, with one blank between words."""
+    return " ".join(text.split())
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says in one line, of one of the system's the reason alone; or its name."""
+    return one_line(str(getattr(error, "strerror", None) or error)) or type(error).__name__
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

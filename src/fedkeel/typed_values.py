@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -270,15 +269,3 @@ def show_value(value: Any) -> str:
     except ValueError:
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def read_toml(text: str) -> dict[str, Any]:
-    """Read plain data, or raise a TOMLDecodeError: also for what Python's reader answers with other errors."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("its values are nested too deeply") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError as error:  # a number of thousands of digits, a date that is none
-        raise tomllib.TOMLDecodeError(f"a value cannot be read: {str(error).partition(':')[0]}") from None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedkeel.cli.progress import Bars, Display, Lines, display, gpu_memory, told
+from fedkeel.cli.progress import Bars, Display, Lines, describe_round, display, gpu_memory
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.record import RoundRecord
 
@@ -61,7 +61,7 @@ def test_warnings_are_told_above_everything():
 
 
 def test_measures_that_a_round_lacks_are_left_out():
-    assert told(record(1, accuracy=None, drift=None)) == "loss 0.5    "
+    assert describe_round(record(1, accuracy=None, drift=None)) == "loss 0.5    "
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from small_runs import SMALL
 
 import fedkeel as fk
 from fedkeel.catalogue import cards
-from fedkeel.cli.doctor import extras
+from fedkeel.cli.doctor import list_extras
 from fedkeel.cli.estimate import estimate
 from fedkeel.data import import_from
 from fedkeel.runs.experiment import Experiment
@@ -111,7 +111,7 @@ def test_the_doctor_names_every_engine_and_the_data_folder(fedkeel, tmp_path):
 
 def test_missing_extras_come_with_the_command():
     required = ["numpy>=1.26", 'numpy>=1; extra == "here"', "not-there-at-all>=3 ; extra == 'gone'"]
-    told = dict(extras(required))
+    told = dict(list_extras(required))
     assert told["here"] == "installed"
     assert told["gone"] == "needs not-there-at-all: pip install 'fedkeel[gone]'"
 

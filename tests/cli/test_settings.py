@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.cli.settings import Request, assignment, experiments, meant, quick_start, some_numbers, value_of, words
+from fedkeel.cli.settings import Request, guess_meaning, parse_assignment, parse_seeds, read_quick_start, read_request
 from fedkeel.data.partition.dirichlet import Dirichlet
 from fedkeel.errors import DataError, ExperimentError, MethodError, RequestError
 from fedkeel.rules import AdamW, HighPass, Muon, Sam
+from fedkeel.text import split_words
+from fedkeel.written_values import parse_value
 
 
 def asked(**request):
-    return experiments(Request(**request))
+    return read_request(Request(**request))
 
 
 def rules(one, kind):
@@ -34,26 +36,26 @@ def rules(one, kind):
     ],
 )
 def test_values_are_toml_or_numbers_or_text(text, value):
-    assert value_of(text) == value
-    assert type(value_of(text)) is type(value)
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
 
 
 def test_assignments_are_paths_with_values():
-    assert assignment("partition.alpha = 0.3") == (("partition", "alpha"), 0.3)
-    assert assignment("init=a=b") == (("init",), "a=b")
+    assert parse_assignment("partition.alpha = 0.3") == (("partition", "alpha"), 0.3)
+    assert parse_assignment("init=a=b") == (("init",), "a=b")
 
 
 @pytest.mark.parametrize("text", ["lr", "=1", "method.=1", ""])
 def test_assignments_without_a_key_or_value_are_refused(text):
     with pytest.raises(RequestError, match="--set needs key=value"):
-        assignment(text)
+        parse_assignment(text)
 
 
 def test_lists():
-    assert words(" a, b,,c ") == ("a", "b", "c")
-    assert some_numbers("0,2") == (0, 2)
+    assert split_words(" a, b,,c ") == ["a", "b", "c"]
+    assert parse_seeds("0,2") == (0, 2)
     with pytest.raises(RequestError, match="0,x"):
-        some_numbers("0,x")
+        parse_seeds("0,x")
 
 
 # ---- where settings come from ----
@@ -63,12 +65,12 @@ def test_nothing_asked_for_is_the_quick_start():
     first = made[0].experiment.plan
     assert first.division.dataset == "digits"
     assert (first.division.partition.alpha, first.division.partition.clients) == (0.1, 20)
-    assert first.rounds == quick_start()["rounds"]
+    assert first.rounds == read_quick_start()["rounds"]
 
 
 def test_a_method_alone_stays_on_the_quick_start():
     (one,) = asked(methods=("scaffold",))
-    assert (one.experiment.dataset, one.experiment.plan.division.model) == ("digits", quick_start()["model"])
+    assert (one.experiment.dataset, one.experiment.plan.division.model) == ("digits", read_quick_start()["model"])
 
 
 def test_a_data_set_alone_takes_its_preset():
@@ -255,7 +257,7 @@ def test_a_folder_inside_a_command_is_quoted(tmp_path):
     folder = tmp_path / "my runs"
     folder.mkdir()
     (folder / "experiment.toml").touch()
-    command = meant(str(folder)).split("`")[1]
+    command = guess_meaning(str(folder)).split("`")[1]
     assert shlex.split(command) == ["fedkeel", "resume", str(folder)]
 
 
@@ -265,7 +267,7 @@ def test_a_folder_inside_a_command_is_quoted(tmp_path):
 )
 def test_a_method_or_seed_given_twice_is_refused(request_):
     with pytest.raises(RequestError, match="given twice: --"):
-        experiments(request_)
+        read_request(request_)
 
 
 @pytest.mark.parametrize("word", ["method", "seed"])
@@ -277,9 +279,9 @@ def test_a_list_of_nothing_is_refused(fedkeel, word):
 
 
 def test_a_range_of_seeds():
-    assert some_numbers("0-4") == (0, 1, 2, 3, 4)
-    assert some_numbers("7,1-2") == (7, 1, 2)
-    assert some_numbers("-3") == (-3,)
+    assert parse_seeds("0-4") == (0, 1, 2, 3, 4)
+    assert parse_seeds("7,1-2") == (7, 1, 2)
+    assert parse_seeds("-3") == (-3,)
     for text in ("4-0", "0-99999999999", "1-", "a-b"):
         with pytest.raises(RequestError, match="seeds"):
-            some_numbers(text)
+            parse_seeds(text)

@@ -210,6 +210,8 @@ OUT_OF_PLACE = [
     ("gradient", fk.Sam(0.1), "not first in the perturb chain"),
     ("gradient", fk.MixGradients(0.5), "gradient before the climb"),
     ("perturb", (fk.Sam(0.1), fk.NoteRemoval()), "reads the loss"),
+    ("perturb", fk.HighPass(0.1), "no perturbation to change"),
+    ("perturb", (fk.On("*", fk.ClipNorm(1.0)), fk.GlobalDirection(0.1)), "no perturbation to change"),
     ("gradient", fk.BeginMerged(), "own_head"),
 ]
 

@@ -16,7 +16,7 @@ import fedkeel as fk
 from fedkeel.core.objectives import OBJECTIVES, CodeBottleneck, Given, Objective
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build, composition
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.runs.start import claim
 from problems import small_problem
 

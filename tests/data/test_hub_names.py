@@ -1,6 +1,7 @@
 """`hf:NAME`: any set of labelled pictures, its columns found or named, kept in the data folder with its digest."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ PICTURES = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
 PICTURES[:, :4] //= 8
 
 
-def saved(library, place, size=(8, 8), **columns):
+def saved(library, place, size=(8, 8), pictures=PICTURES, **columns):
     """A folder that `save_to_disk` wrote: pictures whose bright half turns with the label."""
     from PIL import Image
 
@@ -36,7 +37,7 @@ def saved(library, place, size=(8, 8), **columns):
         kinds |= {name: library.Value("string") for name in columns}
         return library.Dataset.from_dict(made, features=library.Features(kinds))
 
-    library.DatasetDict(train=rows(PICTURES[:45]), test=rows(PICTURES[45:])).save_to_disk(str(place))
+    library.DatasetDict(train=rows(pictures[:45]), test=rows(pictures[45:])).save_to_disk(str(place))
 
 
 @pytest.fixture
@@ -75,6 +76,21 @@ def test_a_set_is_brought_in_once_and_then_trained_offline(here, fedkeel, monkey
     assert load(pinned).card.folder == card.folder
     with pytest.raises(fk.DataError, match="not 1234"):
         load("hf:shapes,digest=1234")
+
+
+def test_a_run_does_not_go_on_with_other_data(here, library, fedkeel):
+    """A repository that changed has the same name; the folder remembers what the run was begun on."""
+    settings = {"dataset": "hf:shapes", "model": "logistic", "partition": "iid:clients=3", "lr": 0.1}
+    fk.run(fk.Experiment(**settings, rounds=1), out="a", engine="serial")
+    before, kept = find_card("hf:shapes").checksums["data"], Path("a/rounds.jsonl").read_bytes()
+    shutil.rmtree(here / "data")
+    saved(library, "shapes", writer=lambda i: f"w{i % 5}", pictures=PICTURES[::-1])
+    for again in (fk.Experiment(**settings, rounds=2), fk.load_run("a").experiment.with_(rounds=2)):
+        with pytest.raises(fk.FolderError, match=f"begun on other data: those of hf:shapes were {before}"):
+            fk.run(again, out="a", engine="serial")
+    shown = fedkeel("resume", "a")
+    assert (shown.code, "begun on other data" in shown.err) == (2, True)
+    assert Path("a/rounds.jsonl").read_bytes() == kept
 
 
 def test_columns_and_natural_clients_are_named(here):

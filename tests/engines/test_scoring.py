@@ -243,7 +243,7 @@ def test_a_preparation_sees_the_same_rows() -> None:
 
 def test_prepared_samples_are_kept_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     row = 3 * 16 * 16 * 8 + 8
-    monkeypatch.setattr(scoring_stacked, "KEPT_BYTES", 10 * row)
+    monkeypatch.setattr("fedkeel.problems.prepared_samples.KEPT_BYTES", 10 * row)
     task = task_of()
     models, asked, raw = [model_of(task, client) for client in (0, 2, 5)], list[int](), task.read_part
 

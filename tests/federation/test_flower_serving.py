@@ -143,7 +143,7 @@ def test_a_server_without_copies_cannot_judge_clients_models(tested, tmp_path):
 
 def test_clients_without_test_sets_cannot_be_judged(problem, tmp_path):
     with pytest.raises(ExperimentError, match="no test sets of their own"):
-        train(experiment(problem, "fedavg", evaluation={}), tmp_path / "run", terms=Terms(copy=True))
+        train(experiment(problem, "fedavg", evaluation={"share": 0.0}), tmp_path / "run", terms=Terms(copy=True))
 
 
 @pytest.mark.parametrize(

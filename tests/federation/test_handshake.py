@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
@@ -16,7 +17,7 @@ import fedkeel as fk
 from fedkeel.engines.flower.checks import TOLD, Terms
 from fedkeel.federation.apps import describe_without_sizes, serve
 from fedkeel.federation.handshake import describe_side
-from fedkeel.federation.local_data import OneClient
+from fedkeel.federation.own_problem import SiteRows
 from fedkeel.runs.prepare import method_of, problem_of, problem_with, task_maker
 
 
@@ -124,7 +125,7 @@ def test_a_node_with_its_own_data_agrees_with_a_server_that_has_none(method):
         pytest.skip("the server has proxy data of a partition")
     data = problem_of(exp.plan).data
     inputs, labels = data.rows(1, range(int(data.sizes[1])))
-    own = OneClient(1, 3, inputs.numpy(), labels.numpy())
+    own = SiteRows(1, 3, (inputs.numpy(), labels.numpy()), np.arange(len(labels)))
     assert side(exp, problem_with(exp.plan, exp.plan.source.card, own, None)) == describe_without_sizes(exp.plan, 3)
 
 

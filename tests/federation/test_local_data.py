@@ -17,8 +17,9 @@ from fedkeel.data.clients import Rows
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.errors import DataError, FolderError, RunError, UntrustedError
 from fedkeel.federation.apps import node_of, read_app, serve
-from fedkeel.federation.local_data import RemoteClients, call_loader, check_values, read_folder, server_problem
+from fedkeel.federation.local_data import call_loader, check_values, read_folder, server_problem
 from fedkeel.federation.membership import check_sizes
+from fedkeel.federation.own_problem import FormRows
 from fedkeel.importing import Trust
 from fedkeel.runs.prepare import divide
 
@@ -129,7 +130,7 @@ def test_the_first_start_needs_every_client(folders):
 
 def test_the_server_has_no_row_of_its_clients():
     problem = server_problem(experiment().plan, [5, 0, 7], "")
-    assert isinstance(problem.data, RemoteClients)
+    assert isinstance(problem.data, FormRows)
     inputs, labels = problem.data.rows(0, np.arange(5))
     assert not inputs.any()
     assert not labels.any()

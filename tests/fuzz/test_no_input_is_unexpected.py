@@ -17,7 +17,7 @@ import pytest
 import fedkeel as fk
 from fedkeel.cli import run as run_command
 from fedkeel.cli.main import call
-from fedkeel.cli.settings import Request, experiments
+from fedkeel.cli.settings import Request, read_request
 from fedkeel.data import DATASETS, load
 from fedkeel.data.partition.registry import PARTITIONS
 from fedkeel.errors import FedkeelError
@@ -93,7 +93,7 @@ def toml_case(random: Random, folder: Path) -> None:
     file = folder / "experiment.toml"
     file.write_bytes(nasty.damaged(random, text) if random.random() < 0.2 else text)
     try:
-        for asked in experiments(Request(file=file)):
+        for asked in read_request(Request(file=file)):
             asked.experiment.fingerprint()
             if asked.experiment.dataset == "digits":
                 divide(asked.experiment.plan, load("digits"))

@@ -81,7 +81,11 @@ def test_a_figure_is_found_by_its_name_whole_or_by_panel():
     every = chosen("fedfft:figure-3", None)
     assert all(cell in every for cell in chosen("fedfft:figure-3a", None))
     assert len(chosen("fedfsa:figure-3b", None)) == 8  # the table has more radii than the figure shows
-    with pytest.raises(fk.RequestError, match="fedfft has no figure 12"):
+    for typo in ("figur-9", "fig9"):
+        with pytest.raises(fk.RequestError) as refused:
+            find_figure(f"fedfft:{typo}")
+        assert refused.value.hint == "did you mean 'fedfft:figure-9'?"
+    with pytest.raises(fk.RequestError, match="fedfft has no figure: 12"):
         find_figure("fedfft:figure-12")
     with pytest.raises(fk.RequestError, match="no panel z"):
         find_figure("fedfft:figure-3z")

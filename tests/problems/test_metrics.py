@@ -134,6 +134,18 @@ def test_metrics_of_a_problem_and_of_a_run_are_the_same_and_change_no_result():
     assert stopped.kept["best"].score == min(stopped.curve("ece"))
 
 
+def test_samples_of_whole_metrics_are_prepared_once():
+    """Two rounds more prepare as many batches with such a metric as without."""
+
+    def count(metrics, rounds):
+        asked = list[int]()
+        prepared = replace(small_problem(), prepare=lambda raw, keys: asked.append(1) or raw)
+        fk.run(experiment(prepared, rounds=rounds), metrics=metrics, engine="serial")
+        return len(asked)
+
+    assert count("f1", 3) - count("f1", 1) == count((), 3) - count((), 1)
+
+
 def test_every_client_has_its_scores():
     generator = torch.Generator().manual_seed(0)
     sizes = (3, 0, 8, 5, 1, 6)

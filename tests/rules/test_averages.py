@@ -10,7 +10,7 @@ import torch
 from stopping import StopAfter
 
 import fedkeel as fk
-from fedkeel.cli.results import notes
+from fedkeel.cli.results import list_notes
 from fedkeel.core.round import deploy
 from fedkeel.methods import METHODS, build
 from fedkeel.rules.averages import mix
@@ -196,7 +196,7 @@ def test_a_report_draws_both_models(trained, fedkeel, tmp_path):
 def test_the_score_is_that_of_the_deployed_parameters():
     problem = small_problem()
     run = train("ema+fedavg", problem)
-    (*_, told) = notes([SimpleNamespace(run=run)])
+    (*_, told) = list_notes([SimpleNamespace(run=run)])
     assert told == "ema+fedavg: of the average, which is deployed; plain_… is the model that is trained"
     model, (x, y) = run.model(), problem.test
     with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,6 +108,16 @@ def test_the_ends_of_the_ratio(name):
     torch.testing.assert_close(through(RULES[name](0.0), EIGHT), EIGHT)
     assert through(RULES[name](1.0), EIGHT).abs().max() < 1e-12
     assert through(RULES[name](0.5), EIGHT[:1]).shape == (1,)
+
+
+def test_what_filters_makes_nothing_of_nothing():
+    filters = [rule for rule in RULES.values() if rule.filters and "round" not in rule.reads]
+    assert {fk.HighPass, fk.PoolDetrend, fk.ClipNorm, fk.Rescale} <= set(filters)
+    given = {"ratio": 0.5, "max_norm": 1.0, "patterns": ("w",)}
+    for kind in filters:
+        rule = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+        assert not through(rule, torch.zeros(4, 2, 3, 3)).any(), kind
+        assert through(rule, torch.randn(4, 2, 3, 3)).any(), kind
 
 
 def test_a_random_band_is_drawn_from_the_key():

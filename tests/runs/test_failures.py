@@ -12,7 +12,7 @@ import torch
 import fedkeel as fk
 from fedkeel.errors import DataError, ExperimentError, FolderError, MethodError, RunError
 from fedkeel.runs import checkpoint
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
 
 

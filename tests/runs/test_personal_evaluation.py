@@ -14,7 +14,7 @@ from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.policy import summarise_clients
 from fedkeel.problems.task import Task
 from fedkeel.runs import evaluate as judging
-from fedkeel.runs.folder import RunFolder
+from fedkeel.runs.run_folder import RunFolder
 from problems import small_problem
 
 F64 = torch.float64
@@ -233,4 +233,43 @@ def test_a_problem_that_lacks_something_is_refused_with_a_hint(method, what):
 def test_clients_without_tests_cannot_be_judged():
     problem = small_problem(SIZES)
     with pytest.raises(fk.ExperimentError, match="no test sets"):
-        fk.run(fk.Experiment(problem=problem, rounds=1, evaluation={}), engine="serial")
+        fk.run(fk.Experiment(problem=problem, rounds=1, evaluation={"share": 0.0}), engine="serial")
+
+
+def by_name(data):
+    return {"x": data[0], "labels": data[1]}
+
+
+class Named(torch.nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_problem_without_tests_sets_a_share_of_every_client_aside(tmp_path):
+    """The same rows with and without names; a client of one sample keeps it; the folder is read with its problem."""
+    base = small_problem(SIZES)
+    problem = fk.Problem(model=base.model, loss=base.loss, clients=base.clients, test=base.test)
+    policy = {"model": "global", "share": 0.3}
+    common = fk.Experiment(problem=problem, rounds=2, batch_size=8, lr=0.1, evaluation=policy, validation=0.2)
+    run = fk.run(common, engine="serial", out=tmp_path)
+    kept, aside = run.problem.clients, run.problem.tests
+    assert run.sizes == [5, 9, 4, 1, 7, 12]
+    assert [len(one[1]) for one in aside] == [2, 3, 1, 0, 2, 4]
+    for client, (x, y) in enumerate(base.clients):
+        rows = {(*a.tolist(), int(b)) for a, b in zip(x, y, strict=True)}
+        both = [*zip(*kept[client], strict=True), *zip(*aside[client], strict=True)]
+        assert sorted((*a.tolist(), int(b)) for a, b in both) == sorted(rows)
+    assert run.records[-1].clients["accuracy"][3] is None
+    read = fk.load_run(tmp_path, problem=problem)
+    assert (read.sizes, read.result) == (run.sizes, run.result)
+    assert all(torch.equal(a, b) for a, b in zip(read.model().parameters(), run.model().parameters(), strict=True))
+    named = fk.Problem(
+        model=Named(base.model), loss=base.loss, clients=[*map(by_name, base.clients)], test=by_name(base.test)
+    )
+    other = fk.run(common.with_(problem=named), engine="serial")
+    assert other.records[-1].clients == run.records[-1].clients
+    assert other.curve("accuracy") == run.curve("accuracy")

@@ -125,7 +125,7 @@ def test_a_preset_decay_gives_way_to_a_schedule():
         ({"epochs": -0.5}, "epochs must be above 0: -0.5"),
         (
             {"epochs": [0.5, 2]},
-            "epochs must be a number, or a list of 2 whole numbers, or a ClientEpochs, or a table: [0.5, 2]",
+            "epochs must be a number, or a list of 2 whole numbers, or a table: [0.5, 2]",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedkeel.cli.settings import read
+from fedkeel.cli.settings import read_file
 from fedkeel.studies.presets import PRESETS, find_preset
 from fedkeel.studies.sweep import Sweep
 
@@ -16,7 +16,7 @@ def test_a_preset_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatc
 
 
 def test_presets_are_sweeps_and_specgradfilters_has_four_rates_and_five_own_values():
-    loaded = {name: Sweep.load(read(find_preset(Path(name)), "")) for name in PRESETS}
+    loaded = {name: Sweep.load(read_file(find_preset(Path(name)), "")) for name in PRESETS}
     grids = loaded["specgradfilter-tuning"].grids
     for method, grid in grids.items():
         own = [len(values) for key, values in grid.items() if key != "lr"]

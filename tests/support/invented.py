@@ -3,8 +3,8 @@
 import math
 
 import fedkeel as fk
-from fedkeel.runs.folder import RunFolder
 from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.run_folder import RunFolder
 
 
 def made_up(folder, *, method="fedavg", seed=0, rounds=20, tracked=True, level=0.8, extra=None, **settings):

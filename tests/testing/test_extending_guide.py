@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import fedkeel as fk
-from fedkeel.testing import check_method
+from fedkeel.testing import check_method, check_partition
 from fedkeel.testing.laws import LAWS
 from fedkeel.testing.trial import Trial, difference
 
@@ -16,7 +16,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_te
 
 
 def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
-    code, check = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, check, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     (tmp_path / "nova.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     nova = importlib.import_module("nova").nova
@@ -26,6 +26,15 @@ def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
     assert difference(Trial(nova()).plain, Trial(ours).plain) < 1e-12
     assert difference(Trial(nova()).plain, Trial(fk.METHODS["fedavg"]()).plain) > 1e-6  # clients take unequal steps
     del sys.modules["nova"]
+
+
+def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):
+    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2]
+    (tmp_path / "nths.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_partition("nths:EveryNth,clients=5")
+    check_partition(importlib.import_module("nths").EveryNth(5))
+    del sys.modules["nths"]
 
 
 def test_the_guide_names_every_law_and_every_fact():

@@ -60,14 +60,33 @@ class Writes(Halves):
         return super().divide(labels, key)
 
 
-class TakesNothing(Halves):
+class Nameless:
+    clients = 2
+
     def divide(self, labels, key, *, groups=None):
-        return collect(permutation(key, len(labels)) % 2, np.arange(len(labels)), 2, len(labels))
+        return Halves().divide(labels, key)
+
+
+class Counts(Halves):
+    def divide(self, labels, key, *, groups=None):
+        return len(labels)
+
+
+class Masks(Halves):
+    def divide(self, labels, key, *, groups=None):
+        return [labels < 5, labels >= 5]
+
+
+class Past(Halves):
+    def divide(self, labels, key, *, groups=None):
+        return [range(len(labels)), [len(labels)]]
 
 
 class Lists(Halves):
+    """The samples of each client as lists, the second client without any."""
+
     def divide(self, labels, key, *, groups=None):
-        return [[0, 1], [2]]
+        return [np.random.default_rng(key).permutation(len(labels)), []]
 
 
 BROKEN = {
@@ -77,13 +96,16 @@ BROKEN = {
     Beyond: "gives away samples that do not exist",
     Backwards: "does not list the samples of a client in order",
     Writes: "writes into the labels that it was given",
-    TakesNothing: "divides a data set without samples|fails on labels without samples",
-    Lists: "returns list, not a Partition",
+    Nameless: "prints another name in every process, so its runs cannot be resumed",
+    Counts: "does not say which samples each client holds: its answer is 1200",
+    Masks: "does not say which samples each client holds: its answer is bool",
+    Past: "gives samples to client 1 that do not exist",
 }
 
 
 def test_sound_partitions_pass():
     check_partition(Halves())
+    check_partition(Lists())
     for name in ("iid:clients=7", "dirichlet:alpha=0.3,clients=7", "pathological:classes=3,clients=7"):
         check_partition(name)
     owners = np.arange(1200) % 9

@@ -34,14 +34,14 @@ def pca(rows: Tensor, components: int = 2) -> Projection:
     return Projection(torch.from_numpy(found.transform(table)), torch.from_numpy(found.explained_variance_ratio_))
 
 
-def tsne(rows: Tensor, of: int = 0, perplexity: float = 30.0) -> NDArray[np.float64]:
+def tsne(rows: Tensor, of: int = 0) -> NDArray[np.float64]:
     """t-SNE in the plane, of the first 50 principal components; `of` is a key of `fedkeel.randomness`."""
     if len(rows) < 4:
         raise RequestError(f"t-SNE needs at least four points, not {len(rows)}.", "use pca for fewer")
     from sklearn.manifold import TSNE
 
     reduced = pca(rows, min(50, *rows.shape)).points.numpy()
-    embedding = TSNE(perplexity=min(perplexity, (len(rows) - 1) / 3), init="random", random_state=of % 2**32)
+    embedding = TSNE(perplexity=min(30.0, (len(rows) - 1) / 3), init="random", random_state=of % 2**32)
     return np.asarray(embedding.fit_transform(reduced), dtype=np.float64)
 
 

@@ -27,6 +27,7 @@ from fedkeel.rules import ClipHere, DecayHere
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.prepare import CrossEntropy, ended, method_of, problem_of, task_maker
 from fedkeel.runs.start import run
+from fedkeel.text import one_line
 
 MEANINGS = {
     "server_lr": "how far the server follows the combined update; 1 is the update itself",
@@ -157,10 +158,6 @@ def objectives(method: Method) -> dict[str, str]:
 
 
 # ---- what docstrings say -------------------------------------------------------------------------------------------
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def every_rule(method: Method) -> Iterator[Rule]:
     """The rules, those of the server's own phase, and those that are fields of others."""
     waiting = [*method.rules, *(method.server_phase.rules if method.server_phase else ())]

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, one_line, settings, step_order
+from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, settings, step_order
 from fedkeel.core.method import Phase
 from fedkeel.core.rule import Rule
 from fedkeel.papers.citations import CITATIONS, authors, title
+from fedkeel.text import one_line
 
 HEAD = "<!-- made by `fedkeel methods --pages docs/methods`; do not edit -->\n"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.console import facts, say, stderr, stdout
+from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import Json, argument, examples, option
-from fedkeel.cli.run import OwnProblem, Trusting
 
 if TYPE_CHECKING:
     from fedkeel.importing import Trust
@@ -100,7 +100,7 @@ def analyse(
     console = stdout()
     for path_name, data in found.items():
         console.print(path_name, style="bold", soft_wrap=True)
-        console.print(facts(pairs(data)))
+        console.print(facts(list_facts(data)))
         console.print()
 
 
@@ -141,7 +141,7 @@ def analyse_runs(
     return found
 
 
-def pairs(data: dict[str, Any]) -> list[tuple[str, str]]:
+def list_facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     """Each diagnostic in a line or two."""
     lines = []
     if "spectrum" in data:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedkeel.cli.completion import complete_metrics
 from fedkeel.cli.pages import option
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.problems.metrics import Metric
@@ -38,10 +39,10 @@ def read_metrics(text: str, folders: Sequence[Path] = (), trust: bool = False) -
     """Find the metrics that are asked for, or else those that the runs in these folders had before."""
     from fedkeel.importing import Trust
     from fedkeel.problems.metrics import find_metrics
-    from fedkeel.runs.environment import measured_before
+    from fedkeel.runs.environment import names_before
 
-    names = [word for word in (word.strip() for word in text.split(",")) if word]
-    before = dict.fromkeys(name for path in folders for name in measured_before(path))
+    names = split_words(text)
+    before = dict.fromkeys(name for path in folders for name in names_before(path, "metrics"))
     return find_metrics(names or list(before), Trust.TYPED if names else Trust.given(trust))
 
 
@@ -68,10 +69,10 @@ def go_on_with(asked: Sequence[Callback], folders: Sequence[Path], trust: bool, 
     Code that a folder names is imported with `trust` only.
     """
     from fedkeel.importing import Trust
-    from fedkeel.runs.environment import called_before
+    from fedkeel.runs.environment import names_before
     from fedkeel.runs.following import find_callbacks
 
     kinds = {type(one).__name__ for one in asked} | ({"EarlyStop"} if patience == 0 else set())
-    names = dict.fromkeys(name for path in folders for name in called_before(path))
+    names = dict.fromkeys(name for path in folders for name in names_before(path, "callbacks"))
     wanted = [name for name in names if name.partition(":")[0] not in kinds]
     return [*asked, *find_callbacks(wanted, Trust.given(trust))]

@@ -11,8 +11,7 @@ import typer
 from rich.text import Text
 
 from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
-from fedkeel.cli.pages import examples, option
-from fedkeel.cli.run import Json
+from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
 from fedkeel.text import duration
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from fedkeel.studies.compare import RunGroup
 
 
-def share(given: float | None) -> float | None:
+def check_share(given: float | None) -> float | None:
     """An accuracy is a share of the test set."""
     if given is not None and not 0 < given <= 1:
         meant = f"{given:g} % is {given / 100:g}" if 1 < given <= 100 else "write 0.75 for 75 %"
@@ -28,7 +27,7 @@ def share(given: float | None) -> float | None:
     return given
 
 
-def finite(given: float | None) -> float | None:
+def check_finite(given: float | None) -> float | None:
     """A loss may be any number."""
     if given is not None and not isfinite(given):
         raise RequestError(f"a target must be finite: {given}", "for example --target 0.5")
@@ -37,7 +36,7 @@ def finite(given: float | None) -> float | None:
 
 TargetAccuracy = Annotated[
     float | None,
-    option(metavar="ACC", callback=share, help="An accuracy such as 0.75; default: the lowest best of all."),
+    option(metavar="ACC", callback=check_share, help="An accuracy such as 0.75; default: the lowest best of all."),
 ]
 Baseline = Annotated[str | None, option(metavar="METHOD", help="Differences are to this one; default: the first.")]
 
@@ -76,7 +75,7 @@ def compare(
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
         say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
-    aim = finite(target) if str(measure_of(groups)).endswith("loss") else share(target)
+    aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
     show(groups, aim, baseline, json, table_as="latex" if latex else "csv" if csv else "")
 
 

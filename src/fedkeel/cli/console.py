@@ -128,6 +128,13 @@ def measured(value: float | None, measure: str | None = "accuracy") -> str:
     return f"{100 * value:.1f} %" if str(measure).endswith("accuracy") else f"{value:.4g}"
 
 
+def describe_score(score: float | None) -> str:
+    """A score on validation data: an accuracy, or a loss, which counts as negative."""
+    if score is None:
+        return "–"
+    return f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+
+
 def megabytes(size: float) -> str:
     return f"{size / 1e6:.1f}" if size < 1e8 else f"{size / 1e6:,.0f}".replace(",", " ")
 

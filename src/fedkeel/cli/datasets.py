@@ -46,7 +46,7 @@ def datasets(
     """
     from fedkeel.cli.listings import dataset_entry
     from fedkeel.data import DATASETS
-    from fedkeel.data.storage.loading import source_of
+    from fedkeel.data.storage.loading import find_card
     from fedkeel.errors import RequestError
     from fedkeel.plugins import load_plugins
 
@@ -55,20 +55,20 @@ def datasets(
             raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
         if json:
             entries = [dataset_entry(one) for one in DATASETS.values()]
-            for plugin, one in load_plugins("datasets", DATASETS, card_of):
+            for plugin, one in load_plugins("datasets", DATASETS, find_card):
                 entries.append(dataset_entry(one) | {"package": plugin.package})
             typer.echo(in_json({"datasets": entries}))
         else:
             show_table(stdout())
         return
-    card = source_of(name).card
+    card = find_card(name)
     if source is not None:
         bring_in(name, source, not no_check)
     if json:
         typer.echo(in_json({"datasets": [dataset_entry(card)]}))
         return
     if figure is not None and partition is None:
-        partition = str_of(card.preset["partition"])
+        partition = write_setting(card.preset["partition"])
     if partition is not None:
         show_partition(card, partition, seed, figure, stdout())
     else:
@@ -78,28 +78,23 @@ def datasets(
 def show_table(console: Console) -> None:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
+    from fedkeel.data.storage.loading import find_card
     from fedkeel.plugins import load_plugins
 
     made = table(["data set!", "classes>", "sample!", "train>", "test>", "here!", "licence"])
-    plugins = list(load_plugins("datasets", DATASETS, card_of))
+    plugins = list(load_plugins("datasets", DATASETS, find_card))
     for name, card in [*DATASETS.items(), *((plugin.name, card) for plugin, card in plugins)]:
         numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
         here = Text("yes", "green") if present(name) else Text("no", "dim")
         licence = card.licence.split(";")[0].split(":")[0]
-        made.add_row(name, str(card.classes), shape(card), *numbers, here, licence)
+        made.add_row(name, str(card.classes), describe_shape(card), *numbers, here, licence)
     console.print(made)
     console.print(Text(f"\nhere: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
     for plugin, _ in plugins:
         console.print(Text(f"{plugin.name}: from the package {plugin.package}", "dim"), soft_wrap=True)
 
 
-def card_of(name: str) -> DatasetCard:
-    from fedkeel.data.storage.loading import source_of
-
-    return source_of(name).card
-
-
-def shape(card: DatasetCard) -> str:
+def describe_shape(card: DatasetCard) -> str:
     return "×".join(map(str, card.shape)) if len(card.shape) > 1 else f"{card.shape[0]} tokens"
 
 
@@ -118,13 +113,13 @@ def show_card(card: DatasetCard, console: Console) -> None:
         here += f"; {source_of(card.name).import_hint}"
     rows = {
         "classes": count(card.classes),
-        "sample": shape(card),
+        "sample": describe_shape(card),
         "samples": f"{count(card.train)} train, {count(card.test)} test" if card.train else "",
         "clients": f"natural ones: {card.natural}" if card.natural else "",
         "home": f"{card.home} on the Hugging Face hub" if isinstance(card.home, Hub) else str(card.home),
         "licence": card.licence,
         "here": here,
-        "pixels": f"divided by 255, less {numbers(card.mean)}, divided by {numbers(card.std)}" if card.mean else "",
+        "pixels": f"divided by 255, less {join(card.mean)}, divided by {join(card.std)}" if card.mean else "",
         "tokens": f"{count(card.vocabulary)} different ones" if card.vocabulary else "",
         "checksums": "\n".join(f"{digest}  {file}" for file, digest in card.checksums.items()) or "none published",
         "notes": card.notes,
@@ -132,16 +127,16 @@ def show_card(card: DatasetCard, console: Console) -> None:
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
     console.print(Text(f"\nfedkeel run --dataset {card.name} takes", "bold"))
-    console.print(facts((f"  {name}", str_of(value)) for name, value in card.preset.items()))
+    console.print(facts((f"  {name}", write_setting(value)) for name, value in card.preset.items()))
     console.print(Text("\n" + card.citation))
 
 
-def numbers(values: Sequence[float]) -> str:
-    """One for each channel."""
+def join(values: Sequence[float]) -> str:
+    """Write numbers side by side, one for each channel."""
     return " ".join(f"{value:g}" for value in values)
 
 
-def str_of(value: Any) -> str:
+def write_setting(value: Any) -> str:
     """A preset's value as the command line takes it."""
     from fedkeel.data.partition.registry import write_partition
 
@@ -162,7 +157,7 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
     from fedkeel.data.partition.heterogeneity import summarise
     from fedkeel.data.partition.registry import load_partition
 
-    partition, data, labels = divided(card, text, seed)
+    partition, data, labels = divide_data(card, text, seed)
     found = summarise(partition, labels, card.classes)
     sizes = f"{count(found.smallest)} to {count(found.largest)} samples, median {found.median:g}"
     rows = {
@@ -186,7 +181,7 @@ def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None,
         typer.echo(draw_heatmap(histogram, figure))
 
 
-def divided(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset, Any]:
+def divide_data(card: DatasetCard, text: str, seed: int) -> tuple[Partition, Dataset, Any]:
     """The partition that an experiment with this seed would have, the data set, and the labels that it divides."""
     import numpy as np
 

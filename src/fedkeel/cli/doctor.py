@@ -9,16 +9,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.console import count, facts, in_json, stdout
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import Json, argument, examples
-from fedkeel.cli.run import Trusting
 from fedkeel.text import byte_size
+
+if TYPE_CHECKING:
+    from fedkeel.runs.experiment import Experiment
 
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
 Rows = Iterable[tuple[str, str]]
@@ -39,33 +42,33 @@ def doctor(
     """
     console = stdout()
     sections: dict[str, Rows] = {
-        "Versions": versions(),
-        "Devices": devices(),
-        "Engines": engines(),
-        "Extras": extras(requirements()),
-        "Data": data(),
-        "Free": free(),
+        "Versions": list_versions(),
+        "Devices": list_devices(),
+        "Engines": list_engines(),
+        "Extras": list_extras(list_requirements()),
+        "Data": list_data(),
+        "Free": list_free(),
     }
     if file is not None:
-        from fedkeel.cli.settings import Request, experiments
+        from fedkeel.cli.settings import Request, read_request
 
-        for asked in experiments(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
-            sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = memory(asked.experiment)
-            sections[f"The network of {asked.label} with stacked clients"] = network(asked.experiment)
+        for asked in read_request(Request(file=file, file_hint="give an experiment's .toml file", trust=trust)):
+            sections[f"Memory for {asked.label}, seed {asked.experiment.seed}"] = list_memory(asked.experiment)
+            sections[f"The network of {asked.label} with stacked clients"] = try_network(asked.experiment)
     if json:
         typer.echo(in_json({heading: dict(rows) for heading, rows in sections.items()}))
         return
     for heading, rows in sections.items():
-        section(console, heading, rows)
+        show_section(console, heading, rows)
 
 
-def section(console: Console, heading: str, rows: Rows) -> None:
+def show_section(console: Console, heading: str, rows: Rows) -> None:
     console.print(Text(heading, "bold underline"))
     console.print(facts((f"  {name}", value) for name, value in rows))
     console.print()
 
 
-def versions() -> Iterator[tuple[str, str]]:
+def list_versions() -> Iterator[tuple[str, str]]:
     from fedkeel.runs.environment import version_of
 
     yield "python", sys.version.split()[0]
@@ -73,7 +76,7 @@ def versions() -> Iterator[tuple[str, str]]:
         yield name, version_of(name) or "not installed as a package"
 
 
-def devices() -> Iterator[tuple[str, str]]:
+def list_devices() -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.engines.machine import cores
@@ -88,7 +91,7 @@ def devices() -> Iterator[tuple[str, str]]:
     yield "mps", "yes" if torch.backends.mps.is_available() else "none: only on Apple silicon"
 
 
-def engines() -> Iterator[tuple[str, str]]:
+def list_engines() -> Iterator[tuple[str, str]]:
     """Which can run here, and why not the others."""
     import torch
 
@@ -110,14 +113,14 @@ def engines() -> Iterator[tuple[str, str]]:
         yield name, told.get(name, "yes")
 
 
-def requirements() -> list[str]:
+def list_requirements() -> list[str]:
     try:
         return requires("fedkeel") or []
     except PackageNotFoundError:
         return []
 
 
-def extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
+def list_extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Packages that only some features need: here, or the command that installs them."""
     found: dict[str, list[str]] = {}
     for line in required:
@@ -131,7 +134,7 @@ def extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, "installed" if find_spec(name) else f"for --model {name}:NAME: pip install {name}"
 
 
-def data() -> Iterator[tuple[str, str]]:
+def list_data() -> Iterator[tuple[str, str]]:
     from fedkeel.cli.fetching import present
     from fedkeel.data import DATASETS, data_root
 
@@ -141,7 +144,7 @@ def data() -> Iterator[tuple[str, str]]:
     yield "not here", ", ".join(name for name in DATASETS if name not in here) or "none"
 
 
-def free() -> Iterator[tuple[str, str]]:
+def list_free() -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.data import data_root
@@ -153,29 +156,25 @@ def free() -> Iterator[tuple[str, str]]:
     yield "memory", byte_size(free_bytes(torch.device("cpu")))
 
 
-def network(experiment: object) -> Iterator[tuple[str, str]]:
+def try_network(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
     from fedkeel.cli.estimate import blank_problem
     from fedkeel.engines.stacked.describe_network import describe_network
     from fedkeel.errors import ModelError
     from fedkeel.problems.task import Task
-    from fedkeel.runs.experiment import Experiment
 
-    assert isinstance(experiment, Experiment)
     try:
         yield from describe_network(Task(blank_problem(experiment.plan.division, samples=2))).items()
     except ModelError as error:
         yield "serial", f"{error.message}; the engine auto trains one client after another"
 
 
-def memory(experiment: object) -> Iterator[tuple[str, str]]:
+def list_memory(experiment: Experiment) -> Iterator[tuple[str, str]]:
     import torch
 
     from fedkeel.cli.estimate import estimate
     from fedkeel.engines.memory import free_bytes
-    from fedkeel.runs.experiment import Experiment
 
-    assert isinstance(experiment, Experiment)
     need, there = estimate(experiment), free_bytes(torch.device("cpu"))
     base = f" and a frozen base of {byte_size(need.frozen)}, held once" if need.frozen else ""
     yield "model", f"{count(need.parameters)} parameters{base}"

@@ -73,13 +73,13 @@ def estimate(experiment: Experiment) -> Estimate:
     plan = experiment.plan
     task = Task(blank_problem(plan.division, plan.batch_size))
     method = method_of(plan, task)
-    everyone = clients_of(plan.division)
+    everyone = count_clients(plan.division)
     selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
-    held = 2 * size(init_round(method, task.initial))  # in a step, as it was and as it will be
+    held = 2 * count_bytes(init_round(method, task.initial))  # in a step, as it was and as it will be
     convolutions: list[Convolution] = []
-    with watched(task.module, convolutions):
+    with watch_convolutions(task.module, convolutions):
         saved = activation_bytes(task, method, plan.training)  # with the trained weights
     return Estimate(
         parameters=task.initial.layout.size,
@@ -87,11 +87,11 @@ def estimate(experiment: Experiment) -> Estimate:
         clients=min(everyone, selected * plan.rounds),
         likely=everyone * (1 - (1 - selected / everyone) ** plan.rounds),
         selected=selected,
-        server=size(init_server(method, task.initial, task.buffers)),
-        client=size(init_client(method, task.initial, task.buffers)),
+        server=count_bytes(init_server(method, task.initial, task.buffers)),
+        client=count_bytes(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
         workspace=trees * tree + held + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
-        reports=selected * size(expected_messages(method, task).report),
+        reports=selected * count_bytes(expected_messages(method, task).report),
         data=needed_bytes(source_of(plan.division.dataset)),
         fragments=FRAGMENTS if convolutions and on_x86() and not uses_onednn() else 0.0,
     )
@@ -111,7 +111,7 @@ class Convolution(NamedTuple):
 
 
 @contextmanager
-def watched(module: nn.Module | None, found: list[Convolution]) -> Iterator[None]:
+def watch_convolutions(module: nn.Module | None, found: list[Convolution]) -> Iterator[None]:
     """Note every convolution of a forward pass."""
 
     def note(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -149,7 +149,7 @@ def blank_problem(division: Division, samples: int) -> Problem:
     return Problem(model=model, loss=cross_entropy, clients=[batch], classes=card.classes, proxy=batch)
 
 
-def clients_of(division: Division) -> int:
+def count_clients(division: Division) -> int:
     """How many clients there are; where the data decide it, they must be here."""
     if division.partition.clients is not None:
         return division.partition.clients
@@ -157,5 +157,5 @@ def clients_of(division: Division) -> int:
     return 1 if data.groups is None else int(data.groups.max()) + 1
 
 
-def size(state: State) -> int:
+def count_bytes(state: State) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(state))

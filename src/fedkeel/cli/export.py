@@ -9,8 +9,8 @@ import typer
 
 from fedkeel.cli import pages
 from fedkeel.cli.flower import flower
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import argument, option
-from fedkeel.cli.run import Trusting
 
 group = typer.Typer(
     help="Write the model of a run in a form that others read.",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Trusting
 
 
 @examples(
@@ -48,7 +48,7 @@ def flower(
     module is copied into the app; its first client shows what the data of all sites look like.
     """
     from fedkeel.cli.console import stderr
-    from fedkeel.cli.settings import Request, experiments, read
+    from fedkeel.cli.settings import Request, read_file, read_request
     from fedkeel.errors import RequestError
     from fedkeel.federation.export import export
 
@@ -59,7 +59,7 @@ def flower(
         )
     named = str(experiment) if ":" in str(experiment) and not experiment.exists() else None
     file = experiment / "experiment.toml" if experiment.is_dir() else experiment
-    asked = experiments(
+    asked = read_request(
         Request(
             file=None if named else file,
             problem=named,
@@ -73,7 +73,7 @@ def flower(
         raise RequestError(
             f"an app trains one method with one seed, but {experiment} has {len(asked)} runs.", "--method NAME"
         )
-    problem = named or (read(file).get("problem") if asked[0].experiment.problem is not None else None)
+    problem = named or (read_file(file).get("problem") if asked[0].experiment.problem is not None else None)
     written = export(
         asked[0].experiment, folder, data=data, clients=clients, problem=problem, columns=columns, label=label
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.console import complain, say, stderr
+from fedkeel.cli.options import Device, Engine, NoProgress, Precision, StudyFolder, Workers
 from fedkeel.cli.pages import examples, option
-from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
@@ -40,9 +41,7 @@ def leaderboard(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
-        "runs/leaderboard"
-    ),
+    out: StudyFolder = Path("runs/leaderboard"),
     no_progress: NoProgress = False,
 ) -> None:
     """Tune every method with the same number of tries, run it on fresh seeds and splits, and write the fair table.
@@ -51,9 +50,9 @@ def leaderboard(
     method whose runs fail gets a line that says so, and the others go on.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.cli.settings import read_file
+    from fedkeel.cli.study_runs import StudyRuns
+    from fedkeel.cli.training import Machine, Target
     from fedkeel.errors import MethodError, ModelError, writing
     from fedkeel.methods import build
     from fedkeel.papers.reproduce import place_of
@@ -61,20 +60,16 @@ def leaderboard(
     from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
-    board = Leaderboard.load(None if file is None else read(file, "give a .toml file with [settings.NAME]"))
-    methods = board.methods if method is None else [word.strip() for word in method.split(",")]
+    board = Leaderboard.load(None if file is None else read_file(file, "give a .toml file with [settings.NAME]"))
+    methods = board.methods if method is None else split_words(method) or [method]
     for name in methods:
         build(name)  # a wrong one is refused before anything is trained
     chosen = [board.arena(setting)] if setting is not None else board.arenas
-    machine = Machine(engine, workers, device, precision)
+    make = StudyRuns(Machine(engine, workers, device, precision), not no_progress)
     known, began = read_lines(lines), time.monotonic()
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        nonlocal machine
-        targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-        machine = settle_engine(targets, machine)
-        with display(not no_progress, [label for label, _ in requests]) as shown:
-            return [outcome.run for outcome in train(targets, machine, shown)]
+        return make([Target(label, experiment, out / place_of(experiment)) for label, experiment in requests])
 
     for arena, name in list(board.missing(known, methods)):
         if arena not in chosen:

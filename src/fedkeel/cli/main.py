@@ -31,6 +31,7 @@ from fedkeel.cli.sweep import sweep
 from fedkeel.cli.telling import LOG, show_log
 from fedkeel.errors import FedkeelError, RequestError, nearest
 from fedkeel.streams import survive_lost_streams
+from fedkeel.text import in_one_line
 
 # from 0.24 on, typer brings a click of its own
 CLICK: Any = import_module(TyperGroup.__mro__[1].__module__.rpartition(".")[0] + ".exceptions")
@@ -115,7 +116,7 @@ def end_of(arguments: Sequence[str]) -> int:
         missing = isinstance(error, ModuleNotFoundError)
         complain(
             f"a package that is needed {'is not installed' if missing else 'cannot be imported'}: {error.name}",
-            f"pip install {error.name.partition('.')[0]}" if missing else make_one_line(error),
+            f"pip install {error.name.partition('.')[0]}" if missing else in_one_line(error),
         )
         return 2
     except OSError as error:
@@ -141,13 +142,9 @@ def unexpected(error: Exception) -> int:
     if os.environ.get("FEDKEEL_TRACEBACK"):
         traceback.print_exc()
     complain(
-        f"unexpected error: {type(error).__name__}: {make_one_line(error)} (set FEDKEEL_TRACEBACK=1 to see it)",
+        f"unexpected error: {type(error).__name__}: {in_one_line(error)} (set FEDKEEL_TRACEBACK=1 to see it)",
     )
     return 1
-
-
-def make_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def usage(error: Any) -> tuple[str, str]:

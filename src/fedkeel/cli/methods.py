@@ -75,16 +75,16 @@ def show_table(cards: Iterable[MethodCard], console: Console) -> None:
         if card.family != family:
             made.add_section()
             heading = Text(card.family, "italic cyan")
-            made.add_row(heading, *[""] * 5, *[Text(about_family(card.family), "italic cyan")] * roomy)
-        bytes_ = (times(card.costs.down), times(card.costs.up)) if card.costs else ("?", "?")
-        row = [card.name, reference(card.paper), card.passes_in_short, *bytes_, kept(card)]
+            made.add_row(heading, *[""] * 5, *[Text(describe_family(card.family), "italic cyan")] * roomy)
+        bytes_ = (write_ratio(card.costs.down), write_ratio(card.costs.up)) if card.costs else ("?", "?")
+        row = [card.name, cite_paper(card.paper), card.passes_in_short, *bytes_, list_kept(card)]
         made.add_row(*row, *[re.split(r"\. |\.$", card.summary)[0]] * roomy)
         family = card.family
     console.print(made)
     console.print(Text(f"\n{NOTES}", "dim"))
 
 
-def kept(card: MethodCard) -> str:
+def list_kept(card: MethodCard) -> str:
     """The slots of a client that are as large as a part of the model; the others are but numbers."""
     if card.costs is None:
         return "?"
@@ -92,7 +92,7 @@ def kept(card: MethodCard) -> str:
     return ", ".join(large + ["numbers"] * (len(large) < len(card.costs.client)))
 
 
-def about_family(family: str) -> str:
+def describe_family(family: str) -> str:
     """What the methods of a family have in common."""
     from fedkeel.methods.registry import FAMILIES
 
@@ -110,13 +110,13 @@ SMALL = 0.01  # of the model
 ROOMY = 120  # columns from which the table also says what each method is
 
 
-def reference(key: str | None) -> str:
+def cite_paper(key: str | None) -> str:
     from fedkeel.papers.citations import CITATIONS, authors
 
     return authors(key) if key in CITATIONS else key or ""
 
 
-def times(ratio: float) -> str:
+def write_ratio(ratio: float) -> str:
     """1× where only a few numbers were added to the models."""
     return f"{ratio:.2f}".rstrip("0").rstrip(".") + "×"
 
@@ -126,87 +126,86 @@ def show_card(card: MethodCard, console: Console) -> None:
     from fedkeel.papers.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
-    console.print(filled(card.about))
+    console.print(fill_paragraphs(card.about))
     console.print()
-    for heading, rules in chains(card):
+    for heading, rules in list_chains(card):
         console.print(Text(heading, "bold"))
-        console.print(Padding(Group(*(described(rule) for rule in rules)), (0, 0, 1, 2)))
+        console.print(Padding(Group(*(show_rule(rule) for rule in rules)), (0, 0, 1, 2)))
     for order in dict.fromkeys(filter(None, map(step_order, card.method.phases))):
         console.print(Text("The order of a step", "bold"))
         console.print(Padding(order, (0, 0, 1, 2)))
     for name, what in objectives(card.method).items():
         console.print(Text(f"The objective {name}", "bold"))
-        console.print(Padding(filled(what), (0, 0, 1, 2)))
+        console.print(Padding(fill_paragraphs(what), (0, 0, 1, 2)))
     if card.hyperparameters:
         made = table(["hyper-parameter!", "default!", "meaning"])
         for parameter in card.hyperparameters:
             made.add_row(f"method.{parameter.name}", str(parameter.default), parameter.meaning)
         console.print(made)
-    console.print(facts(costs(card)))
-    console.print()
-    console.print(Text("Papers", "bold"))
+    console.print(facts(list_costs(card)))
+    if card.method.papers:
+        console.print(Text("\nPapers", "bold"))
     for key in card.method.papers:
         known = key in CITATIONS
         console.print(Padding(f"{authors(key)}: {title(key)}" if known else key, (0, 0, 0, 2)))
     first = next((p for p in card.hyperparameters if isinstance(p.default, int | float)), None)
     example = "" if first is None else f" --set method.{first.name}={first.default}"
-    console.print(
-        Text(f"\nBibTeX: fedkeel cite {card.name} · try it: fedkeel run --method {card.name}{example}", "dim")
-    )
+    cite = f"BibTeX: fedkeel cite {card.name} · " if card.method.papers else ""
+    console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}", "dim"))
 
 
-def chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
+def list_chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     """The parts of a method in the order in which a round meets them."""
     from fedkeel.core.objectives import Loss
 
     method = card.method
-    yield from chain("Each client, before it trains", method.personal)
+    yield from name_chain("Each client, before it trains", method.personal)
     for number, phase in enumerate(method.phases, start=1):
         which = "" if len(method.phases) == 1 else f", phase {number}"
         which += "" if phase.trains else " (measures only)"
         of = "" if phase.objective == Loss() else f" of {phase.objective}"
-        yield from chain(f"Where the gradient is taken{which}", phase.perturb)
-        yield from chain(f"What becomes of the gradient{of}{which}", phase.gradient)
+        yield from name_chain(f"Where the gradient is taken{which}", phase.perturb)
+        yield from name_chain(f"What becomes of the gradient{of}{which}", phase.gradient)
     yield "How clients are weighted", (method.weights,)
     if method.server_phase is not None:
-        yield from chain("On the server, with data of its own", method.server_phase.rules)
-    yield from chain("On the server", method.server)
+        yield from name_chain("On the server, with data of its own", method.server_phase.rules)
+    yield from name_chain("On the server", method.server)
     if method.final is not None:
-        yield from chain("After the last round", method.final.rules)
+        yield from name_chain("After the last round", method.final.rules)
 
 
-def chain(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
+def name_chain(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
     if rules:
         yield heading, rules
 
 
-def described(rule: Rule) -> Group:
+def show_rule(rule: Rule) -> Group:
     """The rule as one would write it, and what its docstring says."""
-    return Group(Text(repr(rule), "cyan"), Padding(filled(inspect.getdoc(type(rule)) or ""), (0, 0, 0, 2)))
+    return Group(Text(repr(rule), "cyan"), Padding(fill_paragraphs(inspect.getdoc(type(rule)) or ""), (0, 0, 0, 2)))
 
 
-def filled(text: str) -> Text:
+def fill_paragraphs(text: str) -> Text:
     """Paragraphs without the line breaks of the source."""
     return Text("\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")))
 
 
-def costs(card: MethodCard) -> Iterable[tuple[str, str]]:
+def list_costs(card: MethodCard) -> Iterable[tuple[str, str]]:
     if card.method.deploys_another:
         yield "deployed", "another model than is trained: accuracy, params, model() and model_digest are its"
     yield "backward passes", card.passes
     if card.costs is None:
         yield "bytes, state", "depend on the model and data this method needs"
         return
-    yield "bytes per round", f"{times(card.costs.down)} down, {times(card.costs.up)} up (FedAvg: 1× and 1×)"
+    yield "bytes per round", f"{write_ratio(card.costs.down)} down, {write_ratio(card.costs.up)} up (FedAvg: 1× and 1×)"
     for who, slots in (("client", card.costs.client), ("server", card.costs.server)):
-        kept = ", ".join(f"{name} ({size(share)})" for name, share in slots.items())
+        kept = ", ".join(f"{name} ({describe_size(share)})" for name, share in slots.items())
         yield f"{who} keeps", kept or "nothing between rounds"
     if card.costs.held:
         yield (
             "client holds",
-            ", ".join(f"{n} ({size(s)})" for n, s in card.costs.held.items()) + ", during a round only",
+            ", ".join(f"{n} ({describe_size(s)})" for n, s in card.costs.held.items()) + ", during a round only",
         )
 
 
-def size(share: float) -> str:
-    return f"{times(share)} the model" if share > SMALL else "a few numbers"
+def describe_size(share: float) -> str:
+    return f"{write_ratio(share)} the model" if share > SMALL else "a few numbers"

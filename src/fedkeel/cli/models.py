@@ -38,16 +38,16 @@ def models(
 
         found = MODELS if name is None else {name: card_of(name)}
         entries = [model_entry(key, one, count_parameters(one)) for key, one in found.items()]
-        for plugin, card in load_plugins("models", MODELS, countable) if name is None else ():
+        for plugin, card in load_plugins("models", MODELS, find_countable) if name is None else ():
             entries.append(model_entry(plugin.name, card, count_parameters(card)) | {"package": plugin.package})
         typer.echo(in_json({"models": entries}))
         return
     if name is None:
         made = table(["model!", "parameters>", "what it is"])
         for key, card in MODELS.items():
-            made.add_row(key, parameters(card), card.title)
-        for plugin, card in load_plugins("models", MODELS, countable):
-            made.add_row(plugin.name, parameters(card), f"{card.title} (package {plugin.package})")
+            made.add_row(key, write_parameters(card), card.title)
+        for plugin, card in load_plugins("models", MODELS, find_countable):
+            made.add_row(plugin.name, write_parameters(card), f"{card.title} (package {plugin.package})")
         console.print(made)
         console.print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
         return
@@ -59,14 +59,14 @@ def models(
     rows = {
         "from": card.paper,
         "takes": str(card.takes),
-        "parameters": f"{parameters(card)} for 10 classes, {sample(card)}",
+        "parameters": f"{write_parameters(card)} for 10 classes, {describe_sample(card)}",
         "options": options,
         "notes": card.notes,
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
 
 
-def countable(name: str) -> ModelCard:
+def find_countable(name: str) -> ModelCard:
     """The card of a model that an installed package brings, if the model can be built."""
     from fedkeel.models import card_of
 
@@ -75,15 +75,15 @@ def countable(name: str) -> ModelCard:
     return card
 
 
-def shape_for(card: ModelCard) -> tuple[int, ...]:
+def choose_shape(card: ModelCard) -> tuple[int, ...]:
     return IMAGES if card.takes.accepts(IMAGES) else TEXTS
 
 
-def sample(card: ModelCard) -> str:
-    return "images of 3×32×32" if shape_for(card) == IMAGES else f"texts of {TEXTS[0]} tokens"
+def describe_sample(card: ModelCard) -> str:
+    return "images of 3×32×32" if choose_shape(card) == IMAGES else f"texts of {TEXTS[0]} tokens"
 
 
-def parameters(card: ModelCard) -> str:
+def write_parameters(card: ModelCard) -> str:
     return count(count_parameters(card))
 
 
@@ -92,5 +92,5 @@ def count_parameters(card: ModelCard) -> int:
     import torch
 
     with torch.device("meta"):
-        module = card.make(shape_for(card), 10, **card.defaults)
+        module = card.make(choose_shape(card), 10, **card.defaults)
     return sum(parameter.numel() for parameter in module.parameters())

@@ -92,7 +92,7 @@ class Line(Follower):
 
     def round(self, record: RoundRecord) -> None:
         number = str(record.round).rjust(len(str(self.rounds)))
-        self.tell(f"round {number}/{self.rounds}  {told(record, self.memory())}  {duration(record.seconds)}")
+        self.tell(f"round {number}/{self.rounds}  {describe_round(record, self.memory())}  {duration(record.seconds)}")
 
     def tell(self, text: str) -> None:
         self.console.print(f"{self.label}  {text}", soft_wrap=True)
@@ -139,11 +139,11 @@ class Bar(Follower):
         self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
 
     def round(self, record: RoundRecord) -> None:
-        words = told(record, self.memory())
+        words = describe_round(record, self.memory())
         self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=words)
 
 
-def told(record: RoundRecord, memory: tuple[int, int] | None = None) -> str:
+def describe_round(record: RoundRecord, memory: tuple[int, int] | None = None) -> str:
     """A round in a few words, in columns that stay where they are."""
     parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
     if record.loss is not None:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli.compare import share
+from fedkeel.cli.compare import check_share
 from fedkeel.cli.console import say, stderr
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.text import byte_size
+from fedkeel.text import byte_size, split_words
 
 
 @examples(
@@ -39,7 +39,7 @@ def report(
     ] = "page",
     target: Annotated[
         float | None,
-        option(metavar="X", callback=share, help="Compare costs at this accuracy; default: one that all reach."),
+        option(metavar="X", callback=check_share, help="Compare costs at this accuracy; default: one that all reach."),
     ] = None,
     title: Annotated[str | None, option(metavar="TEXT", help="The page's title.")] = None,
     ledger: Annotated[
@@ -57,7 +57,7 @@ def report(
     from fedkeel.report.page import write_report
 
     refuse_beside_ledger(ledger, {"RUN…": runs, "--target": target})
-    kinds = check_kinds([word.strip() for word in format_.split(",") if word.strip()])
+    kinds = check_kinds(split_words(format_))
     check_style(style)
     refuse_folder(out, "report.html")
     if ledger is not None:

@@ -10,11 +10,12 @@ import typer
 
 from fedkeel.cli.callbacks import Keep
 from fedkeel.cli.console import complain, stdout
+from fedkeel.cli.options import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
-from fedkeel.cli.run import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import Track
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.cli.progress import Display
@@ -112,10 +113,10 @@ def reproduce(
     """
     from fedkeel.cli.callbacks import read_callbacks
     from fedkeel.cli.figures import analyse_cells, find_extent, fit_tracks, needs_folders, show_figure
-    from fedkeel.cli.settings import assignment, some_numbers, words
+    from fedkeel.cli.settings import parse_assignment, parse_seeds
     from fedkeel.cli.tracking import Tracking
     from fedkeel.cli.training import Machine
-    from fedkeel.cli.trying import tried
+    from fedkeel.cli.trying import try_choices
     from fedkeel.engines.machine import device_of
     from fedkeel.errors import RequestError, require_known
     from fedkeel.papers.claims import find_claimed_tracks
@@ -139,7 +140,7 @@ def reproduce(
     shown, kept = find_needs(figure)
     claimed = find_claimed_tracks(spec)
     callbacks = read_callbacks(keep or kept, None, None)
-    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *words(analyse)]))
+    names = list(dict.fromkeys([*(figure.analyse if figure else ()), *split_words(analyse)]))
     for name in names:
         require_known(name, DIAGNOSTICS, "unknown diagnostic", "diagnostics")
     tracked = Tracking.of(track).track
@@ -151,14 +152,14 @@ def reproduce(
         ledger = out / "ledger.jsonl"
     asked, known = chosen(spec, cell), read(ledger)
     asked = shrink(asked, settings_shown(figure)) if tiny else asked
-    cells = varied(matched(asked, known), [assignment(text) for text in set_ or ()])
-    cells = tried(cells, try_) if try_ else cells
+    cells = varied(matched(asked, known), [parse_assignment(text) for text in set_ or ()])
+    cells = try_choices(cells, try_) if try_ else cells
     wrong = [error for cell in cells if (error := obstacle(cell))] if set_ or try_ else []
     if wrong and len(wrong) == len(cells):
         raise RequestError(f"no cell can be run with this choice: {wrong[0].message}", wrong[0].hint)
     # what shows more than the ledger keeps needs the runs themselves
     more = track or names or keep or (figure and needs_folders(figure))
-    wanted = seeds_named(seeds, spec) or list(some_numbers(seeds))
+    wanted = seeds_named(seeds, spec) or list(parse_seeds(seeds))
     own = [*(figure.track if figure else ()), *claimed]
     skipped = [one for one in known if has_tracked(one.spectra, one.rounds, own)] if skip_done and not more else []
     if dry_run:
@@ -191,7 +192,7 @@ def carry_out(
     """Train what is not done, and write it down as it comes; how many failed, or cannot be run."""
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import Target, settle_engine, stacks, titles
+    from fedkeel.cli.training import Target, group_stacks, name_runs, settle_engine
     from fedkeel.papers.reproduce import done, experiment_of, folder_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
@@ -211,11 +212,11 @@ def carry_out(
     ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine
     # seeds and columns of a row train at once, where the engine stacks
-    groups, failed = stacks(ready, machine), failed + len(planned) - len(ready)
-    with display(progress, [title for group in groups for title in titles(group)]) as shown:
+    groups, failed = group_stacks(ready, machine), failed + len(planned) - len(ready)
+    with display(progress, [title for group in groups for title in name_runs(group)]) as shown:
         for group in groups:
             try:
-                outcomes = trained(group, machine, shown, alone=len(planned) == 1)
+                outcomes = train_group(group, machine, shown, alone=len(planned) == 1)
             except (KeyboardInterrupt, Stopped):
                 for target in group:
                     keep_reached(planned[target.folder][0], target, ledger)
@@ -223,11 +224,11 @@ def carry_out(
             for outcome in outcomes:
                 failed += outcome.run is None
                 if outcome.run is not None:
-                    keep(planned[outcome.target.folder][0], outcome.run, ledger, again=not outcome.found)
+                    keep_result(planned[outcome.target.folder][0], outcome.run, ledger, again=not outcome.found)
     return failed
 
 
-def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
+def train_group(group: list[Target], machine: Machine, shown: Display, alone: bool) -> list[Outcome]:
     """Train a group. What cannot be run is reported, unless it is all that was asked for, and the others go on."""
     from fedkeel.cli.training import Outcome, train
     from fedkeel.errors import RequestError
@@ -238,12 +239,12 @@ def trained(group: list[Target], machine: Machine, shown: Display, alone: bool) 
         if alone:
             raise
         if len(group) > 1:
-            return [outcome for target in group for outcome in trained([target], machine, shown, alone)]
+            return [outcome for target in group for outcome in train_group([target], machine, shown, alone)]
         complain(f"{group[0].label}: {error.message}", error.hint)
         return [Outcome(group[0], None)]
 
 
-def keep(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
+def keep_result(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     """A line of the ledger for a run; `again` also where it has one."""
     from fedkeel.papers.ledger import append, read
     from fedkeel.papers.reproduce import entry_of, environment_of
@@ -259,7 +260,7 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
     from fedkeel.errors import FolderError
     from fedkeel.runs import checkpoint
     from fedkeel.runs.finished_run import load_run
-    from fedkeel.runs.folder import RunFolder
+    from fedkeel.runs.run_folder import RunFolder
 
     folder = RunFolder(target.folder)
     try:
@@ -270,4 +271,4 @@ def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:
         complain(f"{target.label}: {error.message}", error.hint)
         return
     if len(run.records) >= target.experiment.plan.rounds / 10:
-        keep(cell, run, ledger, again=False)
+        keep_result(cell, run, ledger, again=False)

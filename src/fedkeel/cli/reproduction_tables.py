@@ -162,6 +162,7 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     from fedkeel.papers import find
     from fedkeel.papers.ledger import keep_newest, read_lines
     from fedkeel.papers.noise import NoiseOfLedger
+    from fedkeel.papers.results_page import number, signed
     from fedkeel.papers.verdicts import judge
 
     lines = read_lines(ledger)
@@ -169,13 +170,11 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
     made = table(["cell", "reported>", "measured>", "difference>", "rounds>", "seeds>", "verdict!"])
     for judged in judge(cells, keep_newest(lines), among, NoiseOfLedger(lines)):
         cell = judged.cell
-        spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
-        std = "" if judged.std is None else f" ± {judged.std:.2f}"
         made.add_row(
             f"{cell.paper}:{cell.table} {cell.label}",
-            "–" if cell.reported is None else f"{cell.reported:.2f}{spread}",
-            "–" if judged.mean is None else f"{judged.mean:.2f}{std}",
-            "–" if judged.difference is None else f"{judged.difference:+.2f}",
+            number(cell.reported, cell.spread),
+            number(judged.mean, judged.std),
+            signed(judged.difference),
             f"{judged.rounds} of {cell.experiment['rounds']}",
             str(len(judged.entries)),
             judged.words,

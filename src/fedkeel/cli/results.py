@@ -26,17 +26,17 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
     titles = [last if name == "mean_last" else name for name in names]
     columns = ["seed", *titles, "rounds", "MB up", "MB down", "seconds"]
     made = table(["method!", *(f"{name}>" for name in columns if seeds or name != "seed")])
-    leader = best_of(outcomes)
+    leader = find_leader(outcomes)
     for outcome in outcomes:
         cells = [
             outcome.target.label,
             *([str(outcome.target.experiment.seed)] if seeds else []),
-            *numbers(outcome, names),
+            *write_numbers(outcome, names),
         ]
         made.add_row(*cells, style="bold" if outcome is leader else "")
     console.print(made)
     console.print()
-    for line in notes(outcomes):
+    for line in list_notes(outcomes):
         console.print(Text(line, "dim"))
     console.print()
     console.print("Written to")
@@ -47,7 +47,7 @@ def show(outcomes: Sequence[Outcome], console: Console) -> None:
         console.print(f"  {outcome.target.label.ljust(width)}  {outcome.target.folder}{state}", soft_wrap=True)
 
 
-def numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
+def write_numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
     if outcome.run is None:
         return ["failed", *["–"] * (len(names) + 3)]
     result = outcome.run.result
@@ -60,7 +60,7 @@ def numbers(outcome: Outcome, names: Sequence[str] = NUMBERS) -> list[str]:
     ]
 
 
-def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+def find_leader(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The row to look at first, where runs are judged on accuracy: by what they report, if they do, or the last."""
     judged = [
         (number, outcome.run.result)
@@ -72,10 +72,10 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     return outcomes[-max(reached)[1]] if len(reached) > 1 else None
 
 
-def notes(outcomes: Sequence[Outcome]) -> list[str]:
+def list_notes(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers mean."""
     runs = [outcome.run for outcome in outcomes if outcome.run and outcome.run.result.get("best_means")]
-    lines = sorted({line for run in runs for line in meaning(run)})
+    lines = sorted({line for run in runs for line in explain_measure(run)})
     deploying = ", ".join(dict.fromkeys(run.plan.method.name for run in runs if run.plan.method.deploys_another))
     lines += [
         f"{outcome.target.label}, seed {outcome.run.plan.seed}: {stopped}"
@@ -86,7 +86,7 @@ def notes(outcomes: Sequence[Outcome]) -> list[str]:
     return [*lines, also] if deploying else lines
 
 
-def meaning(run: Run) -> list[str]:
+def explain_measure(run: Run) -> list[str]:
     """What a run was judged on, and what it reports."""
     measure, policy, means = run.result["judged_on"], run.plan.evaluation, run.result["best_means"]
     named = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
@@ -97,12 +97,12 @@ def meaning(run: Run) -> list[str]:
     return [told, *([f"reported: {policy.report_in_words}{also}"] if "reported" in run.result else [])]
 
 
-def document(outcomes: Sequence[Outcome]) -> str:
+def write_document(outcomes: Sequence[Outcome]) -> str:
     """The same as JSON."""
-    return in_json({"runs": [entry(outcome) for outcome in outcomes]})
+    return in_json({"runs": [describe_outcome(outcome) for outcome in outcomes]})
 
 
-def entry(outcome: Outcome) -> dict[str, Any]:
+def describe_outcome(outcome: Outcome) -> dict[str, Any]:
     experiment = outcome.target.experiment
     return {
         "method": outcome.target.label,

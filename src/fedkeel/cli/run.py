@@ -9,48 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import CallbackNames, Keep, Metrics, Patience, go_on_with, read_callbacks, read_metrics
-from fedkeel.cli.completion import (
-    complete_datasets,
-    complete_engines,
-    complete_methods,
-    complete_models,
-    complete_partitions,
-)
+from fedkeel.cli.completion import complete_datasets, complete_methods, complete_models, complete_partitions
 from fedkeel.cli.console import say, stderr, stdout
+from fedkeel.cli.options import Device, Engine, NoProgress, OwnProblem, Precision, Trusting, Workers
 from fedkeel.cli.pages import Json, argument, examples, option
 from fedkeel.cli.stopping import Stopped
 from fedkeel.cli.tracking import ToMlflow, ToTensorBoard, ToWandb, Track, Tracking
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.cli.training import Machine, Target
-
-Engine = Annotated[
-    str,
-    option(
-        metavar="NAME",
-        help="How clients are trained: auto, serial, processes, stacked, flower, ray, ray-stacked, module:name.",
-        autocompletion=complete_engines,
-    ),
-]
-Workers = Annotated[
-    int | None, option(metavar="N", help="Workers of the engine 'processes' or 'ray'; default: one per core or GPU.")
-]
-On = Annotated[str, option(metavar="WHERE", help="here, or ray: spread runs over a Ray cluster.")]
-Device = Annotated[str, option(metavar="NAME", help="auto, cpu, cuda or mps.")]
-Precision = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="float32, float64, or bfloat16 (stacked: arithmetic, also of scores; weights stay float32).",
-    ),
-]
-Trusting = Annotated[
-    bool, option("--trust", help="Import the code that the file names: only for files that you trust.")
-]
-OwnProblem = Annotated[
-    str | None, option(metavar="MODULE:NAME", help="Your own problem instead of a data set: an fk.Problem.")
-]
-NoProgress = Annotated[bool, option("--no-progress", help="No bars and no lines per round.")]
 
 
 @examples(
@@ -120,22 +88,22 @@ def run(
     A file may list several methods or seeds: method = ["fedavg", "fedsam"]. A run that is finished in its folder is
     shown, not repeated; one that is unfinished goes on from its last checkpoint.
     """
-    from fedkeel.cli.settings import Request, experiments, some_numbers, words
+    from fedkeel.cli.settings import Request, parse_seeds, read_request
     from fedkeel.cli.training import Machine, Target, folder_of
 
     request = Request(
         file=file,
-        methods=words(method or ""),
+        methods=tuple(split_words(method or "")),
         dataset=dataset,
         problem=problem,
         model=model,
         partition=partition,
         rounds=rounds,
-        seeds=() if seeds is None else some_numbers(seeds),
+        seeds=() if seeds is None else parse_seeds(seeds),
         assignments=tuple(settings or ()),
         trust=trust,
     )
-    asked = experiments(request)
+    asked = read_request(request)
     targets = [
         Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
     ]
@@ -180,13 +148,13 @@ def resume(
     """
     from fedkeel.cli.training import Machine, Target, runs_in
     from fedkeel.problems.given import find_problem
-    from fedkeel.runs.environment import tracked_before
+    from fedkeel.runs.environment import names_before
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
     targets, folders = [], runs_in(folder)
     arithmetic = precision or precision_of(folders)
-    tracked = ",".join(dict.fromkeys(name for path in folders for name in tracked_before(path)))
+    tracked = ",".join(dict.fromkeys(name for path in folders for name in names_before(path, "track")))
     for path in folders:
         data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
         own = {} if problem is None else {"problem": find_problem(problem)}
@@ -220,17 +188,17 @@ def carry_out(targets: list[Target], machine: Machine, *, json: bool, progress: 
     from fedkeel.cli import results
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.progress import display
-    from fedkeel.cli.training import titles, train
+    from fedkeel.cli.training import name_runs, train
 
     try:
         fetch(sorted({target.experiment.dataset or "" for target in targets}), progress)
-        with display(progress, titles(targets)) as shown:
+        with display(progress, name_runs(targets)) as shown:
             outcomes = train(targets, machine, shown)
     except Stopped as stopped:
         say(stderr(), str(stopped), "bold yellow", how_to_go_on(targets))
         raise typer.Exit(stopped.exit_code) from None
     if json:
-        typer.echo(results.document(outcomes))
+        typer.echo(results.write_document(outcomes))
     else:
         results.show(outcomes, stdout())
     if any(outcome.run is None for outcome in outcomes):

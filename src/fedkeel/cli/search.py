@@ -12,9 +12,9 @@ import typer
 
 from fedkeel import __version__
 from fedkeel.cli.compare import show
-from fedkeel.cli.console import complain, count, say, stderr, stdout, table
-from fedkeel.cli.pages import examples
-from fedkeel.cli.run import Device, Engine, Json, NoProgress, On, Precision, Trusting, Workers
+from fedkeel.cli.console import complain, count, describe_score, say, stderr, stdout, table
+from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
+from fedkeel.cli.pages import Json, examples
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
@@ -32,9 +32,7 @@ def search(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
-        "runs/search"
-    ),
+    out: StudyFolder = Path("runs/search"),
     on: On = "here",
     trust: Trusting = False,
     json: Json = False,
@@ -48,33 +46,26 @@ def search(
     search.jsonl (every try) and report.html.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster, settle_on_ray, train_on_ray
-    from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.cli.on_ray import open_cluster
+    from fedkeel.cli.settings import read_file
+    from fedkeel.cli.study_runs import StudyRuns
+    from fedkeel.cli.training import Machine, Target
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
 
-    asked = Search.load(read(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust)
+    asked = Search.load(
+        read_file(file, "give a .toml file with [parts.NAME], [published.METHOD] and [grid]"), trust=trust
+    )
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
 
     def make(targets: Sequence[Target]) -> list[Run | None]:
         """Read what stands in its folder for as long or longer, and train the rest."""
-        nonlocal machine
-        runs = [reached(target.folder, target.experiment.plan.rounds) for target in targets]
+        runs = [read_reached(target.folder, target.experiment.plan.rounds) for target in targets]
         missing = [target for target, run in zip(targets, runs, strict=True) if run is None]
-        if missing:
-            with display(not no_progress, [target.label for target in missing]) as shown:
-                # once, for all rungs and both sides
-                machine = settle_engine(missing, machine) if crew is None else settle_on_ray(missing, machine, crew)
-                if crew is None:
-                    trained = iter([outcome.run for outcome in train(missing, machine, shown)])
-                else:
-                    trained = iter(train_on_ray(missing, machine, crew))
-            runs = [next(trained) if run is None else run for run in runs]
-        return runs
+        trained = iter(train(missing) if missing else ())
+        return [next(trained) if run is None else run for run in runs]
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
         return make([Target(label, one, folder_of(one, out / "tries")) for label, one in requests])
@@ -82,6 +73,7 @@ def search(
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
     with cluster as crew:
+        train = StudyRuns(machine, not no_progress, crew)
         for side in (COMPOSED, PUBLISHED):
             proposed = asked.sampler == "optuna"
             drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
@@ -118,7 +110,7 @@ def folder_of(experiment: Experiment, out: Path) -> Path:
     return out / f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
 
 
-def reached(folder: Path, rounds: int) -> Run | None:
+def read_reached(folder: Path, rounds: int) -> Run | None:
     """Read the first rounds of a run that has as many or more; None: it must be trained.
 
     A damaged folder is left to `train`, which says what is wrong with it.
@@ -187,8 +179,7 @@ def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:
     for side, rungs in sides.items():
         for rung in rungs:
             best = rung.ranked[0] if rung.ranked else None
-            score = None if best is None else rung.scores[best]
-            came = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+            came = describe_score(None if best is None else rung.scores[best])
             failed = len(rung.scores) - len(rung.ranked)
             name = "" if best is None else best.label
             made.add_row(side, str(rung.rounds), str(len(rung.scores)), str(failed), came, name, count(rung.passes))

@@ -11,19 +11,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedkeel.cli.method_settings import give_hyperparameters, label_methods, list_hyperparameters
 from fedkeel.core.rule import Rule
 from fedkeel.data.partition.registry import PARTITIONS, parse_partition
 from fedkeel.data.storage.loading import find_card, is_known
-from fedkeel.errors import ExperimentError, MethodError, RequestError, nearest
+from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
-from fedkeel.methods import METHODS, build, settings_of
+from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import name_optimiser
 from fedkeel.runs.experiment import Experiment, note_new_default
-from fedkeel.typed_values import read_toml
-
-COMPOSED = {"phases", "perturb", "gradient", "weights"}
-"""Parts of a method written out in full; such a table has rules, not hyper-parameters."""
-
+from fedkeel.text import split_words
+from fedkeel.written_values import parse_value, read_toml
 
 MOST_SEEDS = 1000
 
@@ -59,13 +57,13 @@ class Asked:
     experiment: Experiment
 
 
-def experiments(request: Request) -> list[Asked]:
+def read_request(request: Request) -> list[Asked]:
     """Every run that is asked for, checked before the first one starts: methods, each with all seeds."""
-    data = base(request)
+    data = read_base(request)
     for name in ("dataset", "problem", "model", "partition", "rounds"):
         if (value := getattr(request, name)) is not None:
             data[name] = value
-    changes = [assignment(text) for text in request.assignments]
+    changes = [parse_assignment(text) for text in request.assignments]
     check_once(request, changes)
     if request.file is None and any(path[0] == "optimizer" for path, _ in changes):
         data.pop("lr", None)  # the quick start's is one of SGD
@@ -76,7 +74,7 @@ def experiments(request: Request) -> list[Asked]:
         if path[0] == "method" and len(path) == 2:
             hyper[path[1]] = value
         elif path[0] == "partition" and len(path) > 1:
-            data["partition"] = with_field(partition_of(data), path[1:], value)
+            data["partition"] = with_field(read_partition(data), path[1:], value)
         elif path[0] in TABLES and len(path) == 2:
             before = data.get(path[0])
             table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else None
@@ -86,19 +84,19 @@ def experiments(request: Request) -> list[Asked]:
                 f"an experiment has no part: {'.'.join(path)}",
                 f"the parts with fields are method, partition, {', '.join(TABLES)}",
             )
-    typed = typed_keys(request, changes)
+    typed = list_typed_keys(request, changes)
     trust = Trust.TYPED if "method" in typed else Trust.given(request.trust)
     if isinstance(hyper.get("base"), str):
         hyper["base"] = build(hyper["base"])  # typed, whoever wrote the file
     check_keys(data, given, trust)
-    methods = with_hyperparameters(given, hyper, trust)
+    methods = give_hyperparameters(given, hyper, trust)
     seeds = list(request.seeds) or as_list(data.pop("seed", 0))
     for word, values, example in (("method", methods, '"fedavg"'), ("seed", seeds, "[0, 1]")):
         if not values:
             raise ExperimentError(f"{word} is an empty list.", f"{word} = {example}")
     made = [
         name_run(label, Experiment.read(data | {"method": method, "seed": seed}, trust=request.trust, typed=typed))
-        for label, method in zip(labels(methods), methods, strict=True)
+        for label, method in zip(label_methods(methods), methods, strict=True)
         for seed in seeds
     ]
     names = [(asked.label, asked.experiment.seed) for asked in made]
@@ -116,7 +114,7 @@ def name_run(label: str, experiment: Experiment) -> Asked:
     return Asked(f"{name_optimiser(rule)}+{label}" if isinstance(rule, Rule) else label, experiment)
 
 
-def typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
+def list_typed_keys(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]]) -> set[str]:
     """The keys that may name code and were typed, so that no file has a part in them."""
     given = {word: getattr(request, word) is not None for word in ("model", "partition", "problem")}
     options = {"method": bool(request.methods), "optimizer": False} | given
@@ -131,35 +129,35 @@ def check_once(request: Request, changes: Sequence[tuple[tuple[str, ...], Any]])
 
 
 # ---- where settings come from --------------------------------------------------------------------------------------
-def base(request: Request) -> dict[str, Any]:
+def read_base(request: Request) -> dict[str, Any]:
     """The file's settings; else nothing when a data set is named (its preset fills in); else the quick start's."""
     if request.file is not None:
-        data = read(request.file, request.file_hint)
+        data = read_file(request.file, request.file_hint)
         if not {"dataset", "problem"} & data.keys() and request.dataset is None and request.problem is None:
             raise ExperimentError(f"{request.file} names no data set.", 'add dataset = "digits", or use --dataset')
         return data
-    return quick_start() if request.dataset is None and request.problem is None else {}
+    return read_quick_start() if request.dataset is None and request.problem is None else {}
 
 
-def quick_start() -> dict[str, Any]:
+def read_quick_start() -> dict[str, Any]:
     return tomllib.loads(files("fedkeel.cli").joinpath("quickstart.toml").read_text(encoding="utf-8"))
 
 
-def read(file: Path, hint: str | None = None) -> dict[str, Any]:
+def read_file(file: Path, hint: str | None = None) -> dict[str, Any]:
     """An experiment file as plain data; `hint` says what to give where there is none."""
     try:
         return read_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RequestError(f"no such file: {file}", hint or meant(str(file))) from None
+        raise RequestError(f"no such file: {file}", hint or guess_meaning(str(file))) from None
     except IsADirectoryError:
-        raise RequestError(f"{file} is a folder, not an experiment file.", hint or meant(str(file))) from None
+        raise RequestError(f"{file} is a folder, not an experiment file.", hint or guess_meaning(str(file))) from None
     except OSError as error:
         raise RequestError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ExperimentError(f"{file} is not TOML: {error}", "it looks like: lr = 0.1") from None
 
 
-def meant(word: str) -> str:
+def guess_meaning(word: str) -> str:
     """What someone may have meant by a word where a file should stand."""
     if word in METHODS:
         return f"a method is chosen with --method {word}"
@@ -171,31 +169,19 @@ def meant(word: str) -> str:
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
-def assignment(text: str) -> tuple[tuple[str, ...], Any]:
+def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
     """`partition.alpha=0.3` as a path and a value."""
     name, equals, value = text.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path):
         raise RequestError(f"--set needs key=value: {text}", "for example --set method.rho=0.05 --set lr=0.1")
-    return path, value_of(value.strip())
+    return path, parse_value(value.strip())
 
 
-def value_of(text: str) -> Any:
-    """A TOML value, a number that TOML would write differently (.05), or the text itself."""
-    try:
-        found = read_toml(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return found["value"] if len(found) == 1 else text
-
-
-def some_numbers(text: str) -> tuple[int, ...]:
+def parse_seeds(text: str) -> tuple[int, ...]:
     """`0,1,2` or `0-2` as whole numbers, at least one."""
     try:
-        found = tuple(number for word in words(text) for number in number_range(word))
+        found = tuple(number for word in split_words(text) for number in parse_range(word))
     except ValueError:
         raise RequestError(f"--seeds takes whole numbers: {text}", "for example --seeds 0,1,2 or --seeds 0-4") from None
     if not found:
@@ -203,7 +189,7 @@ def some_numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def number_range(word: str) -> Sequence[int]:
+def parse_range(word: str) -> Sequence[int]:
     """`3` as one number, `0-4` as five."""
     ends = re.fullmatch(r"(\d+)-(\d+)", word)
     if ends is None:
@@ -215,17 +201,13 @@ def number_range(word: str) -> Sequence[int]:
     return range(first, last + 1)
 
 
-def words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in (word.strip() for word in text.split(",")) if word)
-
-
 def as_list(value: Any) -> list[Any]:
     """A file may give one method or seed, or a list of them."""
     return list(value) if isinstance(value, list) else [value]
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------
-def partition_of(data: Mapping[str, Any]) -> dict[str, Any]:
+def read_partition(data: Mapping[str, Any]) -> dict[str, Any]:
     """The partition so far as a table: given, or the data set's own."""
     given = data.get("partition")
     if given is None and is_known(data.get("dataset")):
@@ -243,57 +225,13 @@ def with_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     return table | {name: with_field(table.get(name), rest, value) if rest else value}
 
 
-# ---- methods -------------------------------------------------------------------------------------------------------
-def with_hyperparameters(given: Sequence[Any], settings: Mapping[str, Any], trust: Trust) -> list[Any]:
-    """Each method with those settings that it has; a setting that none of them has is an error."""
-    known = [known_of(method, trust) for method in given]
-    for word in settings:
-        if not any(word in names for names in known):
-            several = f"none of these methods has a hyper-parameter: {word}"
-            one = f"method {name_of(given[0])} has no hyper-parameter: {word}"
-            every = {name for names in known for name in names}
-            hint = nearest(word, every, "hyper-parameters") if every else "there are none to set"
-            raise MethodError(several if len(given) > 1 else one, hint)
-    methods = []
-    for method, names in zip(given, known, strict=True):
-        mine = {word: value for word, value in settings.items() if word in names}
-        table = {"name": method} if isinstance(method, str) else method
-        methods.append({**table, **mine} if mine else method)
-    return methods
-
-
-def known_of(method: Any, trust: Trust) -> set[str]:
-    """The hyper-parameters of a method as a file or the command line gives it."""
-    if isinstance(method, Mapping) and COMPOSED & set(method):
-        return set()
-    return set(settings_of(name_of(method), trust))
-
-
-def name_of(method: Any) -> str:
-    return str(method.get("name", "composed")) if isinstance(method, Mapping) else str(method)
-
-
-def labels(methods: Sequence[Any]) -> list[str]:
-    """Names; where one occurs twice, with the settings that differ."""
-    names = [name_of(method) for method in methods]
-    return [
-        name if names.count(name) == 1 or isinstance(method, str) or COMPOSED & set(method) else described(method)
-        for name, method in zip(names, methods, strict=True)
-    ]
-
-
-def described(method: Mapping[str, Any]) -> str:
-    settings = [f"{name}={value}" for name, value in method.items() if name != "name"]
-    return " ".join([name_of(method), *settings])
-
-
 def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) -> None:
     """Unknown keys name the nearest known one, or the part that they are a field of."""
     known = {field.name for field in fields(Experiment)}
     for word in data:
         if word not in known:
             hint = nearest(word, known, "keys")
-            if any(word in known_of(method, trust) for method in methods):
+            if any(word in list_hyperparameters(method, trust) for method in methods):
                 hint = f"did you mean 'method.{word}'?"
             elif any(word in {field.name for field in fields(kind)} for kind in PARTITIONS.values()):
                 hint = f"did you mean 'partition.{word}'?"

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli import pages
+from fedkeel.cli.options import Trusting
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.cli.run import Trusting
 
 group = typer.Typer(
     help="Prepare a site of a real federation.",

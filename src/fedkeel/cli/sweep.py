@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.compare import Baseline, TargetAccuracy, show
-from fedkeel.cli.console import complain, in_json, say, stderr, stdout, table
-from fedkeel.cli.pages import examples
-from fedkeel.cli.run import Device, Engine, Json, NoProgress, On, Precision, Trusting, Workers
+from fedkeel.cli.console import complain, describe_score, in_json, say, stderr, stdout, table
+from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
+from fedkeel.cli.pages import Json, examples
 from fedkeel.errors import RunError, require_known
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def sweep(
     workers: Workers = None,
     device: Device = "auto",
     precision: Precision = "float32",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the runs stand; the same again resumes.")] = Path(
-        "runs/sweep"
-    ),
+    out: StudyFolder = Path("runs/sweep"),
     on: On = "here",
     target: TargetAccuracy = None,
     baseline: Baseline = None,
@@ -58,38 +56,27 @@ def sweep(
     A grid may vary the optimizer too; each is then tuned on learning rates of its own, unless the file gives some.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster, settle_on_ray, train_on_ray
-    from fedkeel.cli.progress import display
-    from fedkeel.cli.settings import read
-    from fedkeel.cli.training import Machine, Target, settle_engine, train
+    from fedkeel.cli.on_ray import open_cluster
+    from fedkeel.cli.settings import read_file
+    from fedkeel.cli.study_runs import StudyRuns
+    from fedkeel.cli.training import Machine, Target
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.presets import find_preset
     from fedkeel.studies.samplers import propose, tuner
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
-    data = read(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
+    data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
     asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
     machine = Machine(engine, workers, device, precision)
-
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
-    broken: dict[str, RunError] = {}
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        nonlocal machine
-        with display(not no_progress, [label for label, _ in requests]) as shown:
-            targets = [Target(label, experiment, out / place_of(experiment)) for label, experiment in requests]
-            # once, for settings that are tried later too
-            if crew is not None:
-                machine = settle_on_ray(targets, machine, crew)
-                return train_on_ray(targets, machine, crew)
-            machine = settle_engine(targets, machine)
-            outcomes = train(targets, machine, shown)
-            broken.update({one.target.label: one.error for one in outcomes if one.error is not None})
-            return [one.run for one in outcomes]
+        return make([Target(label, experiment, out / place_of(experiment)) for label, experiment in requests])
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
+        make = StudyRuns(machine, not no_progress, crew)
         tuned = tune_all(asked, execute, find)
         if not json:
             show_tuning(tuned, asked.grids)
@@ -98,7 +85,7 @@ def sweep(
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
     show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, json)
     for one in (one for one in tuned if one.best is None):
-        reason, hint = reason_of(one, broken)
+        reason, hint = reason_of(one, make.errors)
         complain(f"every setting of {one.method} failed: {reason}", hint)
     if None in ends or any(one.best is None for one in tuned):
         raise typer.Exit(1)
@@ -169,8 +156,7 @@ def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:
     made = table(["method!", "grid", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
     for one in tuned:
         best = one.best
-        score = None if best is None else one.scores[best]
-        came = "–" if score is None else f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+        came = describe_score(None if best is None else one.scores[best])
         chosen = "all failed" if best is None else describe(best) or "as it is"
         grew = ", ".join(one.widened)
         tried = (describe_grid(grids[one.method]), str(len(one.scores)))

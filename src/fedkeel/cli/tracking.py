@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedkeel.cli.completion import complete_tracks
 from fedkeel.cli.pages import option
+from fedkeel.text import split_words
 
 if TYPE_CHECKING:
     from fedkeel.runs.loop import Progress
@@ -42,7 +43,7 @@ class Tracking:
         from fedkeel.runs.observers import find_observers
         from fedkeel.runs.trackers import library
 
-        names = tuple(word for word in (word.strip() for word in track.split(",")) if word)
+        names = tuple(split_words(track))
         find_observers(names)
         wanted = {"torch.utils.tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
         for module in (module for module, asked in wanted.items() if asked):

@@ -18,7 +18,7 @@ from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
 from fedkeel.runs.checksums import read_sums
-from fedkeel.runs.environment import edited, leaks, tracked_before
+from fedkeel.runs.environment import check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
@@ -123,18 +123,18 @@ def settle_engine(
 
 def choose_here(targets: Sequence[Target], machine: Machine) -> str:
     """The engine that suits all targets on this machine."""
-    stacked = any(len(group) > 1 for group in stacks(targets, machine))
+    stacked = any(len(group) > 1 for group in group_stacks(targets, machine))
     place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
     return choose_for_all([asked_in(target) for target in targets], *place, stacks=stacked)
 
 
-def titles(targets: Sequence[Target]) -> list[str]:
+def name_runs(targets: Sequence[Target]) -> list[str]:
     """How runs are told apart while they go on: by method, and by seed where there are several."""
     several = len({target.experiment.seed for target in targets}) > 1
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
+def find_finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
@@ -146,6 +146,7 @@ def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence
         return None
     if leaks(target.folder, target.experiment.plan):
         return None
+    check_same_data(target.folder, target.experiment.plan)
     made = load_run(target.folder)
     stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
     if len(made.records) != target.experiment.plan.rounds and not stopped:
@@ -153,7 +154,7 @@ def finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence
     for one in callbacks:
         if isinstance(one, KeepBest) and one.name not in made.kept:
             log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
-    before = {name.partition("@")[0] for name in tracked_before(target.folder)}
+    before = {name.partition("@")[0] for name in names_before(target.folder, "track")}
     for name in track:
         if name.partition("@")[0] not in before:
             log.warning("%s was made without tracking %s: what shows it needs another --out", target.folder, name)
@@ -169,10 +170,10 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
     watched = machine.callbacks, machine.tracking.track
-    found = {id(target): made for target in targets if (made := finished(target, *watched)) is not None}
-    named = {id(target): title for target, title in zip(targets, titles(targets), strict=True)}
+    found = {id(target): made for target in targets if (made := find_finished(target, *watched)) is not None}
+    named = {id(target): title for target, title in zip(targets, name_runs(targets), strict=True)}
     outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
-    for group in stacks([target for target in targets if id(target) not in found], machine):
+    for group in group_stacks([target for target in targets if id(target) not in found], machine):
         with contextlib.ExitStack() as closing:
             progress = [
                 closing.enter_context(machine.tracking.followers(display.watch(title), title, target.folder))
@@ -189,7 +190,7 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     return [outcomes[id(target)] for target in targets]
 
 
-def stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
+def group_stacks(targets: Sequence[Target], machine: Machine) -> list[list[Target]]:
     """Plans that run at once: only the stacked engine takes several."""
     if not machine.stacks:
         return [[target] for target in targets]

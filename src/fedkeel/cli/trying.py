@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from fedkeel.cli.settings import assignment
+from fedkeel.cli.settings import parse_assignment
 from fedkeel.errors import RequestError
 from fedkeel.papers import Cell
 from fedkeel.papers.reproduce import varied
@@ -22,16 +22,16 @@ class TriedCell(Cell):
         return f"{super().label} ({self.choice})"
 
 
-def tried(cells: Sequence[Cell], text: str) -> list[Cell]:
+def try_choices(cells: Sequence[Cell], text: str) -> list[Cell]:
     """The cells with each value of `lr=0.01,0.05` in turn."""
     return [
         TriedCell(**{one.name: getattr(cell, one.name) for one in fields(Cell)}, choice=choice)
-        for choice in alternatives(text)
-        for cell in varied(cells, [assignment(choice)])
+        for choice in list_alternatives(text)
+        for cell in varied(cells, [parse_assignment(choice)])
     ]
 
 
-def alternatives(text: str) -> list[str]:
+def list_alternatives(text: str) -> list[str]:
     """`lr=0.01,0.05` as one assignment for each value."""
     key, _, values = text.partition("=")
     if not values.strip():

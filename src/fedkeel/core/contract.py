@@ -119,6 +119,12 @@ def _check_phase(method: Method, phase: Phase) -> None:
                 f"{name_of(rule)} climbs along a gradient, but is not first in the perturb chain of {method.name!r}.",
                 "put it first; filters follow it",
             )
+    if phase.perturb and phase.perturb[0].filters:
+        name = name_of(phase.perturb[0])
+        raise MethodError(
+            f"{name} is first in a perturb chain of {method.name!r}, where there is no perturbation to change yet.",
+            f"put a rule that perturbs before it: Sam(0.1), {name}(…); or {name} into the gradient chain",
+        )
     optimisers = [rule for rule in phase.rules if rule.optimiser]
     if len(optimisers) > 1:
         raise MethodError(

@@ -71,6 +71,7 @@ class Rule:
     reads: ClassVar[tuple[str, ...]] = ()  # slots that other rules keep; checked when the method is built
     random: ClassVar[bool] = False  # reads `at.key`
     asks: ClassVar[tuple[str, ...]] = ()  # facts of a client that are gathered only when asked for: "histogram"
+    filters: ClassVar[bool] = False  # makes nothing of nothing: in a perturb chain it follows a rule that perturbs
     optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it
     coupled_decay: ClassVar[bool] = False  # an optimiser whose weight decay is part of the direction, as SGD's is
     # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;

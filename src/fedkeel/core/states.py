@@ -19,6 +19,7 @@ from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError
+from fedkeel.text import in_one_line
 
 Arrays = dict[str, NDArray[Any]]
 BLANK = "0" * 8
@@ -46,15 +47,9 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunError(
-            f"cannot write {path}: {describe_error(error).rstrip('.')}",
+            f"cannot write {path}: {in_one_line(error).rstrip('.')}",
             "free some space or choose another folder, then `fedkeel resume`",
         ) from error
-
-
-def describe_error(error: Exception) -> str:
-    """Say what is wrong in one line, without the path."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
 
 
 def sync(path: Path) -> None:
@@ -108,7 +103,7 @@ def read(path: Path, *, arrays: bool = True, prefix: str = "") -> tuple[Arrays, 
     except PermissionError as error:  # nothing is known to be wrong with it
         raise FolderError(f"cannot read {path}: {error.strerror}", "allow it to be read: nothing was changed") from None
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path.name}: {describe_error(error)}") from error
+        raise Damaged(f"{path.name}: {in_one_line(error)}") from error
 
 
 def read_header(path: Path) -> bytes:

@@ -68,6 +68,15 @@ def to_tensors(data: Any, whose: str) -> Sample:
     return tensors
 
 
+def take_rows(data: Any, rows: Rows, whose: str) -> Any:
+    """Some samples of data, in the form that the data have: a tensor, a tuple of them or a dict."""
+    at, names = torch.from_numpy(rows), names_of(data, whose)
+    parts = tuple(part[at] for part in to_tensors(data, whose))
+    if names is not None:
+        return dict(zip(names, parts, strict=True))
+    return parts if isinstance(data, tuple | list) else parts[0]
+
+
 class TensorClients:
     """Each client's own tensors, from any sequence; one that knows its `sizes` is not walked through."""
 

@@ -187,11 +187,3 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.card.shape
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        return self.card.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        return self.card.std

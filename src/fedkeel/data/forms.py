@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from fedkeel.data.clients import TARGETS
 from fedkeel.data.tables import Label, Table, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
+from fedkeel.text import in_one_line
 
 EXPECTED = (
     "tensors or arrays (x, y), a dict of them, a list of samples (x, y), a map-style Dataset, "
@@ -124,9 +125,8 @@ def collate(samples: Sequence[Any], whose: str) -> Any:
     try:
         parts = default_collate([plain(one) for one in samples])
     except (TypeError, RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
         raise DataError(
-            f"the samples of {whose} cannot be put one behind the other: {reason}",
+            f"the samples of {whose} cannot be put one behind the other: {in_one_line(error)}",
             "each sample is (x, y) or a dict of numbers, tensors or arrays, of one shape in all samples",
         ) from None
     if isinstance(parts, Tensor):

@@ -99,10 +99,7 @@ class Table:
         names = self.labels(label)
         if len(names) > 1 or is_numeric(self.column(names[0])):
             return []
-        column = self.column(names[0])
-        if bool(column.isna().any()):
-            raise DataError(f"column {names[0]} of {self.whose} has rows without a label.", "leave them out")
-        return [str(word) for word in column.unique()]
+        return [str(word) for word in self.column(names[0]).unique()]
 
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]
@@ -117,7 +114,7 @@ class Table:
             other = sorted({*here} ^ {*columns})
             raise DataError(
                 f"the columns of {self.whose} are not those of the first table: {', '.join(other)}.",
-                "give all tables the same columns",
+                "give all tables the same columns: encode words in one table of all clients, then divide it",
             )
         if not columns:
             raise DataError(f"{self.whose} has no column beside its label.", "inputs are the other columns")
@@ -125,25 +122,27 @@ class Table:
             if not is_numeric(self.column(name)):
                 raise DataError(
                     f"column {name} of {self.whose} holds no numbers.",
-                    "encode it (pandas.get_dummies) or leave it out",
+                    "encode it for all clients together (pandas.get_dummies of one table), or leave it out",
                 )
-        inputs = np.stack([to_numpy(self.column(name), np.float32) for name in columns], 1)
+        for name in (*columns, *self.labels(label)):
+            if missing := int(self.column(name).isna().sum()):
+                raise DataError(
+                    f"column {name} of {self.whose} is empty in {missing} of {len(self.frame)} rows.",
+                    "fill them (frame.fillna), or leave them out (frame.dropna)",
+                )
+        inputs = np.stack([self.column(name).to_numpy(np.float32) for name in columns], 1)
         return torch.from_numpy(inputs), self.target(self.labels(label), words)
 
     def target(self, names: Sequence[str], words: Sequence[str]) -> Tensor:
         if len(names) > 1:
-            return torch.from_numpy(np.stack([to_numpy(self.column(name), np.float32) for name in names], 1))
+            return torch.from_numpy(np.stack([self.column(name).to_numpy(np.float32) for name in names], 1))
         column = self.column(names[0])
         if words:
             places = {word: place for place, word in enumerate(words)}
             return torch.tensor([places[str(word)] for word in column], dtype=torch.int64)
         if is_fraction(column):
-            return torch.from_numpy(to_numpy(column, np.float32)[:, None].copy())
-        return torch.from_numpy(to_numpy(column, np.int64))
-
-
-def to_numpy(column: Any, dtype: Any) -> Any:
-    return np.array(column.to_numpy(dtype=dtype, na_value=np.nan) if column.isna().any() else column.to_numpy(dtype))
+            return torch.from_numpy(np.array(column.to_numpy(np.float32))[:, None])
+        return torch.from_numpy(np.array(column.to_numpy(np.int64)))
 
 
 def is_numeric(column: Any) -> bool:
@@ -155,4 +154,4 @@ def is_numeric(column: Any) -> bool:
 def is_fraction(column: Any) -> bool:
     from pandas.api.types import is_float_dtype
 
-    return bool(is_float_dtype(column) or column.isna().any())
+    return bool(is_float_dtype(column))

@@ -17,7 +17,7 @@ from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.errors import RequestError, require_known
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.plugins import find_plugin
-from fedkeel.text import first_line
+from fedkeel.text import duration, first_line
 
 ENGINES = ("serial", "processes", "stacked", "flower", "ray", "ray-stacked")
 BITWISE = ("serial", "processes", "ray")  # these give the same bits as each other
@@ -191,12 +191,6 @@ class Contest:
             pool.close()
             raise
         self.ready["processes"] = pool
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as a short duration."""
-    unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 2 * size), ("s", 1))
-    return f"{seconds / size:.3g} {unit}"
 
 
 def make_engine(name: str, job: Job) -> Engine:

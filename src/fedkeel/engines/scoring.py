@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import ScoreRequest
-from fedkeel.engines.stacked.scoring import Means, PreparedSamples, StackScorer, largest_layer, make_frame, scores_apart
+from fedkeel.engines.stacked.scoring import Means, StackScorer, largest_layer, make_frame, scores_apart
 from fedkeel.kernels.network import forward
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import CHUNK, CLIENT, Part, Scores
 
 ROWS = 2500  # scored at once

@@ -16,57 +16,6 @@ PLAIN = {
 }
 """Templates that are copied as they are, and what they are called in the app."""
 
-COMPOSE = """\
-# A federation of {nodes} nodes on this machine, for a try: all share one folder of keys, which real sites never do.
-#   docker compose -f deploy/compose.yaml up --build --exit-code-from run
-x-image: &image
-  build: {{context: .., dockerfile: deploy/Dockerfile}}
-  image: fedkeel-{name}
-  restart: on-failure
-  depends_on: {{keys: {{condition: service_completed_successfully}}}}
-
-services:
-  keys:
-    build: {{context: .., dockerfile: deploy/Dockerfile}}
-    image: fedkeel-{name}
-    command: sh -c 'test -e /keys/server.crt || sh make_keys.sh /keys {nodes} superlink'
-    volumes: ["keys:/keys"]
-
-  superlink:
-    <<: *image
-    command: sh superlink.sh /keys 0.0.0.0 8000
-    volumes: ["keys:/keys", "runs:/home/fedkeel/fedkeel-runs"]
-    healthcheck:
-      test: ["CMD", "python", "-c", "import socket; socket.create_connection(('localhost', 8000), 5)"]
-      interval: 5s
-      retries: 60
-{services}
-  run:
-    <<: *image
-    restart: "no"
-    command:
-      - sh
-      - -c
-      - |
-        mkdir -p ~/.flwr
-        printf '[superlink.fed]\\naddress = "superlink:8000"\\nroot-certificates = "/keys/ca.crt"\\n' \\
-          > ~/.flwr/config.toml
-        for i in $$(seq 0 {last}); do flwr supernode register /keys/node-$$i.pub fed; done
-        flwr run /app fed --stream
-    volumes: ["keys:/keys:ro"]
-    depends_on:
-      superlink: {{condition: service_healthy}}
-
-volumes: {{keys: {{}}, runs: {{}}{states}}}
-"""
-
-NODE = """
-  node-{node}:
-    <<: *image
-    command: ["sh", "supernode.sh", "/keys", "{node}", "superlink:8000", "9094"{settings}]
-    volumes: ["keys:/keys:ro", "state-{node}:/home/fedkeel/.fedkeel"{data}]
-"""
-
 
 def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_folders: bool) -> list[Path]:
     """Write them into the app's folder `deploy`; `own_folders`: each node reads its data-dir."""
@@ -77,10 +26,11 @@ def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_
     write_text(place / "fedkeel-status.service", read_template("status.service").format(run=run))
     data = ', "${{SITE_{node}:?the folder of node {node}}}:/data:ro"' if own_folders else ""
     settings = ", 'data-dir=\"/data\"'" if own_folders else ""
-    services = "".join(NODE.format(node=i, settings=settings, data=data.format(node=i)) for i in range(nodes))
+    service = read_template("compose_node.yaml")
+    services = "".join(service.format(node=i, settings=settings, data=data.format(node=i)) for i in range(nodes))
     states = "".join(f", state-{i}: {{}}" for i in range(nodes))
-    text = COMPOSE.format(nodes=nodes, last=nodes - 1, name=values["name"], services=services, states=states)
-    write_text(place / "compose.yaml", text)
+    facts = {"nodes": nodes, "last": nodes - 1, "name": values["name"], "services": services, "states": states}
+    write_text(place / "compose.yaml", read_template("compose.yaml").format(**facts))
     return [place / name for name in (*PLAIN.values(), "fedkeel-status.service", "compose.yaml")]
 
 

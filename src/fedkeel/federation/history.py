@@ -9,7 +9,8 @@ from fedkeel.core.states import Damaged
 from fedkeel.errors import FolderError, RequestError, explain_os_errors
 from fedkeel.federation.membership import BOUNDS, beside
 from fedkeel.runs.checkpoint import Checkpoint, list_checkpoints, put_aside, round_of
-from fedkeel.runs.folder import ROUNDS, RunFolder
+from fedkeel.runs.folder import ROUNDS
+from fedkeel.runs.run_folder import RunFolder
 
 HISTORY = "-history"
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data.clients import Rows, Sample
+from fedkeel.data.clients import Rows
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError
-from fedkeel.federation.own_problem import LOADER, place_at_server, place_at_site, read_site
+from fedkeel.federation.own_problem import LOADER, FormRows, SiteRows, place_at_server, place_at_site, read_site
 from fedkeel.importing import Trust, look_up
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key, permutation
@@ -26,35 +26,6 @@ PARTITION, FOLDER = "partition", "folder"
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 SAMPLED = 10_000  # samples whose values are looked at
 NARROW = 8  # pixels that reach no eighth of their range are on another scale
-
-
-class OneClient:
-    """The data of one client, on its own node; the others have none here."""
-
-    def __init__(
-        self, client: int, clients: int, inputs: NDArray[Any], labels: NDArray[np.int64], chosen: Rows | None = None
-    ):
-        self.client, self.inputs, self.labels, self.chosen = client, inputs, labels, chosen
-        self.sizes = np.zeros(clients, dtype=np.int64)
-        self.sizes[client] = len(labels) if chosen is None else len(chosen)
-
-    def rows(self, client: int, rows: Rows) -> Sample:
-        assert client == self.client, "a node has only its own client's data"
-        rows = rows if self.chosen is None else self.chosen[rows]
-        return torch.from_numpy(np.ascontiguousarray(self.inputs[rows])), torch.from_numpy(self.labels[rows])
-
-
-class RemoteClients:
-    """What the server knows of its clients' data: how many samples each has. Rows are zeros of the right form."""
-
-    hidden = True
-
-    def __init__(self, sizes: Sequence[int], shape: tuple[int, ...], dtype: str):
-        self.sizes, self.shape, self.dtype = np.asarray(sizes, dtype=np.int64), shape, dtype
-
-    def rows(self, client: int, rows: Rows) -> Sample:
-        inputs = torch.from_numpy(np.zeros((len(rows), *self.shape), dtype=self.dtype))
-        return inputs, torch.zeros(len(rows), dtype=torch.int64)
 
 
 def node_problem(
@@ -78,8 +49,8 @@ def node_problem(
     inputs, labels = read_folder(card, settings) if source == FOLDER else call_loader(card, source, settings, trust)
     check_values(card, inputs)
     trained, tested = set_aside(key(plan.seed, "site test", client), len(labels), share)
-    test = OneClient(0, 1, inputs, labels, tested) if len(tested) else None
-    return problem_with(plan, card, OneClient(client, clients, inputs, labels, trained if len(tested) else None), test)
+    test = SiteRows(0, 1, (inputs, labels), tested) if len(tested) else None
+    return problem_with(plan, card, SiteRows(client, clients, (inputs, labels), trained), test)
 
 
 def set_aside(of: int, size: int, share: float) -> tuple[Rows, Rows]:
@@ -105,8 +76,10 @@ def server_problem(
     card = plan.source.card
     held: Any = None
     if test:
-        held = OneClient(0, 1, *open_split(card, Path(test).expanduser(), "test"))
-    return problem_with(plan, card, RemoteClients(sizes, card.array_shape, card.dtype), held)
+        inputs, labels = open_split(card, Path(test).expanduser(), "test")
+        held = SiteRows(0, 1, (inputs, labels), np.arange(len(labels)))
+    like = torch.from_numpy(np.zeros((1, *card.array_shape), card.dtype)), torch.zeros(1, dtype=torch.int64)
+    return problem_with(plan, card, FormRows(sizes, like), held)
 
 
 def describe_form(card: DatasetCard) -> str:

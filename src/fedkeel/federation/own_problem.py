@@ -15,6 +15,7 @@ from fedkeel.errors import DataError, ExperimentError
 from fedkeel.federation.site_files import LABEL, read_site_files
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
+from fedkeel.text import split_words
 
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 
@@ -22,14 +23,16 @@ LOADER = Kind("loader", object, makers=True, hint="write def read(settings): ret
 class SiteRows:
     """The data of one client, on its own node; the others have none here."""
 
-    def __init__(self, client: int, clients: int, parts: Sample, names: tuple[str, ...] | None, chosen: Rows):
+    def __init__(
+        self, client: int, clients: int, parts: Sequence[Any], chosen: Rows, names: tuple[str, ...] | None = None
+    ):
         self.client, self.parts, self.names, self.chosen = client, parts, names, chosen
         self.sizes = np.zeros(clients, dtype=np.int64)
         self.sizes[client] = len(chosen)
 
     def rows(self, client: int, rows: Rows) -> Any:
         assert client == self.client, "a node has only its own client's data"
-        return name_parts([part[torch.from_numpy(self.chosen[rows])] for part in self.parts], self.names)
+        return name_parts([torch.as_tensor(part[self.chosen[rows]]) for part in self.parts], self.names)
 
 
 class FormRows:
@@ -37,7 +40,7 @@ class FormRows:
 
     hidden = True
 
-    def __init__(self, sizes: Sequence[int], like: Sample, names: tuple[str, ...] | None):
+    def __init__(self, sizes: Sequence[int], like: Sample, names: tuple[str, ...] | None = None):
         self.sizes, self.like, self.names = np.asarray(sizes, dtype=np.int64), like, names
 
     def rows(self, client: int, rows: Rows) -> Any:
@@ -90,7 +93,7 @@ def read_site(
 
 def read_folder(folder: Path, config: Mapping[str, Any], like: Sample) -> Sample:
     """Read the files of a folder; the app's settings name the columns."""
-    columns = [name.strip() for name in str(config.get("columns", "")).split(",") if name.strip()]
+    columns = split_words(str(config.get("columns", "")))
     return read_site_files(folder, columns, str(config.get("label", LABEL)), like)
 
 
@@ -115,8 +118,8 @@ def check_parts(problem: Problem, like: Sample, parts: Sample, whose: str) -> No
 def place_at_site(problem: Problem, parts: Sample, client: int, clients: int, trained: Rows, tested: Rows) -> Problem:
     """Give a problem one site's data: some of its samples train, others are for tests."""
     names = problem.names
-    test = SiteRows(0, 1, parts, names, tested) if len(tested) else None
-    return replace(problem, clients=SiteRows(client, clients, parts, names, trained), test=test, tests=None)
+    test = SiteRows(0, 1, parts, tested, names) if len(tested) else None
+    return replace(problem, clients=SiteRows(client, clients, parts, trained, names), test=test, tests=None)
 
 
 def place_at_server(
@@ -128,5 +131,5 @@ def place_at_server(
     if test:
         parts = read_folder(Path(test).expanduser(), config, like)
         check_parts(problem, like, parts, test)
-        held = SiteRows(0, 1, parts, problem.names, np.arange(len(parts[0])))
+        held = SiteRows(0, 1, parts, np.arange(len(parts[0])), problem.names)
     return replace(problem, clients=FormRows(sizes, like, problem.names), test=held, tests=None)

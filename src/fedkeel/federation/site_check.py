@@ -21,7 +21,7 @@ import numpy as np
 from fedkeel.core.round import init_client
 from fedkeel.core.trees import state_bytes
 from fedkeel.errors import FedkeelError, RequestError
-from fedkeel.text import byte_size
+from fedkeel.text import byte_size, in_one_line
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 SOON = 14  # days before a certificate ends in which a site is warned
@@ -51,7 +51,7 @@ def check_keys(keys: Path, client: int) -> Iterator[Finding]:
         yield Finding("key", FAILED, f"{file} is not there", f"{make}, and send {file}.pub to be registered")
         return
     except (OSError, ValueError, TypeError) as error:
-        yield Finding("key", FAILED, f"{file} cannot be read: {first_line(error)}", f"{make}, and register its .pub")
+        yield Finding("key", FAILED, f"{file} cannot be read: {in_one_line(error)}", f"{make}, and register its .pub")
         return
     if stat.S_IMODE(file.stat().st_mode) & 0o077:
         yield Finding("key", WARNING, f"{file} can be read by others", f"chmod 600 {file}")
@@ -78,7 +78,7 @@ def check_certificates(keys: Path, now: datetime) -> Iterator[Finding]:
             found[name] = x509.load_pem_x509_certificate((keys / name).read_bytes())
         except (OSError, ValueError) as error:
             hint = "ask the server's side for it" if name == "ca.crt" else "make_keys.sh makes one"
-            yield Finding("certificate", FAILED, f"{keys / name} cannot be read: {first_line(error)}", hint)
+            yield Finding("certificate", FAILED, f"{keys / name} cannot be read: {in_one_line(error)}", hint)
             continue
         yield judge_dates(name, found[name].not_valid_before_utc, found[name].not_valid_after_utc, now)
     if len(found) < 2:
@@ -129,7 +129,7 @@ def check_connection(keys: Path, superlink: str, now: datetime) -> Iterator[Find
         return
     except OSError as error:  # of the network, or of TLS
         hint = "is the server up, and does a firewall let this port through?"
-        yield Finding("connection", FAILED, f"{superlink} cannot be reached: {first_line(error)}", hint)
+        yield Finding("connection", FAILED, f"{superlink} cannot be reached: {in_one_line(error)}", hint)
         return
     yield Finding("connection", OK, f"{superlink} answers over TLS")
     if certificate:
@@ -180,7 +180,7 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
         yield Finding("data", FAILED, error.message, error.hint or "")
         return
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        yield Finding("app", FAILED, f"{app} is not an exported app: {first_line(error)}", "fedkeel export flower")
+        yield Finding("app", FAILED, f"{app} is not an exported app: {in_one_line(error)}", "fedkeel export flower")
         return
     task = node.engine.task
     size = int(task.clients.sizes[client])
@@ -197,11 +197,6 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     yield Finding(
         "disk", OK if free > 2 * needed + (1 << 28) else FAILED, line, "free some space, or set FEDKEEL_STATE"
     )
-
-
-def first_line(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return " ".join(str(text).split())[:200] or type(error).__name__
 
 
 def check_site(

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedkeel.data.storage.pictures import decode_image
+from fedkeel.data.tables import SUFFIXES
 from fedkeel.errors import DataError, nearest
 
-TABLES, IMAGES = (".csv", ".parquet"), (".png", ".jpg", ".jpeg")
+IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
 FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
 Sample = tuple[Tensor, ...]
@@ -29,7 +30,7 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
             "write a loader: --data module:function",
         )
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in TABLES and path.is_file())
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
     except OSError as error:
         raise DataError(f"cannot read the data of this node: {folder}: {error.strerror}", FILES) from None

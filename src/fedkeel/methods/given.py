@@ -15,11 +15,16 @@ from fedkeel.models import check_name
 from fedkeel.typed_values import show_value
 
 
+def is_composition(given: Any) -> bool:
+    """Whether it is a table of rules: parts of a method written out in full, not its name and hyper-parameters."""
+    return isinstance(given, Mapping) and bool({"phases", "perturb", "gradient", "weights"} & set(given))
+
+
 def read_method(given: Any, trust: Trust) -> Method:
     """A method from itself, its composition or its name; where nobody vouches for the name, the name alone."""
     if isinstance(given, Method):
         return given
-    if isinstance(given, Mapping) and {"phases", "perturb", "gradient", "weights"} & set(given):
+    if is_composition(given):
         return composition.load(given, trust)
     if not isinstance(given, str | Mapping):
         raise ExperimentError(f"a method is a name or a Method, not {show_value(given)}.", 'method="fedavg"')

@@ -131,7 +131,9 @@ def build(name: str, settings: Mapping[str, Any] | None = None, trust: Trust = T
 def makers_of(name: str, trust: Trust = Trust.TYPED) -> list[Callable[..., Method]]:
     """The functions behind a name: plug-ins in the order in which they are written, then the base."""
     *plugins, base = name.split("+")
-    return [_plugin(word) for word in plugins] + [_maker(base, trust)]
+    for word in plugins:
+        require_known(word, PLUGINS, "unknown plug-in", "plug-ins", MethodError)
+    return [*(PLUGINS[word] for word in plugins), _maker(base, trust)]
 
 
 def settings_of(name: str, trust: Trust = Trust.TYPED) -> dict[str, Any]:
@@ -163,10 +165,6 @@ def _own(name: str, trust: Trust) -> Callable[..., Method]:
         make.__module__ = name.partition(":")[0]  # where its card looks for its family
         return make
     return cast(Callable[..., Method], found)
-
-
-def _plugin(name: str) -> Callable[..., Method]:
-    return PLUGINS[require_known(name, PLUGINS, "unknown plug-in", "plug-ins", MethodError)]
 
 
 def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *base: Method) -> Method:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedkeel.core.method import Method, method
 from fedkeel.core.objectives import Guided
 from fedkeel.core.rule import Rule, Weighting
@@ -83,10 +85,7 @@ def fedsam_s(rho: NonNegative = 0.1) -> Method:
 
 def fedgamma(rho: NonNegative = 0.1) -> Method:
     """FedSAM with SCAFFOLD's control variates; the same as fedsam-s."""
-    gradient = [ControlVariates()]
-    return method(
-        "fedgamma", perturb=[Sam(rho)], gradient=gradient, weights=Uniform(), papers=["sam", "fedgamma", "scaffold"]
-    )
+    return replace(fedsam_s(rho), name="fedgamma")
 
 
 def fedsam_d(rho: NonNegative = 0.1, lam: Positive = 0.1) -> Method:

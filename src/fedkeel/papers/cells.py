@@ -92,6 +92,11 @@ class Cell:
     note: str = ""
 
     @property
+    def place(self) -> tuple[str, str, str, str]:
+        """Where it stands: the paper, the table, the row and the column."""
+        return self.paper, self.table, self.row, self.column
+
+    @property
     def label(self) -> str:
         """What `--cell` names: 'FedFFT-D, cifar10, 0.1'."""
         return f"{self.row}, {self.column}"

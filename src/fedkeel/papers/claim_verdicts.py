@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
-from fedkeel.papers.cells import Cell
 from fedkeel.papers.claims import Claim, Comparison, find_claimed_cells, read_claims
 from fedkeel.papers.ledger import Entry, keep_newest, standing
 from fedkeel.papers.reproduce import gradient_evaluations, runs_of
@@ -63,7 +62,7 @@ class Decision:
 def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
     counted = standing(keep_newest(entries))
-    sides = {_name(one.cell): one for one in judge(find_claimed_cells(), counted)}
+    sides = {one.cell.place: one for one in judge(find_claimed_cells(), counted)}
     found = [
         (
             claim,
@@ -77,12 +76,8 @@ def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 
 
-def _name(cell: Cell) -> tuple[str, ...]:
-    return cell.paper, cell.table, cell.row, cell.column
-
-
-def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, ...], Judgement]) -> Finding:
-    sides = tuple(judged[_name(cell)] for _, cell in comparison.terms)
+def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, str, str], Judgement]) -> Finding:
+    sides = tuple(judged[cell.place] for _, cell in comparison.terms)
     if claim.measure == "numbers":
         return _compare(claim, comparison, sides)
     if claim.measure == "gradients":

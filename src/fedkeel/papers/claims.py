@@ -15,15 +15,13 @@ reported   stands for the difference between the numbers of the cells
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import product
 from typing import Any
 
 from fedkeel.errors import require_known
-from fedkeel.papers.cells import Cell, find
+from fedkeel.papers.cells import Cell, find, read_file
 from fedkeel.papers.order import list_cells
 from fedkeel.papers.spectra import READINGS, Reading
 
@@ -69,22 +67,20 @@ class Claim:
     @property
     def cells(self) -> list[Cell]:
         """The cells that decide it, each once."""
-        named = {(cell.paper, cell.table, cell.label): cell for one in self.comparisons for _, cell in one.terms}
-        return list(named.values())
+        return list({cell.place: cell for one in self.comparisons for _, cell in one.terms}.values())
 
 
 @cache
 def read_claims() -> dict[str, Claim]:
     """Every claim, by name."""
-    data = tomllib.loads((files("fedkeel.papers") / "claims.toml").read_text(encoding="utf-8"))
-    return {given["name"]: _claim(dict(given)) for given in data["claim"]}
+    return {given["name"]: _claim(dict(given)) for given in read_file("claims")["claim"]}
 
 
 def find_claimed_cells(name: str | None = None) -> list[Cell]:
     """List the cells that decide one claim, or all of them, each once."""
     known = read_claims()
     wanted = known.values() if name is None else [known[require_known(name, known, "there is no claim", "claims")]]
-    return list({(cell.paper, cell.table, cell.label): cell for claim in wanted for cell in claim.cells}.values())
+    return list({cell.place: cell for claim in wanted for cell in claim.cells}.values())
 
 
 def find_claimed_tracks(spec: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 
 from fedkeel.analysis.intervals import LEVEL
 from fedkeel.papers import PAPERS, find
@@ -16,31 +17,8 @@ from fedkeel.text import plural
 LONG = 300
 """A run counts as one of full length from this many rounds on, if it has all of its cell's."""
 
-HEAD = f"""# Claims: what the papers say, and what the runs say
-
-Made by `fedkeel reproduce --claims docs/claims.md` from `results/ledger.jsonl` and the claims of
-`src/fedkeel/papers/claims.toml`; no number is typed by hand. The claims are those of the abstracts and introductions,
-in our words. [results.md](results.md) has every cell.
-
-Only runs of full length count, each cell's at its own number of rounds. A difference is the mean over seeds, in points
-of accuracy or in rounds. Its {100 * LEVEL:g} % interval is Student's over the seeds that both sides have, or Welch's
-where they share fewer than two. Two seeds give a wide interval, and one gives none. Gradients (of one batch) and
-minutes are those of all runs of a line.
-
-- **confirmed**: the whole interval is what is claimed. **contradicted**: none of it is. **undecided**: anything else,
-  with the reason. One seed decides nothing. A claim is confirmed if all its differences are, contradicted if one is.
-- Of each difference a claim expects that {EXPECTED["ahead"]}, unless it says something else.
-  *Gain*: {EXPECTED["gain"]}. *Level*: {EXPECTED["level"]}.
-  *No gain*: {EXPECTED["no gain"]}.
-- *Low frequencies*: what clients disagree about is cut into ten bands of frequencies, in the rounds of the line, which
-  need not be the last. "Mostly in low ones" is read as: more in the lowest band than in any other, and more in the
-  lower half of the bands than in the upper.
-- *counted*: gradients and bytes are the same for every seed, so their ratio needs no interval.
-- *≥*: a run of the first side never reached the target, and counts with one round more than it had.
-- About one interval in {round(1 / (1 - LEVEL))} misses the true difference, so one verdict alone is no proof.
-
-`fedkeel reproduce claims:NAME --seeds 0,1,2 --skip-done` makes the runs that a claim lacks; without `:NAME`, all.
-"""
+HEAD = (files("fedkeel.papers") / "claims_page.md").read_text(encoding="utf-8")
+"""What the page begins with; in braces, what verdicts go by."""
 
 NAMES = ["difference", "reported", "measured", "interval", "seeds", "rounds", "gradients", "minutes", "verdict"]
 
@@ -48,7 +26,9 @@ NAMES = ["difference", "reported", "measured", "interval", "seeds", "rounds", "g
 def page(entries: Sequence[Entry]) -> str:
     """Markdown: the verdicts in short, each paper's claims, the runs of full length by claim."""
     decisions = decide_claims(entries)
-    parts = [HEAD, *write_overview(decisions)]
+    expected = {name.replace(" ", "_"): words for name, words in EXPECTED.items()}
+    head = HEAD.format(percent=100 * LEVEL, misses=round(1 / (1 - LEVEL)), **expected)
+    parts = [head, *write_overview(decisions)]
     for paper, title in PAPERS.items():
         own = [decision for decision in decisions if decision.claim.paper == paper]
         parts += [f"\n## {title}"] if own else []

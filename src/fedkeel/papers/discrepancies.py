@@ -81,9 +81,8 @@ def list_tries(judged: Judgement, made_for: Mapping[tuple[str, ...], list[Entry]
     cell, base = judged.cell, settings_of(judged.cell)
     if cell.lr_matches or cell.paper == QUESTIONS or cell.kind not in ("accuracy", "rounds"):
         return []  # what is asked about is meant to vary; other numbers follow from these
-    name = (cell.paper, cell.table, cell.row, cell.column)
     found: dict[str, list[Entry]] = {}
-    for entry in made_for.get(name, ()):
+    for entry in made_for.get(cell.place, ()):
         if entry.settings and entry.settings != base:
             words = [describe_change(key, *both) for key, both in find_changes(base, entry.settings).items()]
             found.setdefault(", ".join(words), []).append(entry)

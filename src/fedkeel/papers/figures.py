@@ -128,14 +128,14 @@ def read_figures() -> tuple[Figure, ...]:
 def find_figure(spec: str) -> Figure | None:
     """Find what "fedfft:figure-3" names, or one panel of it ("fedfft:figure-3a"); None where it names no figure."""
     paper, _, part = spec.partition(":")
-    named = re.fullmatch(r"figure-(\d+)([a-z]?)", part)
-    if not named or paper not in PAPERS or paper == QUESTIONS:
+    if not part.startswith("fig") or paper not in PAPERS or paper == QUESTIONS:
         return None
+    named = re.fullmatch(r"figure-(\d+)([a-z]?)", part)
     known = {figure.number: figure for figure in read_figures() if figure.paper == paper}
-    figure = known.get(named[1])
-    if figure is None:
+    figure = known.get(named[1]) if named else None
+    if named is None or figure is None:
         names = [one.name for one in known.values()]
-        raise RequestError(f"{paper} has no figure {named[1]}.", nearest(spec, names, "figures"))
+        raise RequestError(f"{paper} has no figure: {named[1] if named else part}", nearest(spec, names, "figures"))
     if not named[2]:
         return figure
     panels = [panel for panel in figure.panels if any(cell.table == part for cell in panel.cells)]

@@ -116,13 +116,12 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
     """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
     with what it was matched to, so there those that were made for the cell and differ in nothing else."""
-    wanted, name = settings_of(cell), (cell.paper, cell.table, cell.row, cell.column)
-    entries = standing(entries)
+    wanted, entries = settings_of(cell), standing(entries)
     if cell.lr_matches:
         rest = wanted | {"lr": None}
-        found = [e for e in entries if e.cell == name and (not e.settings or e.settings | {"lr": None} == rest)]
+        found = [e for e in entries if e.cell == cell.place and (not e.settings or e.settings | {"lr": None} == rest)]
     else:
-        found = [e for e in entries if (e.settings == wanted if e.settings else e.cell == name)]
+        found = [e for e in entries if (e.settings == wanted if e.settings else e.cell == cell.place)]
     return at_length_of(cell, found)
 
 

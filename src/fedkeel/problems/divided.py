@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkeel.data.clients import names_of, to_tensors
+from fedkeel.data.clients import take_rows, to_tensors
 from fedkeel.data.forms import read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
+from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.errors import ExperimentError, require_known
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
@@ -66,8 +67,7 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
 
 def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
     """Divide one pool of samples among clients."""
-    tensors, names = to_tensors(pool, "the training data"), names_of(pool, "the training data")
-    target = tensors[-1]
+    target = to_tensors(pool, "the training data")[-1]
     are_classes = target.dim() == 1 and not target.is_floating_point()
     if not are_classes and not isinstance(partition, Iid | QuantitySkew):
         raise ExperimentError(
@@ -75,10 +75,8 @@ def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
             'partition="iid:clients=10" or "quantity-skew:…"',
         )
     labels = target.to(torch.int64).numpy() if are_classes else np.zeros(len(target), np.int64)
-    found = partition.divide(labels, of)
-    rows = [torch.from_numpy(np.array(found[client])) for client in range(found.clients)]
-    divided = [tuple(part[at] for part in tensors) for at in rows]
-    return divided if names is None else [dict(zip(names, one, strict=True)) for one in divided]
+    found = divide_labels(partition, labels, of)
+    return [take_rows(pool, np.array(found[client]), "the training data") for client in range(found.clients)]
 
 
 def count_classes(targets: list[Tensor]) -> int | None:

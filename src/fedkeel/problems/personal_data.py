@@ -1,15 +1,18 @@
-"""A data set divided for personalised learning: each client's own test set, and the server's own data."""
+"""Data divided for personalised learning: each client's own test set, and the server's own data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkeel.data.clients import Sample
+from fedkeel.data.clients import Sample, take_rows
 from fedkeel.data.partition.partition import Partition, collect
+from fedkeel.problems.problem import Problem
 from fedkeel.randomness import permutation
 
 PROXY = 0.02  # of the training data, as much as FedLAW's code takes from the test set
@@ -24,6 +27,24 @@ def without_proxy(partition: Partition, of: int, least: int) -> tuple[Partition,
         partition.holders[rest], partition.indices[rest], partition.clients, partition.samples, partition.notes
     )
     return rest_of_clients, chosen
+
+
+def with_own_tests(problem: Problem, share: float, of: int) -> Problem:
+    """Set a share of each client's samples aside as its own test set; one that has test sets, or data that are no list
+    of what each client has, stays as it is."""
+    lists = isinstance(problem.clients, Sequence) and not hasattr(problem.clients, "sizes")
+    if problem.tests is not None or not share or not lists:
+        return problem
+    ends = np.cumsum(problem.data.sizes)
+    whole = Partition(np.arange(ends[-1]), np.concatenate([[0], ends]), int(ends[-1]))
+    kept, aside = (
+        [
+            take_rows(data, part[client] - whole.offsets[client], f"client {client}")
+            for client, data in enumerate(problem.clients)
+        ]
+        for part in whole.split(share, of)
+    )
+    return replace(problem, clients=kept, tests=aside)
 
 
 def rows_of(images: Any, labels: NDArray[np.int64], at: NDArray[np.int64]) -> Sample:

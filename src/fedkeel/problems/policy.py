@@ -23,9 +23,9 @@ class Evaluation:
     what the client would begin its work with. clients: all, or those selected. when: after or before the round's
     training. weights: how clients are averaged. accuracy: over samples, or the mean over batches of `batch` samples,
     as FedFSA's code has it. report: the best round, the last, or the mean of the `last` last. share: how much of each
-    client's data is set aside as its test set, where a data set is divided; `pool`: training and test data are
-    divided together. tune: after the last round every client fine-tunes the head of the global model, and is judged
-    once more.
+    client's data is set aside as its test set, unless a problem brings `tests`; `pool`: training and test data of a
+    data set are divided together. tune: after the last round every client fine-tunes the head of the global model, and
+    is judged once more.
     """
 
     model: Literal["global", "local", "received"] = "local"

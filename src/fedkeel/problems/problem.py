@@ -91,6 +91,13 @@ class Problem:
         """What tables and reports call it."""
         return self.name or "a problem of its own"
 
+    def __repr__(self) -> str:
+        sizes = self.data.sizes
+        few, many = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
+        held = f"{few}" if few == many else f"{few} to {many}"
+        what = "params" if self.model is None else type(self.model).__name__
+        return f"Problem({self.title}: {what}, {_name_of(self.loss)}; {len(sizes)} clients of {held} samples)"
+
     @cached_property
     def names(self) -> tuple[str, ...] | None:
         """What the parts of a sample are called, the target last; None where they have no names."""

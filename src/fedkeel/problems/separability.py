@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from fedkeel.data.clients import Sample, join_rows
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import copy_trained
+from fedkeel.text import in_one_line
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -56,9 +57,8 @@ def try_out(task: Task) -> None:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"the model or the loss does not take a sample of client {client} ({shapes}): {reason}",
+            f"the model or the loss does not take a sample of client {client} ({shapes}): {in_one_line(error)}",
             "do the shapes of data, model and targets fit together?",
         ) from error
 

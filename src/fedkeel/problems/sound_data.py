@@ -41,7 +41,7 @@ def find_unsound(data: ClientData) -> str | None:
         return None
     for client, size in enumerate(data.sizes.tolist()):
         if not is_sound(data, client, size):
-            return f"of client {client}" if len(data.sizes) > 1 else f"in one of {size} samples"
+            return f"of client {client}" if len(data.sizes) > 1 else f"at least one of {size} samples"
     return None
 
 

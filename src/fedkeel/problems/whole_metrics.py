@@ -11,7 +11,9 @@ from torch.utils import _pytree
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
+from fedkeel.text import in_one_line
 
 
 class WholeMetrics:
@@ -22,6 +24,7 @@ class WholeMetrics:
         self.task = copy.copy(task)
         self.task.module = copy.deepcopy(task.module) if self.names else None
         self.workspace = Workspace(self.task) if self.names else None
+        self.samples = PreparedSamples(self.task)
 
     def __call__(self, params: Tree, buffers: Tree | None, split: str, scores: list[Scores]) -> list[Scores]:
         """Return the scores of the parts of a split with these metrics: each part has the value of the whole."""
@@ -39,7 +42,7 @@ class WholeMetrics:
     def measure(self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str) -> dict[str, float]:
         workspace.load(params, buffers)
         model, task = workspace.model, self.task
-        parts = [task.prepare(task.read_part(part)) for part in task.parts(split)]
+        parts = [self.samples(part) for part in task.parts(split)]
         tensors, output = tuple(map(torch.cat, zip(*parts, strict=True))), None
         if isinstance(model, nn.Module):
             model.eval()  # it trains nothing
@@ -53,8 +56,7 @@ class WholeMetrics:
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything
-            reason = " ".join(str(error).split())
             raise ExperimentError(
-                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {reason}",
+                f"the metric {name!r} does not take all predictions: {type(error).__name__}: {in_one_line(error)}",
                 "it is called with the outputs and the targets of all samples, and returns one number",
             ) from error

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
-from fedkeel.core.states import write_atomically
 from fedkeel.errors import RequestError, writing
 from fedkeel.papers import PAPERS, choices
 from fedkeel.papers.cells import collect_notes
@@ -20,6 +18,7 @@ from fedkeel.papers.verdicts import WITHIN
 from fedkeel.report.drawing import Chart, embed, styled
 from fedkeel.report.figure_runs import FigureRuns, is_of_ledger, place_of
 from fedkeel.report.figures import write_charts
+from fedkeel.report.page import plain_page, write_page
 from fedkeel.report.paper_figures import DRAWN, draw
 from fedkeel.text import plural
 
@@ -105,11 +104,8 @@ def write_figure(
             explain_missing(runs.figure),
         )
     with writing(folder, "choose another folder with --figures"):
-        text = page(runs.figure, charts, told)
         written.append(folder / f"{stem}.html")
-        write_atomically(
-            written[-1], lambda file: file.write_text(text, encoding="utf-8", newline="\n", errors="replace")
-        )
+        write_page(written[-1], page(runs.figure, charts, told))
     return written, told
 
 
@@ -150,16 +146,8 @@ def caption(figure: Figure) -> str:
 
 def page(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
     """One self-contained page about one figure."""
-    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
-    title = escape(caption(figure))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-        f"<style>{css}{STYLE}</style></head><body><header><h1>{title}</h1>"
-        f'<p class="soft">fedkeel reproduce {escape(figure.name)}</p></header>'
-        f"<main><section>{describe_figure(figure, charts, told)}</section></main>"
-        "<footer>Written by fedkeel from its runs. This page asks no network for anything.</footer></body></html>\n"
-    )
+    main = f"<section>{describe_figure(figure, charts, told)}</section>"
+    return plain_page(caption(figure), f"fedkeel reproduce {figure.name}", main, STYLE, "runs")
 
 
 def describe_figure(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:

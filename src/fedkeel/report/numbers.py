@@ -17,10 +17,6 @@ Found = Mapping[str, Any]
 """A diagnostic of one run, as its file holds it."""
 
 
-def last_cka(found: Found) -> float | None:
-    return next(reversed(found["mean"].values()), None)
-
-
 def low_share(found: Found) -> float | None:
     low, high = found["heterogeneity"]["low"], found["heterogeneity"]["high"]
     return low / (low + high) if low + high else None
@@ -59,7 +55,7 @@ COLUMNS: tuple[Column, ...] = (
     ("embedding", "spread of parameters", embedded("spread", "parameter"), short),
     ("embedding", "spread of features", embedded("spread", "feature"), short),
     ("embedding", "silhouette of classes", embedded("separation", "sample", "feature"), short),
-    ("cka", "CKA of the last layer", last_cka, short),
+    ("cka", "CKA of the last layer", lambda found: next(reversed(found["mean"].values()), None), short),
     ("hessian", "top eigenvalue", lambda found: found["eigenvalues"][0], short),
     ("hessian", "trace", lambda found: found["trace"], short),
     ("hessian", "sharpness", lambda found: found["sharpness"], short),

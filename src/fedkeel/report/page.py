@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedkeel.core.states import write_atomically
+from fedkeel import __version__
 from fedkeel.errors import RequestError, writing
 from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import Chart, embed
@@ -21,6 +20,7 @@ from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 from fedkeel.report.tables import cards, commands, summary
+from fedkeel.runs.folder import write_text
 from fedkeel.text import plural
 
 MOST_BYTES = 6_000_000
@@ -48,16 +48,34 @@ def write_report(
     made = content([Source.read(folder) for folder in folders], target)
     text = page(made, title)
     with writing(file, "choose another file with -o"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+        write_page(file, text)
     return made
+
+
+def write_page(file: Path, text: str) -> None:
+    """Write a page as a whole or not at all; paths in it need not be UTF-8."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text.encode(errors="replace").decode())
+
+
+def plain_page(title: str, about: str, main: str, style: str, made_from: str) -> str:
+    """A self-contained page without switches."""
+    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{css}{style}</style></head><body><header><h1>{escape(title)}</h1>"
+        f'<p class="soft">{escape(about)}</p></header><main>{main}</main>'
+        f"<footer>Written by fedkeel from its {made_from}. This page asks no network for anything.</footer>"
+        "</body></html>\n"
+    )
 
 
 def page(made: Content, title: str | None = None) -> str:
     """The page as text, below six megabytes: curves are thinned until they fit."""
     for points in (150, 75, 40):
-        text = filled(made, title, points).encode(errors="replace").decode()  # paths need not be UTF-8
-        if len(text.encode()) < MOST_BYTES:
+        text = filled(made, title, points)
+        if len(text.encode(errors="replace")) < MOST_BYTES:
             return text
     raise RequestError(
         f"{made.runs} runs do not fit into a page of {MOST_BYTES // 1_000_000} MB.", "report fewer runs at once"
@@ -78,7 +96,7 @@ def filled(made: Content, title: str | None, points: int) -> str:
         summary="".join(map(summary, made.settings)),
         cards="".join(map(cards, made.settings)),
         commands="".join(map(commands, made.settings)),
-        version=escape(installed_version()),
+        version=escape(__version__),
         data=embedded(made.data()),
     )
 
@@ -142,10 +160,3 @@ def setting_choice(made: Content) -> str:
 def embedded(data: Any) -> str:
     """JSON inside a script element: nothing in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
-
-
-def installed_version() -> str:
-    try:
-        return version("fedkeel")
-    except PackageNotFoundError:
-        return ""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
-from fedkeel.core.states import write_atomically
 from fedkeel.papers import PAPERS, QUESTIONS, Table, tables
 from fedkeel.papers.discrepancies import ABOUT, contradictions
 from fedkeel.papers.ledger import Entry, keep_newest, read_lines, spent, standing
@@ -29,9 +27,10 @@ from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart
 from fedkeel.report.drawing import embed, styled
 from fedkeel.report.figure_page import caption, compare_with_paper, describe_figure, runs_of_ledger, write_figure
 from fedkeel.report.figures import write_charts
-from fedkeel.report.page import static_chart
+from fedkeel.report.page import plain_page, static_chart, write_page
 from fedkeel.report.paper_figures import draw
 from fedkeel.report.sweeps import sweep_charts, trials_of_ledger
+from fedkeel.report.tables import html_table
 from fedkeel.text import plural
 
 STYLE = """
@@ -57,11 +56,7 @@ def write_ledger_figures(ledger: Path, folder: Path, kinds: Sequence[str], style
 def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> int:
     """Write the page; how many runs it is about."""
     entries = read_lines(ledger, needed=True)
-    text = page(entries, title or "Reported against measured")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        file, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n", errors="replace")
-    )
+    write_page(file, page(entries, title or "Reported against measured"))
     return spent(entries)[0]
 
 
@@ -83,15 +78,7 @@ def page(entries: Sequence[Entry], title: str) -> str:
     parts.append(unmeasured_section())
     runs, hours, devices = spent(entries)
     about = " · ".join([plural(runs, "run"), f"{hours:.1f} hours", *devices])
-    css = files("fedkeel.report").joinpath("assets", "page.css").read_text(encoding="utf-8")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-        f"<style>{css}{STYLE}</style></head><body><header><h1>{escape(title)}</h1>"
-        f'<p class="soft">{escape(about)}</p></header><main>{"".join(parts)}</main>'
-        "<footer>Written by fedkeel from its ledger of runs. This page asks no network for anything.</footer>"
-        "</body></html>\n"
-    )
+    return plain_page(title, about, "".join(parts), STYLE, "ledger of runs")
 
 
 def legend() -> str:
@@ -126,12 +113,11 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
     charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
     head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
     rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.words]))}</tr>" for one in judged)
-    numbers = f'<details><summary>numbers</summary><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+    numbers = f"<details><summary>numbers</summary>{html_table(head, rows)}</details>"
     notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
     remarks = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
     return (
-        f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{remarks}{''.join(charts)}"
-        f"{numbers}<tbody>{rows}</tbody></table></div></details>"
+        f"<h3>{escape(f'{table.paper}:{table.name}')} · {escape(table.title)}</h3>{remarks}{''.join(charts)}{numbers}"
     )
 
 
@@ -199,8 +185,7 @@ def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry])
 def superseded_section(entries: Sequence[Entry]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in SUPERSEDED)
     rows = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in superseded(entries))
-    shown = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f"<section><h2>Superseded</h2>{shown}</section>" if rows else ""
+    return f"<section><h2>Superseded</h2>{html_table(head, rows)}</section>" if rows else ""
 
 
 def unmeasured_section() -> str:

@@ -151,18 +151,14 @@ def common_target(groups: Sequence[Group]) -> float | None:
 
 
 # ---- spectra -------------------------------------------------------------------------------------------------------
-def band_of(name: str) -> int:
-    return int(name.rpartition("/")[2])
-
-
 @lru_cache(maxsize=512)
 def spectra(group: Group, kind: str = "distance", of: str = "spectrum") -> dict[str, Any] | None:
     """Dist(m) or Std(m) over rounds, `values` [rounds, bands], as tracked; the mean over seeds."""
     prefix = f"{of}/{kind}/"
     records = [record for run in group.runs for record in run.records]
-    found = (sorted((name for name in r.extra if name.startswith(prefix)), key=band_of) for r in records)
-    names = next(filter(None, found), None)
-    return None if names is None else map_of(group, lambda extra: names[0] in extra, names)
+    found = ([name for name in record.extra if name.startswith(prefix)] for record in records)
+    names = sorted(next(filter(None, found), ()), key=lambda name: int(name.removeprefix(prefix)))
+    return map_of(group, lambda extra: names[0] in extra, names) if names else None
 
 
 @lru_cache(maxsize=64)

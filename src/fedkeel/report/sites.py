@@ -6,7 +6,7 @@ from html import escape
 
 from fedkeel.engines.flower.site_ledger import TOGETHER, read_sites, sites_file
 from fedkeel.report.content import Setting
-from fedkeel.report.tables import td
+from fedkeel.report.tables import html_table, td
 
 
 def sites(setting: Setting) -> str:
@@ -28,7 +28,4 @@ def site_table(index: int, label: str, scores: dict[int, dict[str, float | None]
         cells = (td("–" if (value := scores[client].get(name)) is None else f"{value:.4g}", value) for name in names)
         rows.append(f"<tr><td>{'together' if client == TOGETHER else client}</td>{''.join(cells)}</tr>")
     note = f"{label}: measured by each site on what it keeps for tests, after the last evaluated round."
-    return (
-        f'<div data-setting="{index}"><p class="soft">{escape(note)}</p><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
-    )
+    return f'<div data-setting="{index}"><p class="soft">{escape(note)}</p>{html_table(head, "".join(rows))}</div>'

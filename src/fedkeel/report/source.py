@@ -16,19 +16,12 @@ from fedkeel.ranges import Count, Seed
 from fedkeel.runs.checksums import read_text
 from fedkeel.runs.environment import ClientFacts, describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, from_python
-from fedkeel.runs.folder import (
-    EXPERIMENT,
-    RESULT,
-    TIMING,
-    read_experiment,
-    read_json,
-    read_rounds,
-)
+from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
 from fedkeel.runs.places import describe_place, keep_one_place
 from fedkeel.runs.record import RoundRecord, describe_stop, judged_on
 from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.text import make_printable
-from fedkeel.typed_values import read_values
+from fedkeel.typed_values import flatten, read_values
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
@@ -217,15 +210,9 @@ def told(name: str) -> bool:
     return name.split(".")[0] not in (*ASIDE, *SETTING) and not name.startswith("method.papers")
 
 
-def flattened(value: Any, name: str = "") -> list[tuple[str, str]]:
+def flattened(value: Any) -> list[tuple[str, str]]:
     """Nested settings as dotted names and short values."""
-    if isinstance(value, Mapping):
-        items: Sequence[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, list | tuple):
-        items = list(enumerate(value))
-    else:
-        return [(name, f"{value:g}" if isinstance(value, float) else str(value))]
-    return [pair for key, item in items for pair in flattened(item, f"{name}.{key}" if name else str(key))]
+    return [(name, f"{item:g}" if isinstance(item, float) else str(item)) for name, item in flatten(value).items()]
 
 
 def setting_of(source: Source) -> str:

@@ -60,10 +60,12 @@ def sortable_table(
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
     body = "".join(f'<tr data-group="{group}">{cells}</tr>' for group, cells in rows.items())
     told = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
-    return (
-        f'<div{mark} data-setting="{index}">{told}<div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
-    )
+    return f'<div{mark} data-setting="{index}">{told}{html_table(head, body)}</div>'
+
+
+def html_table(head: str, body: str) -> str:
+    """A table that scrolls where it is wider than the page, from the cells of its head and its rows."""
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ class Rescale(Rule):
     min_dims: MinDims = 0
     band: ClassVar[HighPass]
     whole: bool = False
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

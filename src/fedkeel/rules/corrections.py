@@ -32,6 +32,7 @@ class ClipNorm(Rule):
     """Shorten the direction to at most `max_norm`: v · min(1, c / (‖v‖ + 1e-6)), as torch's clip_grad_norm_."""
 
     max_norm: Positive
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

@@ -22,9 +22,9 @@ NEVER = ("bn", "downsample", "shortcut", "norm", "bias")
 """Words in the names of parameters that are never critical."""
 
 
-def tensor_scores(params: Tree, value: float = 0.0) -> Tree:
-    """One number per parameter."""
-    return params.map(lambda leaf: leaf.new_full((), value))
+def tensor_scores(params: Tree) -> Tree:
+    """One number per parameter, zero so far."""
+    return params.map(lambda leaf: leaf.new_zeros(()))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class PoolDetrend(Rule):
 
     window: Count = 25
     min_dims: MinDims = 0
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -58,6 +59,7 @@ class GaussianDetrend(Rule):
 
     sigma: Annotated[float, Range(0, 10**6, above=True)] = 7.5
     min_dims: MinDims = 0
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -85,6 +87,7 @@ class ClipMedian(Rule):
 
     times: Positive = 3.0
     min_dims: MinDims = 0
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

@@ -44,6 +44,7 @@ class BandFilter(Rule, ABC):
     ratio: Share
     min_dims: MinDims = 0
     order: Order = NATURAL
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -133,6 +134,7 @@ class HighPass2d(Rule):
     """
 
     ratio: Share
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

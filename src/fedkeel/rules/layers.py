@@ -58,7 +58,7 @@ class On(Rule):
         require(self.inner.stages == {"step"}, self, "On takes rules without memory, which act in a step alone")
         if isinstance(self.patterns, str):
             object.__setattr__(self, "patterns", (self.patterns,))
-        for trait in ("needs_gradient", "random", "asks", "reads"):
+        for trait in ("needs_gradient", "filters", "random", "asks", "reads"):
             object.__setattr__(self, trait, getattr(self.inner, trait))
 
     def settled(self, setting: Setting) -> Rule:
@@ -79,6 +79,7 @@ class OnlyLayers(Rule):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:

@@ -162,6 +162,7 @@ class WarmUp(Rule):
     warmup: Count
     rho0: NonNegative = 0.001
     reads: ClassVar[tuple[str, ...]] = ("round",)
+    filters: ClassVar[bool] = True
     stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:

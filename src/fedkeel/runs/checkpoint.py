@@ -17,11 +17,12 @@ import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
-from fedkeel.core.states import Damaged, describe_error, from_arrays, read, read_header, stored_check, to_arrays, write
+from fedkeel.core.states import Damaged, from_arrays, read, read_header, stored_check, to_arrays, write
 from fedkeel.core.trees import Tree
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.problems.task import Scores
 from fedkeel.runs.kept import FILE, Followed
+from fedkeel.text import in_one_line
 
 KEPT = 2  # the last two: one may be damaged
 SERVER = re.compile(r"[0-9]{8,18}\.safetensors")
@@ -86,7 +87,7 @@ class Checkpoint:
             followed = Followed.load(facts["followed"]) if "followed" in facts else None
             found = Checkpoint(int(facts["round"]), server, places, scores, base, whole, followed)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{path.name}: {describe_error(error)}") from error
+            raise Damaged(f"{path.name}: {in_one_line(error)}") from error
         if fingerprint not in (None, facts.get("fingerprint", fingerprint)):
             raise FolderError(
                 f"{path} is of another experiment: {facts['fingerprint']}, not {fingerprint}.",

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
+from fedkeel.errors import FolderError
 from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
-from fedkeel.runs.plan import Plan
+from fedkeel.runs.plan import Division, Plan
 
 BY_SAMPLE = "by sample"
 """All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
@@ -83,6 +84,21 @@ def describe_leak(folder: Path) -> str:
     return f"{folder} was begun when copies of validation or test samples were trained on: its scores are too high."
 
 
+def data_digest(plan: Plan) -> str | None:
+    """Return the identity of a plan's data, where their name does not fix them and they are here."""
+    return plan.source.digest if isinstance(plan.source, Division) else None
+
+
+def check_same_data(folder: Path, plan: Plan) -> None:
+    """Refuse data other than those that the run there was begun on."""
+    before, now = read_environment(folder).get("data"), data_digest(plan)
+    if before and now and before != now:
+        raise FolderError(
+            f"{folder} was begun on other data: those of {plan.division.dataset} were {before} and are {now} now.",
+            "bring the data of that time back, or choose another folder with --out",
+        )
+
+
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:
     """List the engines that trained the rounds that are done, as the folder says."""
     try:
@@ -97,22 +113,8 @@ def precision_before(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def tracked_before(folder: Path) -> list[str]:
-    """List what else was measured in the rounds that are done."""
-    return _names(folder, "track")
-
-
-def called_before(folder: Path) -> list[str]:
-    """List the callbacks of the rounds that are done."""
-    return _names(folder, "callbacks")
-
-
-def measured_before(folder: Path) -> list[str]:
-    """List the metrics of the rounds that are done."""
-    return _names(folder, "metrics")
-
-
-def _names(folder: Path, key: str) -> list[str]:
+def names_before(folder: Path, key: Literal["track", "callbacks", "metrics"]) -> list[str]:
+    """List what the rounds that are done were tracked by, told to or measured with."""
     found = read_environment(folder).get(key)
     return [str(name) for name in found] if isinstance(found, list) else []
 

@@ -71,7 +71,7 @@ class Experiment:
     model: str | nn.Module | None = None
     rounds: Count | None = None
     participation: PositiveShare | str | None = None
-    epochs: Passes | tuple[Count, Count] | ClientEpochs | Mapping[str, Any] | None = None
+    epochs: Passes | tuple[Count, Count] | Mapping[str, Any] | None = None
     steps: Count | None = None
     batch_size: Count | None = None
     lr: Positive | None = None
@@ -232,7 +232,8 @@ def given_from_python(experiment: Experiment) -> bool:
 def lost(word: str) -> ExperimentError:
     return ExperimentError(
         f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
-        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes",
+        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes"
+        + ("; to read the run, fk.load_run(FOLDER, problem=problem)" if word == "problem" else ""),
     )
 
 

@@ -26,11 +26,12 @@ from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
-from fedkeel.runs.folder import RESULT, RunFolder, read_experiment, read_json, read_rounds, resume_command
+from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.frames import client_rows, make_frame, round_rows
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.record import RoundRecord, counted, result
+from fedkeel.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import pandas
@@ -206,7 +207,10 @@ def load_run(path: str | PathLike[str], *, problem: Problem | None = None, trust
     if written.get("rounds") == found.round:  # not where checkpoints are damaged, and the run is at an earlier one
         final |= {name: written[name] for name in PERSONAL if name in written}
     if problem is not None:
+        from fedkeel.runs.prepare import problem_of
+
         experiment = with_problem(experiment, problem, folder)
+        problem = problem_of(experiment.plan)
     followed = found.followed or Followed()
     return Run(
         experiment, records, final | followed.result(), found.server, folder, problem, None, followed.kept,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.rule import State
-from fedkeel.data.partition.registry import parse_value
 from fedkeel.engines.machine import delay_signals
 from fedkeel.errors import FedkeelError, RequestError, RunError, nearest
 from fedkeel.importing import Kind, Trust, look_up
@@ -20,7 +19,9 @@ from fedkeel.runs.callbacks import Callback, EarlyStop, KeepBest, Moment
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import Followed, write_kept
 from fedkeel.runs.record import RoundRecord
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys
+from fedkeel.written_values import parse_fields
 
 if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
@@ -84,12 +85,7 @@ def make_callback(name: str, kind: type) -> Any:
 
 def read_fields(name: str, text: str) -> dict[str, Any]:
     """Read `patience=20,on=validation` as the fields of a callback of ours."""
-    settings = {}
-    for piece in filter(None, (piece.strip() for piece in text.split(","))):
-        word, equals, value = piece.partition("=")
-        if not equals:
-            raise RequestError(f"a field of {name} needs a value: {piece}", "EarlyStop:patience=20,on=validation")
-        settings[word.strip()] = parse_value(value.strip())
+    settings = parse_fields(text, f"a field of {name} needs a value", "EarlyStop:patience=20,on=validation")
     kind: Any = CALLBACKS[name]
     check_keys(settings, [field.name for field in fields(kind)], RequestError, name)
     return settings
@@ -131,9 +127,8 @@ def explain(name: str, when: str) -> Iterator[None]:
     except FedkeelError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
         raise RunError(
-            f"the callback {name} failed {when}: {type(error).__name__}: {text}",
+            f"the callback {name} failed {when}: {type(error).__name__}: {in_one_line(error)}",
             "the rounds so far are kept; its memory takes numbers, texts, lists and dicts of them",
         ) from error
 

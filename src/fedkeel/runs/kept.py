@@ -15,9 +15,10 @@ import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import State
-from fedkeel.core.states import Damaged, describe_error, read, write
+from fedkeel.core.states import Damaged, read, write
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import read_line
 
 NAME = re.compile(r"(?!(?:clients|damaged|last)\b)[a-z][a-z0-9_]{0,30}")
@@ -94,7 +95,7 @@ def write_kept(folder: Path, kept: KeptModel, model: State, fingerprint: str) ->
     write(folder / kept.file, arrays, kept.save() | {"layouts": layouts, "fingerprint": fingerprint})
 
 
-def read_kept(folder: Path, kept: KeptModel, device: torch.device | str = "cpu") -> State:
+def read_kept(folder: Path, kept: KeptModel) -> State:
     """Read a kept model, as "params" and "buffers"; raise Damaged where the file does not hold together."""
     arrays, facts = read(folder / kept.file)
     try:
@@ -103,6 +104,6 @@ def read_kept(folder: Path, kept: KeptModel, device: torch.device | str = "cpu")
         for place, array in arrays.items():
             part, _, name = place.partition("/")
             leaves[part][name] = torch.from_numpy(array)
-        return {part: Tree.of(leaves[part], Layout.loads(text)).to(device) for part, text in layouts.items()}
+        return {part: Tree.of(leaves[part], Layout.loads(text)) for part, text in layouts.items()}
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{kept.file}: {describe_error(error)}") from error
+        raise Damaged(f"{kept.file}: {in_one_line(error)}") from error

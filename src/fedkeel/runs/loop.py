@@ -31,11 +31,12 @@ from fedkeel.runs.checkpoint import Checkpoint, check_base
 from fedkeel.runs.evaluate import Judge, PersonalScores
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import TIMING, RunFolder, read_environment, read_json
+from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.following import Callbacks
 from fedkeel.runs.observers import Observer, Seen, observe_round
 from fedkeel.runs.probe import Probe
 from fedkeel.runs.record import RoundRecord, result
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.runs.store import ClientStore
 
 log = logging.getLogger("fedkeel")

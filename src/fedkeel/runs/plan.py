@@ -50,6 +50,11 @@ class Division:
     def card(self) -> DatasetCard:
         return find_card(self.dataset)
 
+    @property
+    def digest(self) -> str | None:
+        """Identity of data whose name does not fix them: those of a set on the hub, once they are here."""
+        return self.card.checksums.get("data")
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -25,6 +25,7 @@ from fedkeel.data.clients import SharedClients, describe_clients, to_tensors
 from fedkeel.data.dataset import DatasetCard, Joined
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.partition import Partition, assign_all
+from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
 from fedkeel.errors import ExperimentError, MethodError
@@ -34,7 +35,7 @@ from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import equip, find_optimiser
 from fedkeel.models import MODELS, head
 from fedkeel.models import build as build_model
-from fedkeel.problems.personal_data import rows_of, without_proxy
+from fedkeel.problems.personal_data import rows_of, with_own_tests, without_proxy
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
@@ -64,7 +65,8 @@ def problem_of(plan: Plan) -> Problem:
     if isinstance(plan.source, Problem):
         if from_python(plan.source):
             raise lost("problem")
-        return plan.source
+        share = 0.0 if plan.evaluation is None else plan.evaluation.share
+        return with_own_tests(plan.source, share, key(partition_key(plan), "own test"))
     if from_python(plan.source.model):
         raise lost("model")
     if isinstance(plan.source.model, NamedModel):
@@ -108,7 +110,7 @@ def problem_with(plan: Plan, card: DatasetCard, clients: Any, test: Any, **parts
 def divide(plan: Plan, data: Dataset, labels: NDArray[np.int64] | None = None) -> Partition:
     """The samples with these labels, divided among clients; without any, the data set's training samples."""
     labels = np.asarray(data.train_labels) if labels is None else labels
-    return plan.division.partition.divide(labels, partition_key(plan), groups=data.groups)
+    return divide_labels(plan.division.partition, labels, partition_key(plan), groups=data.groups)
 
 
 def train_images(plan: Plan, data: Dataset, partition: Partition) -> Samples:

@@ -31,16 +31,26 @@ from fedkeel.problems.task import Task
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
-from fedkeel.runs.environment import describe_leak, edited, engines_before, environment, leaks, precision_before
+from fedkeel.runs.environment import (
+    check_same_data,
+    data_digest,
+    describe_leak,
+    edited,
+    engines_before,
+    environment,
+    leaks,
+    precision_before,
+)
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, RunFolder, read_environment, rounds_in
+from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
 from fedkeel.runs.following import Given, find_callbacks, list_callbacks
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import describe_task, method_of, problem_of, task_maker
 from fedkeel.runs.progress_line import follow
+from fedkeel.runs.run_folder import RunFolder
 from fedkeel.typed_values import read_values, types_of
 
 log = logging.getLogger("fedkeel")
@@ -155,7 +165,7 @@ class Prepared:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            loop.folder.write_json(ENVIRONMENT, made_with | asked)
+            loop.folder.write_json(ENVIRONMENT, made_with | asked | {"data": data_digest(loop.plan)})
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
@@ -182,6 +192,8 @@ def prepare(
     began = time.perf_counter()
     make_task = task_maker(plan, on.device, on.dtype)
     problem = problem_of(plan) if problem is None else problem
+    if folder is not None:
+        check_same_data(folder.path, plan)  # when they are here
     task = make_task(replace(problem, metrics=problem.metrics | on.metrics) if on.metrics else problem)
     try_out(task)
     check_data(task)

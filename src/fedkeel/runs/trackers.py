@@ -14,16 +14,17 @@ from typing import Any
 from fedkeel.errors import RequestError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.frames import FACTS
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.record import RoundRecord
 from fedkeel.typed_values import flatten
 
-MEASURES = ("loss", "accuracy", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")
+PROJECT = "fedkeel"  # what runs are filed under
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
     """Return every number of a round by name, without those that are missing."""
-    found = {name: record.measure(name) for name in (*MEASURES, *record.extra)}
+    found = {name: record.measure(name) for name in (*FACTS, *record.extra)}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
@@ -70,15 +71,15 @@ class TensorBoard:
 class MLflow:
     """Settings as parameters, numbers of every round as metrics; `uri` is that of a server or of a local folder."""
 
-    def __init__(self, name: str, uri: str | None = None, experiment: str = "fedkeel"):
-        self.name, self.experiment = name, experiment
+    def __init__(self, name: str, uri: str | None = None):
+        self.name = name
         self.run_id: str | None = None
         self.library = library("mlflow", "mlflow")
         self.client = self.library.MlflowClient(tracking_uri=uri)
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        known = self.client.get_experiment_by_name(self.experiment)
-        home = known.experiment_id if known is not None else self.client.create_experiment(self.experiment)
+        known = self.client.get_experiment_by_name(PROJECT)
+        home = known.experiment_id if known is not None else self.client.create_experiment(PROJECT)
         tags = {"mlflow.runName": self.name, "fingerprint": experiment.fingerprint(), "engine": engine}
         self.run_id = self.client.create_run(home, tags=tags, run_name=self.name).info.run_id
         kinds = self.library.entities
@@ -104,13 +105,13 @@ class MLflow:
 class Wandb:
     """A run of Weights & Biases; its own variables (WANDB_MODE, WANDB_PROJECT, …) say where it goes."""
 
-    def __init__(self, name: str, project: str = "fedkeel"):
-        self.name, self.project = name, project
+    def __init__(self, name: str):
+        self.name = name
         self.library = library("wandb", "wandb")
         self.run: Any = None
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
-        self.run = self.library.init(project=self.project, name=self.name, config=settings(experiment))
+        self.run = self.library.init(project=PROJECT, name=self.name, config=settings(experiment))
 
     def round(self, record: RoundRecord) -> None:
         self.run.log(numbers(record), step=record.round)

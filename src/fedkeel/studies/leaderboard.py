@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import __version__
-from fedkeel.errors import ExperimentError, FolderError, RequestError, nearest
+from fedkeel.errors import ExperimentError, FolderError, RequestError, require_known
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
@@ -118,9 +118,7 @@ class Leaderboard:
 
     def arena(self, name: str) -> Arena:
         found = {arena.name: arena for arena in self.arenas}
-        if name not in found:
-            raise ExperimentError(f"unknown setting: {name}", nearest(name, found, "settings"))
-        return found[name]
+        return found[require_known(name, found, "unknown setting", "settings", ExperimentError)]
 
     def sweep(self, arena: Arena, method: str) -> Sweep:
         """The tries of one method: as many settings of the grid, in order."""

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, lead, mean
 from fedkeel.studies.sweep import describe
 
-HEAD = """# The fair table
-
-Made by `fedkeel leaderboard --page docs/leaderboard.md` from `results/leaderboard.jsonl`; nothing here is typed by
-hand. `fedkeel leaderboard` goes on where it stopped. What has not been run is not in the table.
-
-Every method had {tries} tries on validation data: seed {seed}, shorter runs, its paper's values for what the grid does
-not name. The chosen setting was then trained on all data with {seeds} fresh seeds, each with its own split, and scored
-on the test set once. **last** is the last model; **best** is the best round on the test set, as papers report it, a
-number that nobody can choose without the test set. Differences are of **last** to {baseline}, paired over seeds, with a
-95 % interval. *Gradients* are backward passes of all clients; they and rounds are means over the seeds that reached the
-target. **averaged** is the last average of the models (`ema+METHOD`), which changes nothing in training. Numbers in
-brackets are the lowest and the highest seed.
-"""
+HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
 COLUMNS = (
     "method", "chosen", "seeds", "last", "best", "averaged", "last to {}", "95 %", "rounds to {:g} %",
     "gradients to it", "MB a run",

@@ -19,6 +19,7 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import RESULT, read_json
 from fedkeel.runs.shared_engine import Asked, choose_for_all
+from fedkeel.text import in_one_line
 
 log = logging.getLogger("fedkeel")
 
@@ -150,6 +151,4 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
 
 def describe(error: BaseException) -> str:
     """What went wrong, in one line."""
-    return (
-        error.message if isinstance(error, FedkeelError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    )
+    return error.message if isinstance(error, FedkeelError) else f"{type(error).__name__}: {in_one_line(error)}"

@@ -19,7 +19,7 @@ from fedkeel.importing import Trust
 from fedkeel.methods import composition
 from fedkeel.testing.broken_law import BrokenLaw, hold
 from fedkeel.testing.trial import Trial, difference, sample_problem
-from fedkeel.typed_values import read_toml
+from fedkeel.written_values import read_toml
 
 CLOSE = 1e-9
 """How far two orders of the same sums in double precision may lie apart."""

@@ -29,6 +29,7 @@ from fedkeel.data.storage.archives import Room, basename, read_files, reading
 from fedkeel.data.storage.download import BATCH, explain_errors, open_split
 from fedkeel.data.storage.folder import Draft, damaged, remark_untested
 from fedkeel.errors import DataError
+from fedkeel.text import in_one_line
 
 LENGTH = 80
 SHARE = 0.9
@@ -117,7 +118,7 @@ def read_roles(path: Path) -> Any:
     try:
         roles = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
+        raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
     if not is_roles(roles):
         raise damaged(path, "is no object of role and text")
     return roles

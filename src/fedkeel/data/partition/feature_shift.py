@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedkeel import randomness
 from fedkeel.data.corruptions.registry import CORRUPTIONS, SEVERITIES, TWELVE, corrupt_array
 from fedkeel.data.dataset import Samples
-from fedkeel.data.partition.partition import Based, Integers, Partition
+from fedkeel.data.partition.partition import Based, Integers, Partition, divide
 from fedkeel.data.storage.folder import Progress
 from fedkeel.errors import DataError, ExperimentError
 from fedkeel.ranges import Range
@@ -50,7 +50,7 @@ class FeatureShift(Based):
             )
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
-        return self.base.divide(labels, key, groups=groups)
+        return divide(self.base, labels, key, groups=groups)
 
     def deal_corruptions(self, clients: int, key: int) -> list[tuple[str, ...]]:
         """Deal the corruptions of each client."""

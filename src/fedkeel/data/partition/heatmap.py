@@ -20,14 +20,14 @@ SUFFIXES = (".png", ".svg", ".pdf")
 COLUMNS = 400  # of an image file; more would be narrower than its pixels
 
 
-def write_heatmap(histogram: Integers, width: int = 120, height: int = 40) -> str:
+def write_heatmap(histogram: Integers, width: int = 120) -> str:
     """Write classes as rows, clients as columns, the class's share of the client's samples as a shade.
 
-    Clients (and classes) that do not fit into `width` (and `height`) are added up in neighbouring groups. A blank is a
-    class the client does not hold; ▒ is about an equal share, whatever the partition. The last row shows the sizes.
+    Clients that do not fit into `width`, and classes beyond 40, are added up in neighbouring groups. A blank is a class
+    the client does not hold; ▒ is about an equal share, whatever the partition. The last row shows the sizes.
     """
     clients, classes = histogram.shape
-    to_a_row = group_size(classes, height)
+    to_a_row = group_size(classes, 40)
     names = [_span(first, to_a_row, classes) for first in range(0, classes, to_a_row)]
     margin = max(map(len, names)) + 1
     to_a_column = group_size(clients, max(1, width - margin))

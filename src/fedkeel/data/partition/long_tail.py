@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from fedkeel import randomness
-from fedkeel.data.partition.partition import Based, Integers, Partition, check_labels
+from fedkeel.data.partition.partition import Based, Integers, Partition, check_labels, divide
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Range
 
@@ -31,7 +31,7 @@ class LongTail(Based):
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         check_labels(labels)
         kept = self._cut_tail(labels, randomness.key(key, "long tail"))
-        part = self.base.divide(labels[kept], key, groups=None if groups is None else groups[kept])
+        part = divide(self.base, labels[kept], key, groups=None if groups is None else groups[kept])
         even = ("the base repeats samples of rare classes: form=client-prior-exact keeps the tail",)
         return Partition(kept[part.indices], part.offsets, len(labels), part.notes + even * (part.duplicated > 0))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeel.data.partition.partition import Integers, Partition, Partitioner
+from fedkeel.data.partition.partition import Integers, Partition, Partitioner, divide
 from fedkeel.errors import ExperimentError, UntrustedError
 from fedkeel.importing import Kind, Trust, look_up, untrusted
 
@@ -30,7 +30,7 @@ class OwnPartition:
 
     @property
     def clients(self) -> int | None:
-        return None if self.made is None else self.made.clients
+        return getattr(self.made, "clients", None)
 
     @property
     def repeats(self) -> bool:
@@ -39,7 +39,7 @@ class OwnPartition:
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         if self.made is not None:
-            return self.made.divide(labels, key, groups=groups)
+            return divide(self.made, labels, key, groups=groups)
         name = str(self.settings["kind"])
         if name.startswith(PYTHON):
             raise ExperimentError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,20 +103,49 @@ class Partition:
 
 
 class Partitioner(Protocol):
-    """A way to divide a data set. The result is a function of the labels, the groups and the key alone."""
+    """A way to divide a data set. The result is a function of the labels, the groups and the key alone.
+
+    Write it as a frozen dataclass: its fields are its settings, and its name in files is how it prints.
+    """
 
     @property
     def clients(self) -> int | None:
-        """None where the data decide it."""
+        """How many clients it makes; None where the data decide it."""
         ...
 
-    def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
-        """Say which client holds which samples; `collect` makes the result.
+    def divide(
+        self, labels: Integers, key: int, *, groups: Integers | None = None
+    ) -> Partition | Sequence[Sequence[int] | Integers]:
+        """Say which client holds which samples: a list with the numbers of each client's samples, or a `Partition`.
 
-        `labels` is a row with the class of each sample, `key` the number that all randomness is drawn from (see
-        `fedkeel.randomness`), `groups` the natural owner of each sample where the data set knows one.
+        `labels` is a row with the class of each sample, never empty; `key` the number that all randomness is drawn
+        from (`numpy.random.default_rng(key)`, or `fedkeel.randomness`); `groups` the natural owner of each sample where
+        the data set knows one.
         """
         ...
+
+
+def divide(way: Partitioner, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
+    """Divide samples with these labels in anyone's way; refuse an answer that is no division of them."""
+    check_labels(labels)
+    answer: Any = way.divide(labels, key, groups=groups)
+    if isinstance(answer, Partition):
+        return answer
+    line = f"partition {type(way).__name__} does not say which samples each client holds: its answer is "
+    hint = "return a list with one row of sample numbers for each client: [[0, 2], [1, 3, 4], …]"
+    if not isinstance(answer, Sequence | np.ndarray) or isinstance(answer, str) or not len(answer):
+        raise ExperimentError(line + show_value(answer), hint)
+    held = [np.asarray(rows) for rows in answer]
+    for client, rows in enumerate(held):
+        if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+            raise ExperimentError(f"{line}{rows.dtype} of shape {rows.shape} for client {client}.", hint)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(labels):
+            raise ExperimentError(
+                f"partition {type(way).__name__} gives samples to client {client} that do not exist.",
+                f"their numbers are 0 to {len(labels) - 1}",
+            )
+    holders = np.repeat(np.arange(len(held)), [len(rows) for rows in held])
+    return collect(holders, np.concatenate(held).astype(np.int64), len(held), len(labels))
 
 
 def collect(holders: Integers, indices: Integers, clients: int, samples: int, notes: tuple[str, ...] = ()) -> Partition:

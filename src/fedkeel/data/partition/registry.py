@@ -5,7 +5,6 @@ In text the base of a partition comes last: "long-tail:imbalance=100,base=dirich
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -21,7 +20,8 @@ from fedkeel.data.partition.pathological import Pathological
 from fedkeel.errors import ExperimentError, explain_typos, require_known
 from fedkeel.importing import Trust
 from fedkeel.plugins import find_plugin
-from fedkeel.typed_values import check_table, read_toml
+from fedkeel.typed_values import check_table
+from fedkeel.written_values import parse_fields
 
 PARTITIONS: dict[str, type[Any]] = {
     "iid": Iid,
@@ -107,18 +107,10 @@ def parse_partition(text: str) -> dict[str, Any]:
     kind, _, rest = text.partition(":")
     if kind not in PARTITIONS and (own := NAME.match(text)) is not None:
         kind, rest = own[1], text[own.end() :]
-    settings: dict[str, Any] = {"kind": kind.strip()}
     rest, _, base = f",{rest}".partition(",base=")  # all that follows is the base's
-    if base:
-        settings["base"] = parse_partition(base)
-    for piece in filter(None, (piece.strip() for piece in rest.split(","))):
-        name, equals, value = piece.partition("=")
-        if not equals:
-            raise ExperimentError(
-                f"a partition's field needs a value: {piece}", 'write "dirichlet:alpha=0.1,clients=100"'
-            )
-        settings[name.strip()] = parse_value(value.strip())
-    return settings
+    example = 'write "dirichlet:alpha=0.1,clients=100"'
+    fields = parse_fields(rest, "a partition's field needs a value", example, ExperimentError)
+    return {"kind": kind.strip()} | ({"base": parse_partition(base)} if base else {}) | fields
 
 
 def write_partition(settings: Mapping[str, Any]) -> str:
@@ -126,14 +118,6 @@ def write_partition(settings: Mapping[str, Any]) -> str:
     fields = [f"{name}={value}" for name, value in settings.items() if name not in ("kind", "base")]
     fields += [f"base={write_partition(settings['base'])}"] if "base" in settings else []
     return f"{settings['kind']}:{','.join(fields)}" if fields else str(settings["kind"])
-
-
-def parse_value(text: str) -> Any:
-    """Read a TOML value, or take the text itself."""
-    try:
-        return read_toml(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def save_partition(partition: Partitioner) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedkeel.data.dataset import Dataset, DatasetCard
 from fedkeel.data.storage.source import Source
 from fedkeel.errors import DataError
+from fedkeel.text import in_one_line
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many samples are done, and of how many (0: not known)."""
@@ -75,7 +76,7 @@ def open_array(path: Path, dtype: Any, count: int, shape: tuple[int, ...]) -> ND
     try:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # not np.load, which also opens archives
     except (OSError, ValueError, EOFError) as error:
-        raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from error
+        raise damaged(path, f"cannot be read ({in_one_line(error)})") from error
     expected = (count or (len(array) if array.ndim else 0), *shape)
     if array.dtype != np.dtype(dtype) or array.shape != expected:
         raise damaged(path, f"holds {array.dtype} {array.shape}, not {np.dtype(dtype)} {expected}")

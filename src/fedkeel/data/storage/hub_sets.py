@@ -159,29 +159,26 @@ def choose_splits(found: Any, asked: HubName) -> dict[str, Any]:
 
 
 def find_image(rows: Any, asked: HubName) -> str:
-    if asked.image is not None:
-        return require_known(asked.image, rows.column_names, f"{asked.repository} has no column", "columns", DataError)
     found = [name for name, kind in rows.features.items() if type(kind).__name__ == "Image"]
-    if len(found) == 1:
-        return str(found[0])
-    raise DataError(
-        f"{asked.repository} has {len(found)} columns of pictures; its columns are: {', '.join(rows.column_names)}.",
-        "name one: image=COLUMN; of other data make a problem: fk.Problem(clients=[…]) takes datasets.Dataset",
-    )
+    hint = "name one: image=COLUMN; of other data make a problem: fk.Problem(clients=[…]) takes datasets.Dataset"
+    return choose_column(rows, asked.repository, asked.image, found, "of pictures", hint)
 
 
 def find_label(rows: Any, asked: HubName) -> str:
-    if asked.label is not None:
-        return require_known(asked.label, rows.column_names, f"{asked.repository} has no column", "columns", DataError)
     found = [name for name, kind in rows.features.items() if type(kind).__name__ == "ClassLabel"]
     found = found or [name for name in TARGETS if name in rows.column_names][:1]
-    if len(found) == 1:
-        return str(found[0])
-    raise DataError(
-        f"{asked.repository} has {len(found)} columns that may be the label; its columns are: "
-        f"{', '.join(rows.column_names)}.",
-        "name one: label=COLUMN",
-    )
+    return choose_column(rows, asked.repository, asked.label, found, "that may be the label", "name one: label=COLUMN")
+
+
+def choose_column(rows: Any, repository: str, named: str | None, found: Sequence[str], what: str, hint: str) -> str:
+    """Return the column that is named, or else the only one that was found."""
+    columns = rows.column_names
+    if named is not None:
+        return require_known(named, columns, f"{repository} has no column", "columns", DataError)
+    if len(found) != 1:
+        line = f"{repository} has {len(found)} columns {what}; its columns are: {', '.join(columns)}."
+        raise DataError(line, hint)
+    return str(found[0])
 
 
 def picture(image: Any, size: int | None, shape: tuple[int, ...] | None) -> NDArray[np.uint8]:

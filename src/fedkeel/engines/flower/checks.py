@@ -14,7 +14,7 @@ from fedkeel.core.rule import State
 from fedkeel.engines.flower.records import Refused
 from fedkeel.errors import ExperimentError
 from fedkeel.ranges import Count, Positive, PositiveShare, Range
-from fedkeel.text import make_printable, shorten
+from fedkeel.text import make_printable, one_line, shorten
 from fedkeel.typed_values import check_fields
 
 FAILED = "failed"
@@ -48,7 +48,7 @@ class Terms:
 
 def error_line(reply: Message) -> str:
     """Write an error as one line; of a long one only its ends, so that it cannot flood the log."""
-    line = " ".join(str(reply.error.reason).split()) or "no reason given"
+    line = one_line(str(reply.error.reason)) or "no reason given"
     return line if len(line) <= 300 else f"{line[:100]} … {line[-200:]}"
 
 
@@ -68,15 +68,11 @@ def read_facts(reply: Message, **wanted: int | str) -> dict[str, object]:
 def compare_sides(own: Mapping[str, str], facts: Mapping[str, object]) -> list[str]:
     """Compare what a node is made with with the server's; refuse another method or form, return what else differs."""
     differing = {name: (facts.get(name), value) for name, value in own.items() if facts.get(name) != value}
-    told = [f"{name} {brief_text(theirs)} (the server: {mine})" for name, (theirs, mine) in differing.items()]
+    words = {name: shorten(make_printable(str(theirs)), 120) for name, (theirs, _) in differing.items()}
+    told = [f"{name} {words[name]} (the server: {mine})" for name, (_, mine) in differing.items()]
     if refused := [line for line in told if line.partition(" ")[0] not in TOLD]:
         raise Refused(f"it is made otherwise: {'; '.join(refused + [line for line in told if line not in refused])}")
     return told
-
-
-def brief_text(value: object) -> str:
-    """Write a word of a node's own: short, and safe to show."""
-    return shorten(make_printable(str(value)), 120)
 
 
 def check_known(report: State, known: State, count: Tensor | None) -> State:

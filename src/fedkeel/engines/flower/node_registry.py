@@ -42,12 +42,11 @@ class NodeRegistry:
         identity: str = "",
         patience: float = PATIENCE,
         owners: Mapping[int, int] | None = None,
-        side: Mapping[str, str] | None = None,
         watch: Watch | None = None,
     ):
         self.grid, self.clients, self.identity, self.patience = grid, clients, identity, patience
         self.watch = watch or Watch()
-        self.side = side or {}  # what the server is made with; nodes are compared with it
+        self.side: Mapping[str, str] = {}  # what the server is made with; nodes are compared with it
         self.owners = None if owners is None else dict(owners)
         self.on_join: Callable[[], None] = lambda: None  # called when a client gets an owner
         self.nodes: dict[int, int] = {}

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedkeel.engines.flower.checks import error_line
 from fedkeel.engines.flower.link import Arrived, Link, is_late
+from fedkeel.text import in_one_line
 
 PAUSE = 1.0  # seconds between two looks at the link
 PARALLEL = 16  # replies at a time
@@ -85,7 +86,7 @@ class ReplyFetcher:
         except TimeoutError:
             return UNFINISHED
         except Exception as error:  # whatever a node may have sent
-            return f"its reply cannot be read: {' '.join(str(error).split())[:200]}"
+            return f"its reply cannot be read: {in_one_line(error)[:200]}"
         if not message.has_error() or reply.sender == node:
             return message
         return LATE if is_late(message) else error_line(message)  # the link says why, in place of a node that is gone

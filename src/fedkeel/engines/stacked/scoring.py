@@ -16,9 +16,9 @@ from fedkeel.engines.engine import ScoreRequest
 from fedkeel.kernels.layers import Frame, RunningBuffers
 from fedkeel.kernels.network import forward
 from fedkeel.problems.predictions import find_hits
+from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import CLIENT, Part, Scores, Task
 
-KEPT_BYTES = 2 << 30  # of prepared samples
 HELD_BYTES = 2 << 30  # of weights of the models of a group
 STACK_BYTES = 2 << 30  # of weights, samples and activations in one forward pass
 
@@ -38,29 +38,6 @@ class Means(NamedTuple):
             return [{name: (next(read) * count, count) for name in self.names} for count in counts]
 
         return {i: of(counts) for i, counts in zip(self.models, self.counts, strict=True)}
-
-
-class PreparedSamples:
-    """Rows of evaluation data as models see them, kept on the device while there is room."""
-
-    def __init__(self, task: Task):
-        self.task, self.room = task, KEPT_BYTES
-        self.kept: dict[tuple[Part, ...], Sample] = {}
-
-    def __call__(self, *parts: Part) -> Sample:
-        """Return the rows of one or more ranges, one behind the other."""
-        if parts in self.kept:
-            return self.kept[parts]
-        ranges = [self.task.prepare(self.task.read_part(part)) for part in parts]
-        sample = ranges[0] if len(ranges) == 1 else tuple(map(torch.cat, zip(*ranges, strict=True)))
-        if (size := state_bytes(sample)) <= self.room:
-            self.room -= size
-            self.kept[parts] = sample
-        return sample
-
-    def forget(self) -> None:
-        self.room = KEPT_BYTES
-        self.kept.clear()
 
 
 class StackScorer:
