@@ -170,6 +170,7 @@ def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -
         for one in found:
             y = one.data.get(key, ())
             axes.plot(range(1, len(y) + 1), numbers(y), **one.look, **MARKS)
+        axes.set_ylim(bottom=0)
         finish(axes, ylabel=label)
     rows[-1].set_xlabel("frequency band")
     rows[-1].xaxis.get_major_locator().set_params(integer=True)
