@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from rates import measure_products
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,8 +39,6 @@ from fedkeel.runs.prepare import cross_entropy
 from fedkeel.text import byte_size
 
 CLIENTS, RATE = 10, 0.05
-PEAKS = {torch.bfloat16: 790e12, torch.float32: 395e12}
-"""Operations a second that an H200 reaches: float32 by TF32 products, as both sides are allowed."""
 
 
 @dataclass(frozen=True)
@@ -280,10 +279,11 @@ def main() -> None:
     together.one_round()
     print(f"the first round took {time.perf_counter() - began:.0f} s", flush=True)
     step = milliseconds(together.one_round, device, given.rounds) / size.steps
-    floor = operations / PEAKS[dtype] * 1e3
+    rate = measure_products(device.type, dtype)
+    floor = operations / rate * 1e3
     print(f"together: {step:.2f} ms per step in whole rounds, {alone / step:.1f} times as fast as one after another")
-    print(f"floor: {operations / 1e12:.2f} T operations at {PEAKS[dtype] / 1e12:.0f} T a second are {floor:.2f} ms, "
-          f"{floor / step:.0%} of the time; there it would be {alone / floor:.1f} times as fast")  # fmt: skip
+    print(f"floor: {operations / 1e12:.2f} T operations at the {rate / 1e12:.0f} T a second that large products reach")
+    print(f"are {floor:.2f} ms, {floor / step:.0%} of the time; there it would be {alone / floor:.1f} times as fast")
     base, adapter = frozen * dtype.itemsize, trained * 4
     least = base + CLIENTS * adapter
     print(

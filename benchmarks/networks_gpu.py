@@ -1,31 +1,36 @@
 """Networks of the papers and of users on one GPU: a step of ten clients, stacked, beside an eager loop in one process.
 
-    python benchmarks/networks_gpu.py [--only ViT] [--seconds 1500] [--profile]
+    python benchmarks/networks_gpu.py --warm 6 --json networks.json [--only ViT] [--seconds 240] [--profile]
     python benchmarks/networks_gpu.py --device cpu --tiny        # a dry run: two clients, two samples, no meaning
 
 Inputs are random: the time of a step does not depend on what they show. "eager" is a hand-written loop, one client
 after another, in float32, and once more under bfloat16 autocast. "floor" is the longer of two times of a step of all
-clients: multiplications at 790 TFLOP/s, and bytes at 4.3 TB/s (weights read, gradients written and read, weights
-written, 20 bytes a weight; each layer's output written, read, and its slope written and read, 8 bytes a number).
-"predicted" was written down before the first measurement of this script. A network that fails gives one line, and the
-others go on.
+clients: multiplications, and bytes (weights read, gradients written and read, weights written, 20 bytes a weight; each
+layer's output written, read, and its slope written and read, 8 bytes a number), at rates that are measured first: a
+product of large matrices in bfloat16, and a copy. "predicted" was written down before the run. What was never measured
+comes first. After each row all results are written to the file of `--json`. `--warm` compiles the kernels of all rows
+in so many processes before anything is timed. A network that fails gives one line, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import statistics
+import json
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from eager_step import train_client
+from rates import measure_copies, measure_products, seconds
 from torch import Tensor, nn
 
 import fedkeel as fk
@@ -40,7 +45,8 @@ from fedkeel.problems.task import Task
 from fedkeel.rules import ClipNorm, WeightDecay
 from fedkeel.runs.prepare import cross_entropy
 
-ARITHMETIC, BANDWIDTH = 790e12, 4.3e12  # products of bfloat16 and bytes in a second, of one H200
+PFL = 536.6 / 408.5
+"""How much longer than an eager loop pfl 0.6 took for its benchmark when both were measured (`stacked_gpu.md`)."""
 
 
 # ---- networks ------------------------------------------------------------------------------------------------------
@@ -145,9 +151,10 @@ class Row:
     predicted: float = float("nan")  # ms
     classes: int = 10
     clients: int = 10
-    steps: int = 20
+    steps: int = 50
     seeds: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
+    beside: str = ""  # another row, by which this one's time is divided
+    pfl: bool = False  # whether the target is a multiple of pfl's speed
 
     def draw(self, samples: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
         draw = torch.Generator(device=device).manual_seed(0)
@@ -159,24 +166,26 @@ class Row:
         return x, torch.randint(0, self.classes, (samples,), generator=draw, device=device)
 
 
+TEN = "ResNet-20-GN, SpecGradFilter"
 ROWS = [
-    Row("ResNet-18-GN, FedFFT-D", ours("resnet18-gn"), method="fedfft-d", target="≤ 5.0 ms", predicted=5.5),
-    Row("ResNet-20-GN, SpecGradFilter", ours("resnet20-gn"), method="specgradfilter", target="≤ 2.0 ms", predicted=2.7),
-    Row("ResNet-18-BN, 3×3 stem", ours("resnet18-bn-cifar"), target="≥ 30×", predicted=8.1),
-    Row("WRN-56-2", ours("wrn56-2-gn"), target="≥ 30×", predicted=11.0),
-    Row("DenseNet-121", ours("densenet121-gn"), target="≥ 30×", predicted=60.0),
-    Row("ViT-tiny/16 at 32 px", lambda: VitTiny(32, 10), target="≥ 30×", predicted=4.0),
-    Row("ViT-tiny/16 at 32 px, as timm writes it", timm_vit, target="≥ 30×", predicted=4.0),
-    Row("ViT-tiny/16 at 224 px", lambda: VitTiny(224, 10), (3, 224, 224), target="≥ 30×", predicted=30.0, steps=5),
-    Row("LSTM on Shakespeare", CharacterLstm, (80,), 80, 10, target="≥ 20×", predicted=4.0, classes=80),
-    Row("transformer on Yahoo! Answers", lambda: TextTransformer(10, 98_635), (64,), 98_635, 50, target="≥ 20×",
-        predicted=2.5),
-    Row("LeNet-type CNN of FedFSA", ours("lenet-fsa"), target="≥ 40× pfl", predicted=0.8),
-    Row("CNN of pfl's benchmark", pfl_cnn, batch=10, clients=50, target="≥ 40× pfl", predicted=3.5, steps=5),
-    Row("ResNet-18-GN", ours("resnet18-gn"), predicted=2.25),
-    Row("the same ResNet-18 as torchvision writes it", torchvision_resnet18, target="≤ 1.2× of ours", predicted=2.6),
+    Row("ViT-tiny/16 at 224 px", lambda: VitTiny(224, 10), (3, 224, 224), target="≥ 30×", predicted=45.0, steps=5),
+    Row(TEN, ours("resnet20-gn"), method="specgradfilter", target="≤ 2.0 ms", predicted=2.65),
     Row("thirty clients in one stack (three seeds), ResNet-20", ours("resnet20-gn"), method="specgradfilter", seeds=3,
-        target="≤ 1.9× of ten", predicted=6.7),
+        target="≤ 1.9× of ten", predicted=6.6, beside=TEN),
+    Row("DenseNet-121", ours("densenet121-gn"), target="≥ 30×", predicted=42.0, steps=20),
+    Row("LSTM on Shakespeare", CharacterLstm, (80,), 80, 10, target="≥ 20×", predicted=3.5, classes=80),
+    Row("transformer on Yahoo! Answers", lambda: TextTransformer(10, 98_635), (64,), 98_635, 50, target="≥ 20×",
+        predicted=2.2),
+    Row("ViT-tiny/16 at 32 px", lambda: VitTiny(32, 10), target="≥ 30×", predicted=4.8),
+    Row("ViT-tiny/16 at 32 px, as timm writes it", timm_vit, target="≥ 30×", predicted=4.7),
+    Row("LeNet-type CNN of FedFSA", ours("lenet-fsa"), target="≥ 40× pfl", predicted=1.2, pfl=True),
+    Row("CNN of pfl's benchmark", pfl_cnn, batch=10, clients=50, target="≥ 40× pfl", predicted=3.4, steps=5, pfl=True),
+    Row("ResNet-18-GN", ours("resnet18-gn"), predicted=2.1),
+    Row("the same ResNet-18 as torchvision writes it", torchvision_resnet18, target="≤ 1.2× of ours", predicted=2.2,
+        beside="ResNet-18-GN"),
+    Row("ResNet-18-GN, FedFFT-D", ours("resnet18-gn"), method="fedfft-d", target="≤ 5.0 ms", predicted=5.2),
+    Row("ResNet-18-BN, 3×3 stem", ours("resnet18-bn-cifar"), target="≥ 30×", predicted=7.7),
+    Row("WRN-56-2", ours("wrn56-2-gn"), target="≥ 30×", predicted=12.2),
 ]  # fmt: skip
 
 
@@ -228,20 +237,14 @@ def stacked_step(row: Row, device: str, precision: torch.dtype, rounds: int) -> 
     return whole, sum(replays) / row.steps * 1e3 if graphs else float("nan"), engine
 
 
-def seconds(f: Callable[[], Any], times: int, device: str) -> float:
-    found = []
-    for _ in range(times):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        f()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+class Rates(NamedTuple):
+    """What the card reaches in a second: operations in products of bfloat16, and bytes read and written."""
+
+    arithmetic: float
+    bandwidth: float
 
 
-def floor(row: Row, device: str) -> tuple[float, str]:
+def floor(row: Row, device: str, rates: Rates) -> tuple[float, str]:
     """Return the least milliseconds of a step of all clients, and what limits it."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -259,8 +262,8 @@ def floor(row: Row, device: str) -> tuple[float, str]:
         hook.remove()
     passes = 2 if row.method == "fedfft-d" else 1
     weights = sum(p.numel() for p in network.parameters())
-    products = passes * counter.get_total_flops() / ARITHMETIC
-    bytes_ = passes * (20 * weights + 8 * numbers[0]) / BANDWIDTH
+    products = passes * counter.get_total_flops() / rates.arithmetic
+    bytes_ = passes * (20 * weights + 8 * numbers[0]) / rates.bandwidth
     scale = row.clients * row.seeds * 1e3
     return max(products, bytes_) * scale, "arithmetic" if products > bytes_ else "bytes"
 
@@ -285,13 +288,46 @@ def profile(engine: StackedEngine) -> str:
 # ---- the table -----------------------------------------------------------------------------------------------------
 HEAD = (
     "| network | stacked, ms | replayed, ms | eager float32, ms | ratio | eager bfloat16, ms | ratio | floor, ms | "
-    "predicted, ms | target |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    "predicted, ms | target | found |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
-def measure(row: Row, given: argparse.Namespace) -> str:
+class Found(NamedTuple):
+    """What was measured of a row, in milliseconds of a step of all its clients."""
+
+    name: str
+    stacked: float
+    replayed: float
+    eager_float32: float
+    eager_bfloat16: float
+    floor: float
+    limit: str
+    predicted: float
+    target: str
+    relative: float | None  # to the row that it stands beside
+    ready_s: float
+    gibibytes: float
+    steps: int
+    report: str
+
+    def line(self, row: Row) -> str:
+        found = f"{self.relative:.2f}×" if self.relative is not None else ""
+        if row.pfl:
+            found = (
+                f"about {PFL * self.eager_float32 / self.stacked:.0f}× pfl, by its recorded {PFL:.2f} of an eager loop"
+            )
+        return (
+            f"| {self.name} | {self.stacked:.2f} | {self.replayed:.2f} | {self.eager_float32:.1f} | "
+            f"{self.eager_float32 / self.stacked:.1f}× | {self.eager_bfloat16:.1f} | "
+            f"{self.eager_bfloat16 / self.stacked:.1f}× | {self.floor:.2f} ({self.limit}) | {self.predicted} | "
+            f"{self.target} | {found} |"
+        )
+
+
+def measure(row: Row, given: argparse.Namespace, rates: Rates, done: dict[str, Found]) -> tuple[Found, str]:
+    """Measure a row; return it, and what else is to be said."""
     device, precision = given.device, getattr(torch, given.precision)
-    least, limit = floor(row, device)
+    least, limit = floor(row, device, rates)
     began = time.perf_counter()
     whole, replay, engine = stacked_step(row, device, precision, given.rounds)
     took = time.perf_counter() - began
@@ -302,22 +338,39 @@ def measure(row: Row, given: argparse.Namespace) -> str:
             continue
         client = eager_loop(row, device, given.eager, autocast)
         client()
-        eager.append(seconds(client, 2, device) / given.eager * 1e3 * row.clients * row.seeds)
+        eager.append(seconds(client, 3, device) / given.eager * 1e3 * row.clients * row.seeds)
         del client
-    line = (
-        f"| {row.name} | {whole:.2f} | {replay:.2f} | {eager[0]:.1f} | {eager[0] / whole:.1f}× | {eager[1]:.1f} | "
-        f"{eager[1] / whole:.1f}× | {least:.2f} ({limit}) | {row.predicted} | {row.target} |"
-    )
-    notes = [f"   {engine.gradient.report.describe()}", f"   ready after {took:.0f} s"]
-    if device == "cuda":
-        notes[-1] += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        notes += [profile(engine)] if given.profile and engine.graphs.graphs else []
-    return "\n".join([line, *notes])
+    most = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
+    relative = whole / done[row.beside].stacked if row.beside in done else None
+    report = engine.gradient.report.describe()
+    found = Found(row.name, whole, replay, eager[0], eager[1], least, limit, row.predicted, row.target, relative, took,
+                  most, row.steps, report)  # fmt: skip
+    notes = [f"   {report}", f"   measured after {took:.0f} s, {most:.1f} GiB, rounds of {row.steps} steps"]
+    notes += [profile(engine)] if given.profile and engine.graphs.graphs else []
+    return found, "\n".join(notes)
 
 
 def shrink(row: Row) -> Row:
     """Make a row small enough for a dry run on a CPU."""
     return replace(row, batch=2, clients=2, steps=1)
+
+
+def compile_ahead(rows: list[Row], given: argparse.Namespace) -> None:
+    """Train one step of each row in processes of their own, so that compiled kernels lie on the disk."""
+    began, waiting, running = time.perf_counter(), list(rows), list[subprocess.Popen[bytes]]()
+    while waiting or running:
+        running = [one for one in running if one.poll() is None]
+        while waiting and len(running) < given.warm:
+            call = [sys.executable, __file__, "--compile", waiting.pop(0).name, "--device", given.device]
+            call += ["--precision", given.precision, *(["--tiny"] if given.tiny else [])]
+            running.append(subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        time.sleep(0.2)
+    print(f"kernels were compiled in {time.perf_counter() - began:.0f} s, {given.warm} processes", flush=True)
+
+
+def compile_row(row: Row, device: str, precision: torch.dtype) -> None:
+    """Train one step: that compiles every kernel, and captures a graph."""
+    stacked_step(replace(row, steps=1), device, precision, 1)
 
 
 def main() -> None:
@@ -326,37 +379,55 @@ def main() -> None:
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--only", action="append", help="rows whose name has this in it; may be given several times")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further row after so long")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--eager", type=int, default=5, help="steps of the eager loop")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file, after each row")
+    parser.add_argument("--warm", type=int, default=0, help="compile in so many processes first")
+    parser.add_argument("--compile", help="only compile the kernels of the row of this name")
     parser.add_argument("--tiny", action="store_true", help="two clients with two samples: a dry run")
     parser.add_argument("--profile", action="store_true", help="kernels of each network, by time")
     parser.add_argument("--trace", action="store_true", help="where a network that fails has failed")
     given = parser.parse_args()
     given.eager, given.rounds = (1, 1) if given.tiny else (given.eager, given.rounds)
+    rows = [row for row in ROWS if not given.only or any(part.lower() in row.name.lower() for part in given.only)]
+    rows = [shrink(row) for row in rows] if given.tiny else rows
+    if given.compile:
+        for row in (row for row in rows if row.name == given.compile):
+            compile_row(row, given.device, getattr(torch, given.precision))
+        return
+    began = time.perf_counter()
+    if given.warm:
+        compile_ahead(rows, given)
     torch.backends.cudnn.benchmark = True
-    began, failed, done = time.perf_counter(), [], []
+    rates = Rates(measure_products(given.device), measure_copies(given.device))
+    name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    print(f"{name}, torch {torch.__version__}: {rates.arithmetic / 1e12:.0f} T operations and "
+          f"{rates.bandwidth / 1e12:.2f} TB in a second")  # fmt: skip
     print(HEAD, flush=True)
-    for row in ROWS:
-        if given.only and not any(part.lower() in row.name.lower() for part in given.only):
-            continue
+    failed, done, lines = dict[str, str](), dict[str, Found](), list[str]()
+    for row in rows:
         if time.perf_counter() - began > given.seconds:
             print(f"   {row.name}: not measured, the time is over", flush=True)
             continue
         try:
             if given.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            line = measure(shrink(row) if given.tiny else row, given)
-            print(line, flush=True)
-            done.append(line.splitlines()[0])
+            found, notes = measure(row, given, rates, done)
+            done[row.name] = found
+            lines.append(found.line(row))
+            print(f"{lines[-1]}\n{notes}", flush=True)
         except Exception as error:
-            failed.append(row.name)
-            print(f"   {row.name}: {type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}", flush=True)
+            failed[row.name] = f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"
+            print(f"   {row.name}: {failed[row.name]}", flush=True)
             if given.trace:
                 traceback.print_exc()
+        if given.json:
+            state = {"device": name, "torch": torch.__version__, "rates": rates._asdict(), "failed": failed}
+            given.json.write_text(json.dumps(state | {"rows": [f._asdict() for f in done.values()]}, indent=1))
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()
-    print("\n" + "\n".join([HEAD, *done]), flush=True)
+    print("\n" + "\n".join([HEAD, *lines]), flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}")
 

@@ -7,6 +7,7 @@ The same integers come out of numpy (plans, on the host) and of torch (rules, on
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -39,10 +40,19 @@ def key(seed: int, purpose: str, *numbers: int) -> int:
 
 def keys_below(count: int, seed: int, purpose: str, *numbers: int) -> NDArray[np.uint64]:
     """``key(seed, purpose, *numbers, n)`` for all n below `count`."""
-    z = mix((seed & MASK) + GOLDEN)
-    for number in (zlib.crc32(purpose.encode()), *numbers):
-        z = mix((z + GOLDEN + (number & MASK)) & MASK)
-    scattered = np.arange(count, dtype=np.uint64) + np.uint64((z + GOLDEN) & MASK)
+    return keys_of_each(count, [seed], purpose, *numbers)[0]
+
+
+def keys_of_each(count: int, seeds: Iterable[int], purpose: str, *numbers: int) -> NDArray[np.uint64]:
+    """The same for several seeds: one row for each."""
+    starts = []
+    for seed in seeds:
+        z = mix((seed & MASK) + GOLDEN)
+        for number in (zlib.crc32(purpose.encode()), *numbers):
+            z = mix((z + GOLDEN + (number & MASK)) & MASK)
+        starts.append((z + GOLDEN) & MASK)
+    steps: NDArray[np.uint64] = np.arange(count, dtype=np.uint64)
+    scattered: NDArray[np.uint64] = np.add.outer(np.array(starts, dtype=np.uint64), steps)
     scattered = (scattered ^ (scattered >> _30)) * _FIRST
     scattered = (scattered ^ (scattered >> _27)) * _SECOND
     return (scattered ^ (scattered >> _31)) >> np.uint64(1)

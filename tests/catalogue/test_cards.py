@@ -144,7 +144,7 @@ COSTS = {
     "fedyogi": (1, 1), "fedadagrad": (1, 1), "fedexp": (1, 1), "ghbm": (2, 1), "localghbm": (1, 1), "fedhbm": (1, 1),
     "fednsam": (2, 1), "fedgmt": (2, 1), "feddecorr": (1, 1), "local-adamw": (1, 1), "local-muon": (1, 1),
     "fedadamw": (2, 1), "fedmuon": (3, 2), "fedmuon-lmo": (2, 2), "fedpac": (3, 2), "fedswa": (1, 1),
-    "fedmoswa": (2, 2),
+    "fedmoswa": (2, 2), "fedswa@released": (1, 1), "fednsam@released": (1, 1), "fedmuon@released": (3, 2),
 }  # fmt: skip
 """Sent down and up, in models."""
 

@@ -8,13 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeel.core.method import Phase
-from fedkeel.data.batches import plan_batches, sample_keys
+from fedkeel.data.batches import Plan, plan_clients, sample_keys
 from fedkeel.randomness import key, permutation
 
 law = settings(deadline=None)  # no clock in a test
 
 keys = st.integers(0, 2**63 - 1)
 sizes, batch_sizes, epochs = st.integers(0, 60), st.integers(1, 70), st.integers(1, 4)
+
+
+def plan_batches(of: int, size: int, batch_size: int, steps: int) -> Plan:
+    """Plan one client alone."""
+    return plan_clients([of], size, batch_size, steps)[0]
+
+
+def test_clients_planned_together_are_planned_as_each_alone() -> None:
+    together = plan_clients([3, 2**63 - 1, 3], 23, 5, 12, 21)
+    for of, plan in zip((3, 2**63 - 1, 3), together, strict=True):
+        for one, other in zip(plan, plan_clients([of], 23, 5, 12, 21)[0], strict=True):
+            assert np.array_equal(one, other)
+    assert not np.array_equal(together[0][0], together[1][0])
 
 
 @law

@@ -130,6 +130,16 @@ def test_short_batches_are_filled_up(device: str) -> None:
     assert not wrong
 
 
+def test_recurrent_layers_leave_their_weights_where_they_lie() -> None:
+    """On a GPU PyTorch would look for the memory of all clients' weights, to move them into a buffer of cuDNN's."""
+    module = make_task("GRU", "cpu", torch.float64)[0].module
+    assert module is not None
+    cell = module.get_submodule("cell")
+    assert isinstance(cell, nn.GRU)
+    del cell._flat_weights  # PyTorch's own would look into them
+    cell.flatten_parameters()
+
+
 @NO_GPU
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing torch's own compiler gives some
 @pytest.mark.parametrize("name", NETWORKS)

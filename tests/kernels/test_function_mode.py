@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,18 +47,40 @@ def test_what_is_not_taken_over_is_said() -> None:
         assert list(describe(name)) == ["stacked"]
 
 
-def test_a_network_that_looks_at_values_is_refused_with_the_reason() -> None:
-    class Curious(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
+class Floor(torch.autograd.Function):
+    """A function of a user's own, as it was written before vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.floor()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy
+
+
+def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason_and_its_place() -> None:
+    class Curious(nn.Linear):
+        def __init__(self, look: Callable[[Tensor], Tensor]) -> None:
+            super().__init__(4, 3)
+            self.look = look
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else self.layer(-x)
+            return super().forward(self.look(x))
 
-    with pytest.raises(ModelError, match=r"cannot be stacked: .*control flow") as caught:
-        describe_network(task_of(Curious(), ((4,),)))
-    assert "serial" in (caught.value.hint or "")
+    odd: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+        ("a turn that it takes depends on data", lambda x: x if x.sum() > 0 else -x),
+        ("reads a number out of a tensor", lambda x: x / x.max().item()),
+        ("takes numbers out of tensors", lambda x: x * float(x.numpy().mean())),
+        ("a shape depends on data", lambda x: x * x[x > 0].mean()),
+        ("its own autograd.Function", Floor.apply),
+        ("draws random numbers", lambda x: x + torch.randn(4)),
+        ("writes into a tensor that it has made", lambda x: torch.zeros(len(x), 4).add_(x)),
+    ]
+    for reason, look in odd:
+        with pytest.raises(ModelError, match=f"cannot be stacked: .*{reason}.*test_function_mode.py, line") as caught:
+            describe_network(task_of(Curious(look), ((4,),)))
+        assert "serial" in (caught.value.hint or "")
 
 
 def test_short_batches_that_a_network_joins_are_refused() -> None:

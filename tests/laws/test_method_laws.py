@@ -118,9 +118,12 @@ REDUCTIONS = [
     ("localghbm", {"beta": 0.0}, "fedavg", {}),
     ("fedhbm", {"beta": 0.0}, "fedavg", {}),
     ("fednsam", {"gamma": 0.0, "rho": 0.0}, "uniform", {}),
+    ("fednsam@released", {"gamma": 0.0}, "fedsam", {"rho": 0.05}),
     ("feddecorr", {"beta": 0.0}, "fedavg", {}),
     ("feddecorr+scaffold", {"beta": 0.0}, "scaffold", {}),
     ("fedswa", {"rho": 1.0, "server_lr": 1.0}, "uniform", {}),
+    ("fedswa@released", {"rho": 1.0, "peak": 1.0}, "uniform", {}),
+    ("fedswa@released", {"peak": 1.0}, "fedswa", {"rho": 0.0, "server_lr": 1.0}),
     ("fedpac", {"preconditioner": "muon"}, "fedmuon", {}),
     ("fednova", {"momentum": 1e-14}, "fedavg", {}),
     ("fednova", {}, "fedavg", {}),  # all clients take as many steps
@@ -162,6 +165,11 @@ def test_local_optimisers_without_what_the_server_adds():
         (build("local-muon"), fk.Muon(), fk.BySize()),
         (build("fedadamw", {"alpha": 0.0}), fk.AlignedAdamW(), fk.Uniform()),
         (build("fedmuon", {"mix": 0.0}), fk.Muon(nesterov=False, moments="average"), fk.Uniform()),
+        (
+            build("fedmuon@released", {"mix": 0.0}),
+            fk.Muon(0.98, scale="original", moments="average", other_rate=2.0, others="reset"),
+            fk.Uniform(),
+        ),
     ):
         check_neutral(one, fk.method("x", gradient=chain, weights=weights), "neutral values")
 

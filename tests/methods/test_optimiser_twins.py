@@ -63,6 +63,7 @@ class Twin:
     """A method as its paper writes it: override what differs from FedAvg with equal weights."""
 
     server_lr = 1.0
+    decay = DECAY
 
     def start(self, i: int) -> None: ...
 
@@ -87,7 +88,7 @@ class Twin:
                 rates = [lr * self.rate(k, steps) for k in range(steps)]
                 for k, rate in enumerate(rates):
                     d = self.direction(i, k, each(lambda h, x, b: h * (x - b), CURVE[i], x, CENTRE[i]), lr)
-                    x = each(lambda x, d: x - rate * (d + DECAY * x), x, d)  # noqa: B023
+                    x = each(lambda x, d: x - rate * (d + self.decay * x), x, d)  # noqa: B023
                 moves[i] = each(lambda x, w: x - w, x, w)
                 self.finish(i, moves[i], rates)
             w = each(lambda w, u: w + self.server_lr * u, w, self.end(moves, lr))
@@ -198,6 +199,7 @@ class Muon(Twin):
     """Momenta of matrices and Adam's of the vector are averaged; the last direction is mixed in."""
 
     nesterov = False
+    other_rate = 1.0
 
     def __init__(self, alpha: float, momentum: float) -> None:
         self.alpha, self.momentum, self.count = alpha, momentum, 0.0
@@ -213,9 +215,12 @@ class Muon(Twin):
         self.v = 0.95 * self.v + 0.05 * g["vector"] ** 2
         t, mu = self.count + k + 1, self.momentum
         ahead = each(lambda m, g: mu * m + (1 - mu) * g if self.nesterov else m, self.m, g)
-        d = {name: 0.2 * np.sqrt(max(g[name].shape)) * orthogonal(ahead[name]) for name in ("matrix", "tall")}
-        d["vector"] = (self.m["vector"] / (1 - 0.9**t)) / (np.sqrt(self.v / (1 - 0.95**t)) + 1e-10)
+        d = {name: self.scale(*g[name].shape) * orthogonal(ahead[name]) for name in ("matrix", "tall")}
+        d["vector"] = self.other_rate * (self.m["vector"] / (1 - 0.9**t)) / (np.sqrt(self.v / (1 - 0.95**t)) + 1e-10)
         return each(lambda d, a: (1 - self.alpha) * d + self.alpha * a, d, self.ahead)
+
+    def scale(self, rows: int, columns: int) -> float:
+        return 0.2 * np.sqrt(max(rows, columns))
 
     def finish(self, i: int, moved: Model, rates: list[float]) -> None:
         self.ends.append((self.m, self.v))
@@ -229,6 +234,26 @@ class Muon(Twin):
 
 def test_fedmuon() -> None:
     agree(build("fedmuon", {"mix": 0.3, "momentum": 0.8}), Muon(0.3, 0.8))
+
+
+class ReleasedMuon(Muon):
+    """Nesterov, the scale of the first Muon, Adam's moments of the vector anew, and the decay mixed as the step is."""
+
+    nesterov, other_rate = True, 2.0
+
+    def __init__(self, alpha: float, momentum: float) -> None:
+        super().__init__(alpha, momentum)
+        self.decay = (1 - alpha) * DECAY
+
+    def start(self, i: int) -> None:
+        self.m, self.v, self.count = self.shared | {"vector": np.zeros(3)}, np.zeros(3), 0.0
+
+    def scale(self, rows: int, columns: int) -> float:
+        return np.sqrt(max(1, rows / columns))
+
+
+def test_fedmuon_as_released() -> None:
+    agree(build("fedmuon@released", {"mix": 0.3, "momentum": 0.8}), ReleasedMuon(0.3, 0.8))
 
 
 class LocalMuon(Muon):
@@ -287,6 +312,13 @@ class Swa(Twin):
         return (1 - k / steps) + k / steps * self.rho
 
 
+class ReleasedSwa(Twin):
+    """η_k = 2 η (1 − k/K), and the server averages."""
+
+    def rate(self, k: int, steps: int) -> float:
+        return 2 * (1 - k / steps)
+
+
 class MoSwa(Swa):
     """With control variates whose common one is a running mean over participants."""
 
@@ -310,6 +342,7 @@ class MoSwa(Swa):
 
 def test_fedswa() -> None:
     agree(build("fedswa", {"rho": Swa.rho}), Swa())
+    agree(build("fedswa@released"), ReleasedSwa())
 
 
 def test_fedmoswa() -> None:

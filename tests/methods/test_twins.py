@@ -217,3 +217,20 @@ def test_fednsam_looks_ahead_and_climbs_back() -> None:
         return w + m
 
     agree("fednsam", {"gamma": gamma, "rho": rho}, twin(direction, combine))
+
+
+def test_fednsam_as_released_starts_ahead_and_keeps_no_momentum() -> None:
+    gamma, rho, decay = 0.8, 0.1, 0.01
+    w, m, expected = np.ones(2), np.zeros(2), []
+    for t, selected in enumerate(SCHEDULE):
+        lr, moves, sent = 0.1 * 0.9**t, {}, w + gamma * m
+        for i in selected:
+            x = sent
+            for _ in range(SIZES[i]):
+                g = slope(i, x)
+                x = x - lr * (slope(i, x + rho * g / (np.linalg.norm(g) + 1e-7)) + decay * x)
+            moves[i] = x - sent
+        m = (1 + gamma) * alike(moves)
+        w = w + m
+        expected.append(w)
+    agree("fednsam@released", {"gamma": gamma, "rho": rho}, np.array(expected))

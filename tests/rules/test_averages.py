@@ -181,6 +181,13 @@ def test_scores_digest_model_and_export_are_of_the_deployed_model(fedkeel, tmp_p
     assert all(torch.equal(exported[name], leaf) for name, leaf in run.params.items())
     plain = run.server["params"].named()
     assert not all(torch.equal(exported[name], leaf) for name, leaf in plain.items())
+    assert fedkeel("export", "model", one["folder"], "p.safetensors", "--which", "plain").code == 0
+    exported = load_file(tmp_path / "p.safetensors")
+    assert all(torch.equal(exported[name], leaf) for name, leaf in plain.items())
+    refused = fedkeel("export", "model", one["folder"], "x.safetensors", "--which", "plane")
+    assert refused.code == 2
+    assert "this run keeps no model: plane" in refused.err
+    assert "did you mean 'plain'?" in refused.err
     assert run.best == max(run.curve("accuracy"))
     assert run.curve("plain_accuracy")
 

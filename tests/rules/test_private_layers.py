@@ -80,7 +80,7 @@ def test_it_is_the_method_on_the_shared_layers_and_plain_steps_on_the_private_on
 
 REFUSED = (
     "fedsol", "fedgmt", "fedgmt@released", "fedlaw", "ditto", "feddyn@released", "fedlesam-d@released",
-    "fedspeed@released", "fedsmoo@released", "fedadamw", "fedmuon", "fedpac",
+    "fedspeed@released", "fedsmoo@released", "fedadamw", "fedmuon", "fedmuon@released", "fedpac",
 )  # fmt: skip
 
 

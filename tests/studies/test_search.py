@@ -74,6 +74,18 @@ def test_an_objective_is_a_part_too():
     assert fk.Experiment(dataset="digits", method=method).plan.method == written
 
 
+def test_fields_of_an_optimiser_and_of_a_schedule_are_drawn_on_both_sides():
+    grid = {"lr": [0.01], "optimizer.beta2": [0.9, 0.99], "schedule.warmup": [0, 1]}
+    search = Search.load(BASE | {"grid": grid, "optimizer": "adamw", "schedule": "cosine", "candidates": 99})
+    for side in (COMPOSED, PUBLISHED):
+        drawn = search.draw(side)
+        made = [(one.experiment.optimizer, one.experiment.plan.schedule.warmup) for one in drawn]
+        assert {(rule.beta2, warmup) for rule, warmup in made} == {(0.9, 0), (0.9, 1), (0.99, 0), (0.99, 1)}
+        assert drawn[0].label.endswith("lr=0.01 optimizer.beta2=0.9 schedule.warmup=0")
+    with pytest.raises(fk.ExperimentError, match="the cosine schedule has no field: warmp"):
+        Search.load(BASE | {"schedule": "cosine", "grid": {"schedule.warmp": [1]}})
+
+
 def test_both_sides_get_as_many_tries_and_no_try_twice():
     search = Search.load(BASE)
     for side in (COMPOSED, PUBLISHED):

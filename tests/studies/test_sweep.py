@@ -11,7 +11,7 @@ from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.optimiser_grids import describe_grid
-from fedkeel.studies.sweep import Sweep, finals, tune, tune_all, unequal
+from fedkeel.studies.sweep import Sweep, finals, settings_of, tune, tune_all, unequal
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}
@@ -380,7 +380,7 @@ def test_each_optimiser_is_tuned_on_its_own_rates():
     swept = {"grid": {"optimizer": ["sgd", "adamw", {"name": "muon", "scale": "original"}]}, "methods": {"fedavg": {}}}
     sweep = Sweep.load(BASE | swept)
     assert [sweep.grids[name]["lr"] for name in ("fedavg", "adamw+fedavg", "muon+fedavg")] == [
-        (0.01, 0.03, 0.1, 0.3), (1e-4, 3e-4, 1e-3, 3e-3), (3e-4, 1e-3, 3e-3, 1e-2),
+        (0.01, 0.03, 0.1, 0.3), (1e-4, 3e-4, 1e-3, 3e-3), (3e-3, 1e-2, 3e-2, 1e-1),
     ]  # fmt: skip
     execute, asked = landscape(lambda e: -abs(math.log(e.plan.lr / 1e-3)))
     best = {one.method: dict(one.best)["lr"] for one in tune_all(sweep, execute)}
@@ -402,6 +402,58 @@ def test_rates_that_are_given_stay():
     assert all("lr" not in grid for grid in plain.grids.values())
     fixed = Sweep.load(BASE | {"lr": 0.1, "methods": {"adamw+fedavg": {}}})
     assert dict(fixed.grids["adamw+fedavg"]) == {}
+
+
+def test_fields_of_an_optimiser_are_swept():
+    """They go to the optimisers that have them; without a grid of optimisers, to the experiment's."""
+    grid = {"lr": [0.01], "optimizer": ["sgd", "adamw", "lion"], "optimizer.beta2": [0.9, 0.99], "optimizer.eps": 1e-6}
+    sweep = Sweep.load(BASE | {"grid": grid, "methods": {"fedavg": {}}})
+    assert {name: {*grid} - {"lr"} for name, grid in sweep.grids.items()} == {
+        "fedavg": set(), "adamw+fedavg": {"method.beta2", "method.eps"}, "lion+fedavg": {"method.beta2"},
+    }  # fmt: skip
+    assert describe_grid(sweep.grids["lion+fedavg"]) == "beta2 0.9, 0.99"
+    nested = Sweep.load(
+        BASE | {"grid": {"optimizer": {"name": "adamw", "beta2": [0.9, 0.99]}}, "methods": {"fedavg": {}}}
+    )
+    assert nested.grids["adamw+fedavg"]["method.beta2"] == (0.9, 0.99)
+    for given in ("adamw", {"name": "adamw", "beta1": 0.5}):
+        own = Sweep.load(BASE | {"optimizer": given, "methods": {"fedavg": {"optimizer.beta2": [0.9, 0.99]}}})
+        assert describe_grid(own.grids["fedavg"]) == "lr 0.0001, 0.0003, 0.001, 0.003; optimizer.beta2 0.9, 0.99"
+        made = own.experiment("fedavg", settings_of(own.grids["fedavg"])[1], 0).optimizer
+        assert made == fk.AdamW(beta1=0.9 if given == "adamw" else 0.5, beta2=0.99)
+
+
+def test_fields_of_a_schedule_are_swept_in_any_order():
+    for words in (("schedule", "schedule.warmup"), ("schedule.warmup", "schedule")):
+        values = {"schedule": ["cosine", "linear"], "schedule.warmup": [0, 1]}
+        sweep = Sweep.load(BASE | {"grid": {word: values[word] for word in words}, "methods": {"fedavg": {}}})
+        made = [sweep.experiment("fedavg", one, 0).plan.schedule for one in settings_of(sweep.grids["fedavg"])]
+        assert {(type(one).__name__, one.warmup) for one in made} == {
+            ("CosineRate", 0), ("CosineRate", 1), ("LinearRate", 0), ("LinearRate", 1),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "grid", "line", "hint"),
+    [
+        ({}, {"optimizer": ["adamw"], "optimizer.beta3": [0.9]}, "of these optimizers has a field: beta3", "beta2"),
+        ({}, {"optimizer": ["adamw"], "optimizer.lr": [0.1]}, "of these optimizers has a field: lr", "a key of the"),
+        ({}, {"optimizer": ["sgd"], "optimizer.beta1": [0.1]}, "none of these optimizers has a field", "SGD has none"),
+        ({}, {"optimizer": ["adamw"], "optimizer.beta2": ["x"]}, "beta2 of method adamw.fedavg must be a number", ""),
+        ({"optimizer": "adamw"}, {"optimizer.lr": [0.1]}, "optimizer adamw has no field: lr", "a key of the"),
+        ({"optimizer": "adamw"}, {"optimizer.beta2": [2.0]}, "beta2 of rule AdamW must lie in", ""),
+        ({}, {"optimizer.beta2": [0.9]}, "an optimizer is a name, or a table with one", 'optimizer = "adamw"'),
+        ({}, {"schedule.warmup": [1, 2]}, "schedule needs its name", "cosine"),
+        ({"schedule": "cosine"}, {"schedule.warmp": [1]}, "the cosine schedule has no field: warmp", "warmup"),
+        ({"schedule": "cosine"}, {"schedule.warmup": ["x"]}, "warmup of the cosine schedule must be a whole", ""),
+        ({"schedule": "cosine"}, {"schedule.warmup": [99]}, "the warm-up of schedule takes 99 rounds", "warmup = 1"),
+        ({}, {"evaluation.part": [1]}, "every method gets the same evaluation", "give it once"),
+    ],
+)  # fmt: skip
+def test_a_field_that_does_not_fit_is_refused(base, grid, line, hint):
+    with pytest.raises(fk.FedkeelError, match=line) as refused:
+        Sweep.load(BASE | base | {"grid": grid, "methods": {"fedavg": {}}})
+    assert hint in (refused.value.hint or "")
 
 
 def test_an_optimiser_is_swept_once():

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.models.adapters import lora
+
 CLASSES = 3
 
 
@@ -374,6 +376,7 @@ NETWORKS = {
     "U-Net": (UNet, IMAGE),
     "shared weights": (Shared, TOKENS),
     "a frozen base with an adapter": (FrozenBase, IMAGE),
+    "low-rank adapters": (lambda: lora(mlp(), 2, alpha=3, on="0"), VECTOR),
     "a number as a weight, standardised convolution": (Scaled, IMAGE),
     "two inputs": (TwoInputs, ((3, 8, 8), (2,))),
     "two outputs": (TwoOutputs, VECTOR),

@@ -24,7 +24,13 @@ def model(
     run: Annotated[Path, argument(metavar="RUN", help="A run's folder.")],
     file: Annotated[Path, argument(metavar="FILE.safetensors", help="Where to write the weights.")],
     trust: Trusting = False,
-    which: Annotated[str, option(metavar="NAME", help="last, or best: the one that --keep best has kept.")] = "last",
+    which: Annotated[
+        str,
+        option(
+            metavar="NAME",
+            help="last; best: the one that --keep best has kept; plain: the one that ema+ and swa+ average.",
+        ),
+    ] = "last",
 ) -> None:
     """Write the trained server model of a run as a safetensors file: the one that was evaluated.
 

@@ -152,7 +152,7 @@ def usage(error: Any) -> tuple[str, str]:
     path = error.ctx.command_path if error.ctx is not None else "fedkeel"
     message = error.format_message().splitlines()[0]
     if isinstance(error, CLICK.NoSuchOption) and error.ctx is not None:
-        known = [name for parameter in error.ctx.command.params for name in parameter.opts]
+        known = [name for one in error.ctx.command.params for name in one.opts if name.startswith("-")]
         return f"{path} has no option: {error.option_name}", f"{nearest(error.option_name, known, 'options')}"
     group = error.ctx.command if error.ctx is not None else None
     if isinstance(group, TyperGroup) and message.startswith("No such command"):

@@ -19,14 +19,11 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import name_optimiser
-from fedkeel.runs.experiment import Experiment, note_new_default
+from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.text import split_words
 from fedkeel.written_values import parse_value, read_toml
 
 MOST_SEEDS = 1000
-
-TABLES = ("epochs", "evaluation", "optimizer", "schedule", "server_schedule")
-"""Keys whose fields are set one by one; a text is the name in such a table."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +71,9 @@ def read_request(request: Request) -> list[Asked]:
         if path[0] == "method" and len(path) == 2:
             hyper[path[1]] = value
         elif path[0] == "partition" and len(path) > 1:
-            data["partition"] = with_field(read_partition(data), path[1:], value)
+            data["partition"] = with_deep_field(read_partition(data), path[1:], value)
         elif path[0] in TABLES and len(path) == 2:
-            before = data.get(path[0])
-            table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else None
-            data[path[0]] = with_field(table, path[1:], value)
+            data = with_field(data, *path, value)
         elif len(path) > 1:
             raise ExperimentError(
                 f"an experiment has no part: {'.'.join(path)}",
@@ -219,10 +214,10 @@ def as_table(given: Any) -> dict[str, Any]:
     return parse_partition(given) if isinstance(given, str) else dict(given or {})
 
 
-def with_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+def with_deep_field(given: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """The table with one field, perhaps inside another table, changed."""
     table, (name, *rest) = as_table(given), path
-    return table | {name: with_field(table.get(name), rest, value) if rest else value}
+    return table | {name: with_deep_field(table.get(name), rest, value) if rest else value}
 
 
 def check_keys(data: Mapping[str, Any], methods: Sequence[Any], trust: Trust) -> None:

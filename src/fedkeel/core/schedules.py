@@ -41,7 +41,8 @@ class Schedule(ABC):
         """Return this schedule for a run of so many rounds; refuse one that does not fit, where `key` names it."""
         if self.warmup >= rounds:
             raise ExperimentError(
-                f"the warm-up of {key} takes {self.warmup} rounds, and the run has {rounds}.", f"{key}.warmup = 5"
+                f"the warm-up of {key} takes {self.warmup} rounds, and the run has {rounds}.",
+                f"{key}.warmup = {min(5, rounds - 1)}",
             )
         fitted = self.lengthen(rounds, key)
         if not _is_positive(fitted, rounds - 1):

@@ -244,22 +244,27 @@ def cosine(a: Tree, b: Tree) -> Tensor:
 
 def stack(states: list[Any]) -> Any:
     """Join client states slot by slot on a new leading client axis."""
-    return _pytree.tree_map(lambda *leaves: _stack_leaves(leaves), *states)
+    first = states[0]
+    if type(first) is dict and all(state.keys() == first.keys() for state in states):
+        return {name: stack([state[name] for state in states]) for name in first}
+    if type(first) is Tree and all(state.layout is first.layout for state in states):
+        return Tree(_stack_leaves(*(state.buffer for state in states)), first.layout)
+    # PyTorch's own walk takes ten times as long
+    return _stack_leaves(*states) if isinstance(first, Tensor) else _pytree.tree_map(_stack_leaves, *states)
 
 
-def _stack_leaves(leaves: tuple[Tensor, ...]) -> Tensor:
-    """Stack leaves; rows that `Stacking` has already put side by side are not copied."""
+def _stack_leaves(*leaves: Tensor) -> Tensor:
+    """Stack leaves; rows that already lie side by side, as those of one stack do, are not copied."""
     whole = leaves[0]._base
     if whole is not None and whole.shape == (len(leaves), *leaves[0].shape):
-        pairs = zip(leaves, whole.unbind(), strict=True)
-        if all(leaf._base is whole and leaf.data_ptr() == row.data_ptr() for leaf, row in pairs):
+        start, step = whole.data_ptr(), whole.stride(0) * whole.element_size()
+        if all(leaf._base is whole and leaf.data_ptr() == start + i * step for i, leaf in enumerate(leaves)):
             return whole
     return torch.stack(leaves)
 
 
 class Stacking:
-    """Stack states as they arrive: each is copied into its row at once, so that the original can be freed, and `stack`
-    of all the rows takes no further memory."""
+    """Stack states as they arrive: each is copied into its row at once and can be freed; `stack` of rows is free."""
 
     def __init__(self, clients: int):
         self.clients, self.slots = clients, cast(Any, None)
@@ -269,11 +274,6 @@ class Stacking:
         if self.slots is None:
             self.slots = _pytree.tree_map(lambda leaf: leaf.new_empty((self.clients, *leaf.shape)), state)
         return _pytree.tree_map(lambda slot, leaf: slot[i].copy_(leaf), self.slots, state)
-
-
-def unstack(state: Any, i: int) -> Any:
-    """Client i's state. A copy: a view would keep the whole stack alive."""
-    return _pytree.tree_map(lambda leaf: leaf[i].clone(), state)
 
 
 def where(mask: Tensor, new: Any, old: Any) -> Any:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeel.randomness import FIRST, bits, key, keys_below
+from fedkeel.randomness import FIRST, bits, key, keys_below, keys_of_each
 
 ROW = np.uint64(FIRST)
 
 
-def plan_batches(of: int, size: int, batch_size: int, steps: int, taken: int | None = None) -> list[NDArray[np.int64]]:
-    """The samples of each local step, by their numbers within the client's own data; `of` is the plan's key.
+Plan = list[NDArray[np.int64]]
+"""The samples of each local step, by their numbers within the client's own data."""
+
+
+def plan_clients(keys: Sequence[int], size: int, batch_size: int, steps: int, taken: int | None = None) -> list[Plan]:
+    """Plan the steps of clients with as many samples each, by the key of each.
 
     Each epoch is a fresh random order cut into batches, of which the last, partial one is kept; the last epoch is cut
     short where so many steps end within it. `taken`: how many samples an epoch takes, where not all.
     """
     taken = size if taken is None else taken
     passes = -(-steps // max(-(-taken // batch_size), 1))
-    orders = bits(keys_below(passes, of, "epoch"), size).argsort(axis=-1, kind="stable")
-    return [order[start : start + batch_size] for order in orders for start in range(0, taken, batch_size)][:steps]
+    every = bits(keys_of_each(passes, keys, "epoch"), size).argsort(axis=-1, kind="stable")
+    starts = range(0, taken, batch_size)
+    return [[order[start : start + batch_size] for order in orders for start in starts][:steps] for orders in every]
 
 
 def sample_keys(of: int, step: int, rows: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from fedkeel.core.method import Method, Phase
 from fedkeel.core.round import init_client
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite
-from fedkeel.data.batches import plan_batches
+from fedkeel.data.batches import plan_clients
 from fedkeel.data.clients import Rows
 from fedkeel.errors import RunError
 from fedkeel.problems.task import Scores, Task
@@ -140,22 +140,44 @@ def evaluate_all(engine: Engine, models: Iterable[ScoreRequest]) -> list[list[Sc
     return list(starmap(engine.evaluate, models)) if many is None else many(models)
 
 
-def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
-    """Gather what the server knows of a client without a rule's report."""
-    size = float(task.clients.sizes[client])
-    facts = {"size": lr.new_tensor(size), "steps": lr.new_tensor(float(steps)), "lr": lr}
+def stack_facts(task: Task, clients: Sequence[int], steps: Sequence[int], lr: Tensor) -> State:
+    """Gather what the server knows of clients without a rule's report; `lr` has one rate for each."""
+
+    def column(values: Iterable[float]) -> Tensor:
+        return lr.new_tensor([float(value) for value in values])
+
+    facts = {"size": column(task.clients.sizes[client] for client in clients), "steps": column(steps), "lr": lr}
     if "client" in task.asks:
-        facts["client"] = lr.new_tensor(float(client))
-    return facts | ({"histogram": task.histogram(client).to(lr)} if "histogram" in task.asks else {})
+        facts["client"] = column(clients)
+    if "histogram" in task.asks:
+        facts["histogram"] = torch.stack([task.histogram(client).to(lr) for client in clients])
+    return facts
+
+
+def client_facts(task: Task, client: int, steps: int, lr: Tensor) -> State:
+    """Gather the same of one client."""
+    return {name: fact[0] for name, fact in stack_facts(task, [client], [steps], lr.reshape(1)).items()}
 
 
 def plan_rows(task: Task, training: Training, round: int, client: int, number: int, phase: Phase) -> list[Rows]:
     """Choose the rows of its data that a client sees in each step of phase `number`."""
-    size, taken = int(task.clients.sizes[client]), task.epoch_size(client, training.batch_size)
-    steps = training.steps_of(phase, round, client, taken)
-    of = training.key("batches", round, client, number)
-    rows = plan_batches(of, size, training.batch_size, steps, taken)
-    return rows[:1] * len(rows) if phase.same_batch else rows
+    return plan_rows_of_each(task, training, round, [client], number, phase)[0]
+
+
+def plan_rows_of_each(
+    task: Task, training: Training, round: int, clients: Sequence[int], number: int, phase: Phase
+) -> list[list[Rows]]:
+    """Do the same for several clients, those with as many samples at once."""
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for client in clients:
+        size, taken = int(task.clients.sizes[client]), task.epoch_size(client, training.batch_size)
+        alike.setdefault((size, taken, training.steps_of(phase, round, client, taken)), []).append(client)
+    plans: dict[int, list[Rows]] = {}
+    for (size, taken, steps), members in alike.items():
+        keys = [training.key("batches", round, client, number) for client in members]
+        planned = plan_clients(keys, size, training.batch_size, steps, taken)
+        plans |= zip(members, planned, strict=True)
+    return [plans[client][:1] * len(plans[client]) if phase.same_batch else plans[client] for client in clients]
 
 
 def sent_steps(method: Method, lengths: Sequence[int]) -> int:

@@ -18,15 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
+from fedkeel.kernels import adapted, recurrent
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
-from fedkeel.kernels import recurrent
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
 from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
+from fedkeel.models.adapters import adapt_linear
 from fedkeel.models.text import scan_lstm
 from fedkeel.randomness import key_words
 
@@ -49,6 +50,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
+    adapt_linear: adapted.adapt_linear,
     scan_lstm: recurrent.scan_lstm,
     recurrent.step_gru: recurrent.scan_gru,
 }
@@ -127,7 +129,8 @@ class StackedFunctions(KeyedDropout):
                 made = COMPOSITES[func](*args, **kwargs)
             if made is not None:
                 return made
-        self.tally["vmapped", name_of(func)] += 1
+        if name_of(func) in COSTLY and self.concerns_clients((args, kwargs)):
+            self.tally["vmapped", name_of(func)] += 1
         return func(*self.ready(args), **self.ready(kwargs))
 
     # ---- values ----------------------------------------------------------------------------------------------------
@@ -149,6 +152,17 @@ class StackedFunctions(KeyedDropout):
         if isinstance(result, PendingNorm):
             return self.stand_in(result)
         return map_tensors(partial(put_back, level=self.level), result)
+
+    def concerns_clients(self, given: Any) -> bool:
+        """Whether some tensor among arguments has a client axis; without one, a function is called once for all."""
+        found: list[Tensor] = []
+
+        def note(value: Tensor) -> Tensor:
+            found.append(value)
+            return value
+
+        map_tensors(note, given)
+        return any(id(value) in self.pending or take_off(value, self.level)[1] for value in found)
 
     def operand(self, value: Tensor) -> Operand:
         name = self.names.get(id(value))
@@ -254,7 +268,7 @@ def map_tensors(f: Callable[[Tensor], Any], given: Any) -> Any:
 
 def name_of(func: Callable[..., Any]) -> str:
     name = str(getattr(func, "__name__", func))
-    return {"scan_lstm": "lstm", "step_gru": "gru"}.get(name, name)
+    return {"scan_lstm": "lstm", "step_gru": "gru", "adapt_linear": "linear with adapter"}.get(name, name)
 
 
 def changes_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

@@ -120,13 +120,16 @@ def _rescale(
 @triton.jit
 def _slopes(
     dy, y, x, mean, inverse, scale, shift, dgain, dbias, dz_out, rows, chunks, turns, CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope."""
+    """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope.
+
+    GROUP: so many channels share a mean and its 1 / std.
+    """
     client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     of = client * CHANNELS + channel
-    middle, factor, lift = tl.load(mean + of), tl.load(scale + of), tl.load(shift + of)
+    middle, factor, lift = tl.load(mean + of // GROUP), tl.load(scale + of // GROUP), tl.load(shift + of // GROUP)
     level, tilt = tl.zeros((BLOCK, WIDE), dtype=tl.float32), tl.zeros((BLOCK, WIDE), dtype=tl.float32)
     for turn in range(turns):
         row = (chunk * turns + turn) * BLOCK + tl.arange(0, BLOCK)
@@ -144,7 +147,7 @@ def _slopes(
         level += dz
         tilt += dz * (v - middle[None, :])
     place = (client * chunks + chunk) * CHANNELS + channel
-    tl.store(dgain + place, tl.sum(tilt, 0) * tl.load(inverse + of))
+    tl.store(dgain + place, tl.sum(tilt, 0) * tl.load(inverse + of // GROUP))
     tl.store(dbias + place, tl.sum(level, 0))
 
 
@@ -247,7 +250,7 @@ def rescale_gradient(
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     _slopes[(chunks, clients, channels // wide)](
         dy, y, x, stats.mean, stats.inverse, stats.scale, stats.shift, parts[0], parts[1], dx if dz is None else dz,
-        rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4
+        rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, GROUP=1, SHORTCUT=joins, RELU=relu, num_warps=4
     )  # fmt: skip
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, chunks, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64

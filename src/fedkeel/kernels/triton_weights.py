@@ -24,7 +24,10 @@ def _pack(
     client = tl.program_id(1).to(tl.int64)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (out, in), flat
     tap = tl.arange(0, PADDED)
-    source = (tap // COLUMNS + first_row) * kernel_columns + tap % COLUMNS + first_column
+    if TAPS == FULL:  # reads then lie side by side, which Triton sees and turns through shared memory
+        source = tap
+    else:
+        source = (tap // COLUMNS + first_row) * kernel_columns + tap % COLUMNS + first_column
     there = (pair < pairs)[:, None] & (tap < TAPS)[None, :]
     value = tl.load(weight + client * row_stride + pair[:, None] * FULL + source[None, :], mask=there, other=0.0)
     out = pair // inner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedkeel.core.method import Method, method
-from fedkeel.ranges import Count, NonNegative, PositiveShare, ShareBelowOne
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, ShareBelowOne
 from fedkeel.rules import (
     AlongMomentum,
     BySize,
@@ -11,11 +11,13 @@ from fedkeel.rules import (
     MomentumVariates,
     OwnHeavyBall,
     RateWithin,
+    Sam,
     ServerMomentum,
+    StartAhead,
     Uniform,
 )
 
-__all__ = ["ghbm", "localghbm", "fedhbm", "fednsam", "fedswa", "fedmoswa"]
+__all__ = ["ghbm", "localghbm", "fedhbm", "fednsam", "fednsam_released", "fedswa", "fedswa_released", "fedmoswa"]
 
 
 def ghbm(beta: NonNegative = 0.9, tau: Count = 10) -> Method:
@@ -54,10 +56,23 @@ def fednsam(gamma: ShareBelowOne = 0.85, rho: NonNegative = 0.05) -> Method:
     Paper: known by its abstract only. Released code: three forms, none of them this; the first looks ahead nowhere,
     since it skips parameters whose gradient has just been reset, and is FedAvgM; the last starts clients at w_t + γ m
     as FedACG, takes SAM's two passes and moves by (1 + γ) Δ without momentum. Here: reconstructed from the optimiser
-    class that the authors ship, y = w + γ m − ρ m / ‖m‖.
+    class that the authors ship, y = w + γ m − ρ m / ‖m‖; fednsam@released is the last form.
     """
     perturb, server = [AlongMomentum(gamma, rho)], [ServerMomentum(gamma)]
     return method("fednsam", perturb=perturb, weights=Uniform(), server=server, papers=["fednsam"])
+
+
+def fednsam_released(gamma: ShareBelowOne = 0.85, rho: NonNegative = 0.05) -> Method:
+    """FedNSAM as last released: FedSAM from a model ahead of the server's, which moves by (1 + γ) Δ.
+
+    gamma = 0 is FedSAM. rho = 0 takes the gradient at w.
+
+    Paper: see fednsam. Released code: γ = 0.85 and ρ = 0.05 are fixed, whatever the command says; a loop over the
+    wrong dictionary sets m to (1 + γ) Δ, so that nothing builds up; clients start at w_t + γ m, and their updates are
+    taken from there. Here: as released; clip and decay are the experiment's.
+    """
+    perturb, server = [Sam(rho)], [StartAhead(gamma)]
+    return method("fednsam@released", perturb=perturb, weights=Uniform(), server=server, papers=["fednsam", "sam"])
 
 
 def fedswa(rho: NonNegative = 0.1, server_lr: NonNegative = 1.5) -> Method:
@@ -66,10 +81,24 @@ def fedswa(rho: NonNegative = 0.1, server_lr: NonNegative = 1.5) -> Method:
     rho = 1 with server_lr = 1 is uniform averaging.
 
     Paper: known by two transcriptions: ρ = 0.1, server rate 1.5. Released code: ρ = 0 and twice the rate within a
-    round, and its command doubles the rate once more against the baselines'; the server averages. Here: the paper's;
-    give all methods one rate to compare them.
+    round, and its command doubles the rate once more against the baselines'; the server averages. Here: the paper's,
+    fedswa@released is the other; give all methods one rate to compare them.
     """
     return method("fedswa", gradient=[RateWithin(rho)], weights=Uniform(), server_lr=server_lr, papers=["fedswa"])
+
+
+def fedswa_released(rho: NonNegative = 0.0, peak: Positive = 2.0) -> Method:
+    """FedSWA as released: averaging whose rate falls within each round, from twice the rate to almost none.
+
+    rho = 1 with peak = 1 is uniform averaging.
+
+    Paper: see fedswa. Released code: η_k = 2 η (1 − k / K), so that the mean rate is η (1 + 1 / K); its commands give
+    FedSWA η = 0.2 and the baselines 0.1, so that its mean is twice theirs and its first step four times; it takes all
+    batches where the baselines stop at 50 steps; the server does not go beyond the average. Here: as released, at the
+    experiment's rate and steps; lr = 0.2 beside 0.1 gives what its commands compare.
+    """
+    gradient = [RateWithin(rho, peak)]
+    return method("fedswa@released", gradient=gradient, weights=Uniform(), papers=["fedswa"])
 
 
 def fedmoswa(rho: NonNegative = 0.1, gamma: PositiveShare = 0.2, server_lr: NonNegative = 1.5) -> Method:

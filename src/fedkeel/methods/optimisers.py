@@ -22,6 +22,9 @@ OPTIMISERS: dict[str, type[Optimiser] | None] = {
 }  # fmt: skip
 """The optimisers by name; SGD, without momentum, needs no rule."""
 
+RATES = ("lr", "weight_decay")
+"""What other libraries give to the optimiser, and here is the experiment's."""
+
 HINT = 'optimizer = "adamw", or [optimizer] with name = "adamw" and fields such as beta1 = 0.8'
 
 
@@ -48,8 +51,14 @@ def read_optimiser(given: Any, trust: Trust = Trust.TYPED) -> Rule | None:
                 f"optimizer sgd has no field: {next(iter(settings))}", 'with momentum it is name = "momentum"'
             )
         return None
+    if foreign := next((word for word in settings if word in RATES), None):
+        raise ExperimentError(f"optimizer {name} has no field: {foreign}", explain_rate(foreign))
     check_table(kind, settings, ExperimentError, f"optimizer {name}")
     return kind(**settings)
+
+
+def explain_rate(word: str) -> str:
+    return f"it is a key of the experiment: {word}, not optimizer.{word}"
 
 
 def find_optimiser(method: Method) -> Rule | None:

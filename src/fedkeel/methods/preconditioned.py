@@ -14,6 +14,7 @@ from fedkeel.rules import (
     AmongAll,
     BySize,
     ClientMomentum,
+    DecayHere,
     Muon,
     Orthogonal,
     Uniform,
@@ -21,7 +22,7 @@ from fedkeel.rules import (
 )
 from fedkeel.rules.optimisers import Moments
 
-__all__ = ["local_adamw", "local_muon", "fedadamw", "fedmuon", "fedmuon_lmo", "fedpac"]
+__all__ = ["local_adamw", "local_muon", "fedadamw", "fedmuon", "fedmuon_released", "fedmuon_lmo", "fedpac"]
 
 Scale = Literal["match_rms_adamw", "original"]
 
@@ -90,9 +91,36 @@ def fedmuon(
     warm start is skipped where a gradient is None, which is without effect but for frozen parameters; vectors by an
     Adam that is reset; matrices at a rate of their own. Here: the paper's, by Newton–Schulz; moments of vectors are
     averaged too; the decay is that of the experiment, not scaled. The first round runs at 1 − mix of the rate.
+    fedmuon@released is the other.
     """
     rule = Muon(momentum, nesterov, scale=scale, moments="average", without=tuple(without))
     return method("fedmuon", gradient=[rule, ClientMomentum(1 - mix)], weights=Uniform(), papers=["fedmuon", "muon"])
+
+
+def fedmuon_released(
+    mix: ShareBelowOne = 0.5,
+    momentum: ShareBelowOne = 0.98,
+    other_rate: Positive = 2.0,
+    without: tuple[str, ...] = (),
+) -> Method:
+    """FedMuon as released: Nesterov momentum 0.98, an Adam for vectors that begins anew, and a decay that is mixed too.
+
+    mix = 0 mixes nothing in. momentum = 0 orthogonalises the gradient. other_rate = 1 gives vectors the rate of the
+    matrices. `without` names parameters that are no matrices.
+
+    Paper: see fedmuon. Released code: steps at 1 − γ of the rate, decay included, and adds γ times the last direction;
+    momentum is fixed at 0.98, where its local Muon has 0.95; the momentum's warm start is skipped where a gradient is
+    None: in a worker's first round, when there is none to take over, and of frozen parameters. Matrices step by √max(1,
+    rows / columns), convolutions by 1, at half (ResNet-18) or ten times (DeiT) the vectors' rate. Here: as released;
+    lr is the matrices' rate and also that of the decay of vectors; a flat convolution of more rows than columns is
+    scaled as a matrix; frozen parameters do not train at all.
+    """
+    rule = Muon(
+        momentum, nesterov=True, scale="original", moments="average", without=tuple(without), other_rate=other_rate,
+        others="reset",
+    )  # fmt: skip
+    gradient = [rule, DecayHere(), ClientMomentum(1 - mix)]
+    return method("fedmuon@released", gradient=gradient, weights=Uniform(), papers=["fedmuon", "muon"])
 
 
 def fedmuon_lmo(alpha: PositiveShare = 0.9) -> Method:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedkeel.errors import ModelError
 from fedkeel.models.classifier import head as find_head
@@ -50,8 +51,20 @@ class AdaptedLinear(Adapted, nn.Linear):
     """W x + b + (α / r) B A x, of which A and B are trained.  B = 0 is the layer itself.  (LoRA, Hu et al. 2022)"""
 
     def forward(self, x: Tensor) -> Tensor:
-        # scaled where it is narrow
-        return F.linear(x, self.weight, self.bias) + F.linear(self.scale * F.linear(x, self.lora_a), self.lora_b)
+        return adapt_linear(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
+
+
+def adapt_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Apply a linear layer with its adapter; it asks first whether another version of it is wanted."""
+    if has_torch_function((x, weight, a)):
+        found: Tensor = handle_torch_function(adapt_linear, (x, weight, a), x, weight, bias, a, b, scale)
+        return found
+    return apply_with_adapter(x, weight, bias, a, b, scale)
+
+
+def apply_with_adapter(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Compute W x + b + scale · B A x, scaled where it is narrow."""
+    return F.linear(x, weight, bias) + F.linear(scale * F.linear(x, a), b)
 
 
 class AdaptedConv2d(Adapted, nn.Conv2d):

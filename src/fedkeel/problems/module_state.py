@@ -66,7 +66,8 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
             part.eval()
             part.train = MethodType(stay, part)  # type: ignore[method-assign]
         elif isinstance(part, nn.RNNBase):
-            # they are views of the model's one buffer, in another order than cuDNN's
+            # they are views of the model's one buffer, in another order than cuDNN's, or of all clients' at once
+            part.flatten_parameters = leave_weights  # type: ignore[method-assign]
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     return made.train()
 
@@ -79,6 +80,10 @@ def copy_trained(module: nn.Module) -> nn.Module:
 def stay(part: nn.Module, mode: bool = True) -> nn.Module:
     """Train a module that stays in evaluation mode."""
     return part
+
+
+def leave_weights() -> None:
+    """Leave a recurrent layer's weights where they lie, in place of `flatten_parameters`."""
 
 
 def is_frozen(part: nn.Module) -> bool:

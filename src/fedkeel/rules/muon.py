@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from math import prod, sqrt
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedkeel.core.layout import Layout, Shape, segments
-from fedkeel.core.rule import Rule, Setting, State
+from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, Positive, ShareBelowOne
@@ -25,6 +26,8 @@ A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial that Newton–Schulz iter
 SMALLEST = 1e-7  # norm of a matrix
 WIDE = 1.5  # from this ratio of the sides on, steps on the smaller one take less arithmetic
 AT_ONCE = 3  # steps
+TOGETHER = 128  # rows: on a GPU products of fewer take as long
+LARGEST = 3  # blocks that are most of a network
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Muon(Optimiser):
     model, bfloat16 faster and to a few per cent; auto takes bfloat16 where the network computes in it. beta1, beta2 and
     eps are those of the AdamW; other_rate = 1 gives it the same learning rate. moments = reset begins every round anew;
     keep goes on with the client's own; average has the server average and send them. The experiment's weight decay is
-    decoupled: it stands behind.  (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
+    decoupled: it stands behind. others = same treats the AdamW's moments alike; reset begins them anew in every round.
+    (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
     """
 
     momentum: ShareBelowOne = 0.95
@@ -53,6 +57,7 @@ class Muon(Optimiser):
     eps: Positive = 1e-10
     other_rate: Positive = 1.0
     precision: Literal["auto", "full", "bfloat16"] = "auto"
+    others: Literal["same", "reset"] = newer_field("same")
     slots: ClassVar[tuple[str, ...]] = ("muon_m", "muon_adamw_m", "muon_adamw_v")
     counter: ClassVar[str] = "muon_count"
     stackable: ClassVar[bool] = True
@@ -60,6 +65,14 @@ class Muon(Optimiser):
     @property
     def rates(self) -> tuple[float, ...]:  # type: ignore[override]
         return (3e-4, 1e-3, 3e-3, 1e-2) if self.scale == "match_rms_adamw" else (3e-3, 1e-2, 3e-2, 1e-1)
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return super().lasting[:1] if self.others == "reset" else super().lasting
+
+    def count_step(self, client: State, at: Local) -> Tensor:
+        # of the AdamW's moments, which alone are divided by it
+        return super().count_step(client, at) if self.others == "same" else at.step.to(at.params.buffer.dtype) + 1
 
     def settled(self, setting: Setting) -> Rule:
         precision = ("bfloat16" if setting.lowered else "full") if self.precision == "auto" else self.precision
@@ -74,30 +87,41 @@ class Muon(Optimiser):
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         matrices, others = (tree.only(part) for part in split_matrices(tree.layout, self.without))
-        momentum = mix(moments["muon_m"], matrices, self.momentum)
-        ahead = mix(matrices, momentum, 1 - self.momentum) if self.nesterov else momentum
+        mixed, ahead = [], []
+        # block by block: a compiled step then reads gradient and momentum once, and not once more for the matrices
+        for g, old in zip(cut_blocks(matrices), cut_blocks(moments["muon_m"]), strict=True):
+            mixed.append(torch.lerp(old, g, 1 - self.momentum))
+            ahead.append(torch.lerp(g, mixed[-1], self.momentum) if self.nesterov else mixed[-1])
+        momentum = Tree(torch.cat(mixed, -1), matrices.layout)
         m = mix(moments["muon_adamw_m"], others, self.beta1)
         v = mix_squares(moments["muon_adamw_v"], others, self.beta2)
         rest = self.other_rate * divide_moments(m, v, self.beta1, self.beta2, self.eps, count)
-        return join(tree.layout, self.orthogonalise(ahead), rest), {
+        return join(tree.layout, self.orthogonalise(ahead, matrices.layout), rest), {
             "muon_m": momentum, "muon_adamw_m": m, "muon_adamw_v": v,
         }  # fmt: skip
 
-    def orthogonalise(self, tree: Tree) -> Tree:
+    def orthogonalise(self, blocks: Sequence[Tensor], layout: Layout) -> Tree:
         """O of all matrices, times the scale."""
-        axes, given = tree.buffer.shape[:-1], []
-        for offset, leaves, shape in tree.layout.blocks:
-            rows = tree.buffer.narrow(-1, offset, leaves * prod(shape)).reshape((-1, shape[0], prod(shape[1:])))
-            x = rows.to(torch.bfloat16) if self.precision == "bfloat16" else rows
+        given = []
+        for block, (_, _, shape) in zip(blocks, layout.blocks, strict=True):
+            flat = block.to(torch.bfloat16) if self.precision == "bfloat16" else block
+            x = flat.reshape((-1, shape[0], prod(shape[1:])))
             given.append(x.mT if is_tall(shape) else x)
         pieces = []
-        for (_, leaves, shape), x in zip(tree.layout.blocks, orthogonalise_wide(given, self.steps), strict=True):
+        together = TOGETHER if blocks[0].is_cuda else 0
+        orthogonal = orthogonalise_wide(given, self.steps, together)
+        for block, (_, _, shape), x in zip(blocks, layout.blocks, orthogonal, strict=True):
             high, wide = shape[0], prod(shape[1:])
             scale = 0.2 * sqrt(max(high, wide)) if self.scale == "match_rms_adamw" else sqrt(max(1, high / wide))
-            turned = scale * (x.mT if is_tall(shape) else x)
-            pieces.append(turned.reshape((*axes, leaves * high * wide)))
-        # joined before they are widened: half as many bytes
-        return Tree(torch.cat(pieces, -1).to(tree.buffer.dtype), tree.layout)
+            pieces.append((scale * (x.mT if is_tall(shape) else x)).reshape(block.shape))
+        # the small ones first, since a compiled step reads a few large ones from where they lie; widened only then
+        few = [torch.cat(pieces[:-LARGEST], -1), *pieces[-LARGEST:]] if len(pieces) > LARGEST else pieces
+        return Tree(torch.cat(few, -1).to(blocks[0].dtype), layout)
+
+
+def cut_blocks(tree: Tree) -> list[Tensor]:
+    """Cut a tree into its blocks of one shape: `[..., numbers]` each."""
+    return [tree.buffer.narrow(-1, offset, leaves * prod(shape)) for offset, leaves, shape in tree.layout.blocks]
 
 
 def is_tall(shape: Shape) -> bool:
@@ -128,40 +152,49 @@ def split_matrices(layout: Layout, without: Patterns) -> tuple[Layout, Layout]:
     return layout.only(is_matrix), layout.only(lambda name: not is_matrix(name))
 
 
-def orthogonalise_wide(matrices: Sequence[Tensor], steps: int) -> list[Tensor]:
+def orthogonalise_wide(matrices: Sequence[Tensor], steps: int, together: int = 0) -> list[Tensor]:
     """Newton–Schulz on stacks `[matrices, rows, columns]`, no more rows than columns, each matrix first divided by its
     norm: X ← Q X, Q = a I + b P + c P², P = X Xᵀ.
 
     Where there are more columns than rows, three steps and then two are made at once on the smaller P, which a step
     takes to Q P Q: half the arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular
     values, are lost in rounding and grow tenfold with every step. The result is as accurate as that of single steps;
-    with five at once it is not. Stacks with as many rows share the products of their P.
+    with five at once it is not. Stacks with as many rows share the products of their P; so do all stacks of up to
+    `together` rows, each P filled up with zeros.
     """
     found = list(matrices)
     alike: dict[tuple[int, bool], list[int]] = {}
     for i, x in enumerate(found):
-        alike.setdefault((x.shape[-2], x.shape[-1] >= WIDE * x.shape[-2]), []).append(i)
+        rows = together if x.shape[-2] < together else x.shape[-2]
+        alike.setdefault((rows, x.shape[-1] >= WIDE * x.shape[-2]), []).append(i)
     for (_, wide), members in alike.items():
+        most = max(found[i].shape[-2] for i in members)
         stretches = [min(AT_ONCE, steps - done) for done in range(0, steps, AT_ONCE)] if wide else [1] * steps
         for number, stretch in enumerate(stretches):
-            p = torch.cat([found[i] @ found[i].mT for i in members])
+            p = torch.cat([fill_up(found[i] @ found[i].mT, most) for i in members])
             if number == 0:
                 square = p.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.promote_types(p.dtype, torch.float32))
                 inverse = 1 / square.clamp(min=SMALLEST**2)[:, None, None]  # of ‖X‖² = tr X Xᵀ
-                q = (inverse.sqrt() * make_polynomials((inverse * p).to(p.dtype), stretch)).to(p.dtype)
+                q = make_polynomials((inverse * p).to(p.dtype), stretch, inverse.sqrt())
             else:
                 q = make_polynomials(p, stretch)
             for i, part in zip(members, q.split([len(found[i]) for i in members]), strict=True):
-                found[i] = part @ found[i]
+                rows = found[i].shape[-2]
+                found[i] = part[:, :rows, :rows] @ found[i]
     return found
 
 
-def make_polynomials(p: Tensor, steps: int) -> Tensor:
-    """The product of the Q of some steps, which all commute."""
-    one = A * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-    product = q = one + B * p + C * (p @ p)
-    for _ in range(steps - 1):
-        p = q @ p @ q
+def fill_up(p: Tensor, rows: int) -> Tensor:
+    """Add zeros to square matrices up to a number of rows: the products of what they hold stay what they are."""
+    missing = rows - p.shape[-1]
+    return pad(p, (0, missing, 0, missing)) if missing else p
+
+
+def make_polynomials(p: Tensor, steps: int, factor: Tensor | float = 1.0) -> Tensor:
+    """The product of the Q of some steps, which all commute, times a factor."""
+    one, all_q = A * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device), []
+    for left in reversed(range(steps)):
         q = one + B * p + C * (p @ p)
-        product = q @ product
-    return product
+        all_q.append(q if left else (factor * q).to(p.dtype))  # the factor takes no pass of its own
+        p = q @ p @ q if left else p
+    return reduce(torch.matmul, all_q)

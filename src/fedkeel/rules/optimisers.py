@@ -48,25 +48,35 @@ class Optimiser(Rule):
     def first_moments(self, params: Tree) -> State:
         return {name: params.zeros() for name in self.slots}
 
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Names of the moments that the policy is about; the others begin every round anew."""
+        return () if self.moments == "reset" else self.slots
+
     def round_slots(self, params: Tree) -> State:
-        return {} if self.moments == "keep" else self.first_moments(params)
+        kept = self.lasting if self.moments == "keep" else ()
+        return {name: slot for name, slot in self.first_moments(params).items() if name not in kept}
 
     def client_slots(self, params: Tree) -> State:
-        return self.first_moments(params) | {self.counter: params.scalar()} if self.moments == "keep" else {}
+        return self.lasting_slots(params) if self.moments == "keep" else {}
 
     def server_slots(self, params: Tree) -> State:
-        return self.first_moments(params) | {self.counter: params.scalar()} if self.moments == "average" else {}
+        return self.lasting_slots(params) if self.moments == "average" else {}
+
+    def lasting_slots(self, params: Tree) -> State:
+        first = self.first_moments(params)
+        return {name: first[name] for name in self.lasting} | {self.counter: params.scalar()}
 
     def broadcast(self, message: State, server: State) -> State:
         if self.moments != "average":
             return message
-        return message | {name: server[name] for name in (*self.slots, self.counter)}
+        return message | {name: server[name] for name in (*self.lasting, self.counter)}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        if self.moments == "keep":
-            return params, client
-        first = message if self.moments == "average" else self.first_moments(params)
-        return params, client | {name: first[name] for name in self.slots}
+        anew = [name for name in self.slots if name not in self.lasting]
+        first = self.first_moments(params) if anew else {}
+        sent = {name: message[name] for name in self.lasting} if self.moments == "average" else {}
+        return params, client | {name: first[name] for name in anew} | sent
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         count = self.count_step(client, at)
@@ -85,13 +95,13 @@ class Optimiser(Rule):
         sends = self.moments == "average" and "delta" in report and self.counter not in report
         if not sends:
             return report, client
-        return report | {name: client[name] for name in self.slots} | {self.counter: at.steps}, client
+        return report | {name: client[name] for name in self.lasting} | {self.counter: at.steps}, client
 
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         if self.moments != "average":
             return update, server
         weights = reports["weights"] / reports["weights"].sum()
-        averaged = {name: reports[name].average(weights) for name in self.slots}
+        averaged = {name: reports[name].average(weights) for name in self.lasting}
         return update, server | averaged | {
             self.counter: server[self.counter] + (weights * reports[self.counter]).sum()
         }

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedkeel.core.rule import Rule
+from fedkeel.core.rule import Rule, newer_field
 from fedkeel.core.schedules import Schedule
-from fedkeel.ranges import NonNegative
+from fedkeel.ranges import NonNegative, Positive
 
 __all__ = ["RateWithin"]
 
 
 @dataclass(frozen=True)
 class RateWithin(Rule):
-    """Let the rate fall within each round, and begin anew in the next: η_k = η (1 − (1 − ρ) k / K).
+    """Let the rate fall within each round, and begin anew in the next: η_k = η p (1 − (1 − ρ) k / K).
 
-    rho = 1 keeps it. Its place in the chain does not matter: a rate scales clip, decay and corrections alike.
-    (FedSWA, Liu et al. 2025)
+    rho = 1 keeps it. peak = 1 begins a round with the experiment's rate: p times it. Its place in the chain does not
+    matter: a rate scales clip, decay and corrections alike.  (FedSWA, Liu et al. 2025)
     """
 
     rho: NonNegative
+    peak: Positive = newer_field(1.0)
 
     def scale_rate(self, round: int, done: float) -> float:
-        return 1.0 - (1.0 - self.rho) * done
+        return self.peak * (1.0 - (1.0 - self.rho) * done)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from fedkeel.core.rule import Local, Rule, State, newer_field, require
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne, Whole
 
-__all__ = ["Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "Trajectory", "WarmUp"]
+__all__ = [
+    "Extrapolate", "GlobalSharpness", "ServerAdam", "ServerMomentum", "Shrink", "StartAhead", "Trajectory", "WarmUp"
+]  # fmt: skip
 
 Form = Literal["heavy-ball", "ema", "nesterov"]
 SecondMoment = Literal["adam", "yogi", "adagrad"]
@@ -130,6 +132,27 @@ class GlobalSharpness(Rule):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         server = server | ({"round": server["round"] + 1} if self.warmup else {})
         return update, server | {"pseudo_gradient": server["pseudo_gradient"] | -reports["update"]}
+
+
+@dataclass(frozen=True)
+class StartAhead(Rule):
+    """Send the model ahead along its last move, w_t + γ v, and move it by v = (1 + γ) Δ, while the server keeps w_t.
+
+    gamma = 0 sends w_t and moves by Δ; the first round has no last move. v does not build up: it is no momentum.
+    (FedNSAM's code)
+    """
+
+    gamma: ShareBelowOne = 0.85
+
+    def server_slots(self, params: Tree) -> State:
+        return {"last_move": params.zeros()}
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"params": message["params"] + self.gamma * server["last_move"]}
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        move = (1 + self.gamma) * update
+        return move, server | {"last_move": server["last_move"] | move}
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,17 @@ def note_new_default(data: Mapping[str, Any]) -> None:
         log.warning("%s", changed)
 
 
+TABLES = ("epochs", "evaluation", "optimizer", "schedule", "server_schedule")
+"""Keys whose fields are set one by one; a text is the name in such a table."""
+
+
+def with_field(data: Mapping[str, Any], key: str, field: str, value: Any) -> dict[str, Any]:
+    """The data of an experiment with one field of a table changed: schedule.warmup of schedule = "cosine"."""
+    before = data.get(key)
+    table = {"name": before} if isinstance(before, str) else before if isinstance(before, Mapping) else {}
+    return {**data, key: {**table, field: value}}
+
+
 def from_python(value: Any) -> bool:
     """Whether it is only known by its digest."""
     return isinstance(value, Recorded) or (isinstance(value, str) and value.startswith(PYTHON))

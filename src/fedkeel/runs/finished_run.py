@@ -79,12 +79,17 @@ class Run:
         return deploy(self.plan.method, self.server) if self.chosen is None else self.chosen
 
     def at(self, which: str) -> Run:
-        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"."""
+        """Return the run as it stood when a model was kept: "best", where KeepBest kept one, or "last"; or with "plain"
+        for what is deployed: the model that is trained, where the last is an average."""
         if which == "last":
             return self
-        if not self.kept:
-            raise RequestError(f"this run keeps no {which} model.", "train with --keep best, or fk.KeepBest()")
-        kept = self.kept[require_known(which, [*self.kept, "last"], "this run keeps no model", "models")]
+        if which == "plain":
+            return replace(
+                self, chosen={name: self.server[name] for name in ("params", "buffers") if name in self.server}
+            )
+        if which == "best" and not self.kept:
+            raise RequestError("this run keeps no best model.", "train with --keep best, or fk.KeepBest()")
+        kept = self.kept[require_known(which, [*self.kept, "last", "plain"], "this run keeps no model", "models")]
         model = self.unwritten.get(which)
         if model is None:
             assert self.path is not None

@@ -42,7 +42,7 @@ from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.studies.search_space import Part, compose
-from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of
+from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of, with_setting
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("name", "candidates", "sampler", "first", "keep", "seeds", "grid", "parts", "published")
@@ -70,9 +70,9 @@ class Candidate:
         if self.side == PUBLISHED:
             return f"{self.method} {describe(self.setting)}".strip()
         keys = vars(self.experiment).keys()
-        options = [str(option) for part, option in self.setting if part not in keys and option != NOTHING]
-        values = describe(tuple(pair for pair in self.setting if pair[0] in keys))
-        return ", ".join(part for part in [*options, values] if part)
+        values = tuple(pair for pair in self.setting if pair[0].partition(".")[0] in keys)
+        options = [str(pair[1]) for pair in self.setting if pair not in values and pair[1] != NOTHING]
+        return ", ".join(part for part in [*options, describe(values)] if part)
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Search:
             made = self.sweep.experiment(method, setting, self.seed)
         else:
             named = {part.name for part in self.parts}
-            keys = dict(pair for pair in setting if pair[0] not in named)
-            data = dict(self.base) | keys | {"seed": self.seed, "method": compose(self.parts, setting, self.name)}
-            made = Experiment.read(data, trust=self.sweep.trust)
+            keys = tuple(pair for pair in setting if pair[0] not in named)
+            data = dict(self.base) | {"seed": self.seed, "method": compose(self.parts, setting, self.name)}
+            made = Experiment.read(with_setting(data, keys), trust=self.sweep.trust)
         method_of(made.plan, self.task)
         return Candidate(side, method, setting, made)
 

@@ -13,6 +13,7 @@
     "method.mu" = [0.001, 0.01, 0.1]
 
 A grid of `optimizer` makes a method of each: adamw+fedavg, muon+fedavg … Without an `lr`, each has its own rates.
+Fields are written as in `--set`: "optimizer.beta2" = [0.99, 0.999], "schedule.warmup" = [1, 5].
 With sampler = "optuna", values between the ends of each grid are proposed instead (`pip install 'fedkeel[sweep]'`).
 When the best setting lies on the edge of a grid, the next value there is tried, as long as the budget lasts and an
 experiment takes the value. Then methods with smaller grids try values between those around their best one, until all
@@ -32,7 +33,7 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import Experiment, note_new_default
+from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
 from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
@@ -95,21 +96,17 @@ class Sweep:
 
     def experiment(self, method: str, setting: Setting, seed: int) -> Experiment:
         """Make the experiment of one method with one setting."""
-        data: dict[str, Any] = dict(self.base) | {"seed": seed, "method": {"name": method}}
-        for word, value in setting:
-            part, dot, rest = word.partition(".")
+        for word, _ in setting:
+            part, dot, _ = word.partition(".")
             if part in SAME:
                 raise ExperimentError(f"every method gets the same {part}: no grid varies it.", "give it once, above")
-            if dot and part == "method":
-                data["method"][rest] = value
-            elif word in SHARED:
-                data[word] = value
-            else:
+            if not (word in SHARED or (dot and part in ("method", *TABLES))):
                 own = [f"method.{name}" for name in hyperparameters_of(method, self.trust)]
                 meant = f"method.{word}" if f"method.{word}" in own else word
                 known = [*own, *(name for name in SHARED if name not in SAME)]
                 raise ExperimentError(f"a grid has no key: {word}", nearest(meant, known, "keys"))
-        return Experiment.read(data, trust=self.trust)
+        data = dict(self.base) | {"seed": seed, "method": {"name": method}}
+        return Experiment.read(with_setting(data, setting), trust=self.trust)
 
     @property
     def tuned(self) -> set[str]:
@@ -127,6 +124,15 @@ def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
         if not values:
             raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
     return found
+
+
+def with_setting(data: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """The data of an experiment with the values of a setting; fields enter into what the keys give."""
+    made = dict(data) | {word: value for word, value in setting if "." not in word}
+    for word, value in setting:
+        key, dot, name = word.partition(".")
+        made = with_field(made, key, name, value) if dot else made
+    return made
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ from fedkeel.data.prepare import Preparation
 from fedkeel.engines.engine import Training
 from fedkeel.engines.scoring import KernelNetwork, Scorer, merge_parts
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap
+from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap, unstack
 from fedkeel.engines.stacked.early_finishers import DropFinished
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
@@ -458,3 +458,17 @@ def test_whole_runs_agree() -> None:
     for one, other in zip(runs[0].history, runs[1].history, strict=True):
         assert all(np.allclose(one[name], other[name], rtol=0, atol=1e-12) for name in one)
     assert [record.accuracy for record in runs[0].records] == [record.accuracy for record in runs[1].records]
+
+
+def test_reports_are_rows_of_one_stack_and_states_are_copies() -> None:
+    """What the server stacks again is not copied twice; what a client keeps does not keep the others' alive."""
+    one = Tree.of({"w": torch.arange(4.0)})
+    whole = {"tree": stack([1.0 * one, 2.0 * one, 3.0 * one]), "n": torch.arange(3)}
+    rows, copies = unstack(whole, 3, copy=False), unstack(whole, 3, copy=True)
+    assert stack(rows)["tree"].buffer.data_ptr() == whole["tree"].buffer.data_ptr()
+    for state in (rows, copies):
+        assert torch.equal(state[1]["tree"].buffer, 2 * torch.arange(4.0))
+        assert int(state[2]["n"]) == 2
+    kept = {copy["tree"].buffer.untyped_storage().nbytes() for copy in copies}
+    assert kept == {16}
+    assert unstack({}, 2, copy=True) == [{}, {}]

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 
 from fedkeel.core.method import Method
 from fedkeel.core.round import Lift
-from fedkeel.core.rule import LOCAL_STAGES, is_stackable
+from fedkeel.core.rule import LOCAL_STAGES, State, is_stackable
 from fedkeel.core.trees import Tree, tensors
 from fedkeel.errors import MethodError
 
@@ -62,6 +62,18 @@ def add_client_axis(state: Any, clients: int) -> Any:
         return slot.expand(clients) if isinstance(slot, Tensor) and slot.dim() == 0 else slot
 
     return _pytree.tree_map(expand, state, is_leaf=lambda slot: isinstance(slot, Tree))
+
+
+def unstack(state: State, clients: int, *, copy: bool) -> list[State]:
+    """Return each client's state: copies, or rows that keep the whole stack alive and are stacked again for nothing."""
+
+    def split(slot: Any) -> list[Any]:
+        if isinstance(slot, Tree):
+            return [Tree(row, slot.layout) for row in split(slot.buffer)]
+        return [row.clone() if copy else row for row in slot.unbind()]
+
+    columns = {name: split(slot) for name, slot in state.items()}
+    return [{name: column[i] for name, column in columns.items()} for i in range(clients)]
 
 
 def choose_lift(method: Method, device: torch.device) -> Lift:

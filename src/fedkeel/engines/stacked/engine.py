@@ -14,21 +14,21 @@ from torch import Tensor
 from fedkeel.core.method import Method
 from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
-from fedkeel.core.trees import Tree, stack, unstack
+from fedkeel.core.trees import Tree, stack
 from fedkeel.engines.clock import Clock
 from fedkeel.engines.engine import (
     ClientOutcome,
     ScoreRequest,
     Training,
-    client_facts,
     client_state,
     mean_scale,
     scale_rates,
     sent_steps,
+    stack_facts,
 )
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.engines.scoring import Scorer
-from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift
+from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift, unstack
 from fedkeel.engines.stacked.early_finishers import DropFinished
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
@@ -154,14 +154,15 @@ class StackedEngine:
             plan_stack(self.store, self.training, round, clients, number, phase)
             for number, phase in enumerate(self.method.phases)
         ]
-        lengths = [[int((p.sizes[:, c] > 0).sum()) for p in phases] for c in range(len(clients))]
+        lengths = list(zip(*((p.sizes > 0).sum(0).tolist() for p in phases), strict=True))
         taken = [sent_steps(self.method, own) for own in lengths]
-        scales = [scale_rates(self.method, round, own) for own in lengths]
+        alike = {own: scale_rates(self.method, round, own) for own in set(lengths)}
+        scales = [alike[own] for own in lengths]
         for steps, of_phase in zip(phases, zip(*scales, strict=True), strict=True):
             steps.set_scales(of_phase)
-        means = [mean_scale(self.method, *given) for given in zip(lengths, scales, strict=True)]
-        rates = rate.expand(len(clients)) * rate.new_tensor(means)
-        facts = stack([client_facts(self.task, *given) for given in zip(clients, taken, rates, strict=True)])
+        means = {own: mean_scale(self.method, own, scale) for own, scale in alike.items()}
+        rates = rate.expand(len(clients)) * rate.new_tensor([means[own] for own in lengths])
+        facts = stack_facts(self.task, clients, taken, rates)
         state = stack(list(states))
         self.seconds.add("data", time.perf_counter() - began)
         began = time.perf_counter()
@@ -171,7 +172,8 @@ class StackedEngine:
             message_axis=axis
         )  # fmt: skip
         report, state = add_client_axis(report, len(clients)), add_client_axis(state, len(clients))
-        outcomes = [ClientOutcome(client, unstack(report, i), unstack(state, i)) for i, client in enumerate(clients)]
+        reports, states = unstack(report, len(clients), copy=False), unstack(state, len(clients), copy=True)
+        outcomes = [ClientOutcome(*given) for given in zip(clients, reports, states, strict=True)]
         self.seconds.add("training", time.perf_counter() - began)
         return outcomes
 

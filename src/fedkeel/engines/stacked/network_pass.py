@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from torch import Tensor, nn
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
-from fedkeel.kernels.function_mode import COSTLY
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
@@ -72,9 +73,8 @@ class NetworkReport:
         """Return what runs in which way, and what that costs."""
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
-        kinds = {kind: {n: c for (k, n), c in self.tally.items() if k == kind} for kind in ("stacked", "vmapped")}
-        vmapped = {name: count for name, count in kinds["vmapped"].items() if name in COSTLY}
-        found = {"stacked": _list(kinds["stacked"]) or "nothing"}
+        stacked, vmapped = ({n: c for (k, n), c in self.tally.items() if k == of} for of in ("stacked", "vmapped"))
+        found = {"stacked": _list(stacked) or "nothing"}
         if vmapped:
             found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
         if self.looped:
@@ -123,6 +123,21 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
     return at.into
 
 
+REASONS = {
+    "data-dependent control flow": "a turn that it takes depends on data",
+    ".item()": "it reads a number out of a tensor",
+    "Cannot access data pointer": "it takes numbers out of tensors, as numpy() and tolist() do",
+    "dynamic shape": "a shape depends on data, as it does with a mask as index, nonzero or unique",
+    "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
+    "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
+    "random operation": "it draws random numbers otherwise than by dropout",
+    "accessing `data`": "it writes into the data of a tensor",
+    "inplace arithmetic": "it writes into a tensor that it has made itself",
+    "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
+}
+"""What PyTorch says of what vmap cannot do, and what that is in plain words."""
+
+
 @contextmanager
 def explain_unstackable() -> Iterator[None]:
     """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
@@ -130,9 +145,20 @@ def explain_unstackable() -> Iterator[None]:
         with without_turns():
             yield
     except RuntimeError as error:
-        if "vmap" not in str(error):
+        first = str(error).split("\n", 1)[0]
+        reason = next((words for part, words in REASONS.items() if part in first), first)
+        if reason is first and "vmap" not in first:
             raise
         raise ModelError(
-            f"this model cannot be stacked: {str(error).splitlines()[0]}",
-            "use --engine serial, which computes in float32",
+            f"this model cannot be stacked: {reason}{find_place(error)}",
+            "use --engine auto or serial, which then trains one client after another, in float32",
         ) from error
+
+
+def find_place(error: BaseException) -> str:
+    """Say where in a user's own code an error has come from."""
+    others = (Path(torch.__file__).parent, Path(__file__).parents[2])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in others):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""

@@ -17,7 +17,7 @@ from fedkeel.core.trees import state_bytes
 from fedkeel.data.batches import sample_keys_of_steps
 from fedkeel.data.clients import Rows, Sample, join_rows
 from fedkeel.data.prepare import Preparation, widen_labels
-from fedkeel.engines.engine import Training, plan_rows, step_keys
+from fedkeel.engines.engine import Training, plan_rows_of_each, step_keys
 from fedkeel.problems.task import Task
 
 
@@ -185,19 +185,19 @@ def plan_stack(
     """Plan a phase: the same rows and the same draws as if each client were alone."""
     task = store.task
     random = task.needs_keys or any(rule.random for rule in phase.rules)
-    plans = [plan_rows(task, training, round, client, number, phase) for client in clients]
+    plans = plan_rows_of_each(task, training, round, clients, number, phase)
     steps, wide = max(map(len, plans)), max(len(rows) for plan in plans for rows in plan)
     index = np.zeros((steps, len(clients), wide), dtype=np.int64)
     sizes = np.zeros((steps, len(clients)), dtype=np.int64)
     seeds = np.zeros(index.shape, dtype=np.uint64) if task.augments else None
     keys = torch.zeros(sizes.shape, dtype=torch.int64)
     for c, (client, plan) in enumerate(zip(clients, plans, strict=True)):
-        of, count = training.key("samples", round, client, number), len(plan)
+        count = len(plan)
         sizes[:count, c] = [len(rows) for rows in plan]
-        rows = np.stack([fill_rows(rows, wide) for rows in plan])
+        rows = np.array([fill_rows(rows, wide) for rows in plan])
         index[:count, c], index[count:, c] = store.offsets[client] + rows, store.offsets[client] + rows[0, 0]
         if seeds is not None:
-            seeds[:count, c] = sample_keys_of_steps(of, rows)
+            seeds[:count, c] = sample_keys_of_steps(training.key("samples", round, client, number), rows)
         if random:
             keys[:count, c] = step_keys(training, round, client, number, count)
     prepare = task.problem.prepare
