@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedkeel as fk
+from fedkeel.analysis.filtered import by
 from fedkeel.analysis.spectrum import (
     band_distances,
     band_drift,
@@ -16,7 +17,6 @@ from fedkeel.analysis.spectrum import (
     layer_divergence,
 )
 from fedkeel.core.trees import Tree, stack
-from fedkeel.studies.diagnose import by
 
 CLIENTS, BANDS = 4, 5
 

@@ -12,10 +12,11 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.papers import PAPERS, QUESTIONS, find, ledger
 from fedkeel.papers.claim_verdicts import decide_claims
-from fedkeel.papers.claims import EXPECTED, read_claims
+from fedkeel.papers.claims import EXPECTED, find_claimed_tracks, read_claims
 from fedkeel.papers.claims_page import find_full_length, page
 from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import chosen, settings_of
+from fedkeel.papers.spectra import READINGS
 
 ROOT = Path(__file__).parents[2]
 CELLS = {(f"{cell.paper}:{cell.table}", cell.row, cell.column): cell for p in PAPERS for cell in find(p)}
@@ -49,7 +50,7 @@ def test_every_paper_has_claims_that_say_what_decides_them():
     assert {claim.paper for claim in read_claims().values()} == set(PAPERS) - {QUESTIONS}
     for claim in read_claims().values():
         assert claim.expects in EXPECTED
-        assert claim.measure in ("numbers", "gradients", "bytes")
+        assert claim.measure in ("numbers", "gradients", "bytes", "spectra")
         assert bool(claim.comparisons) != bool(claim.unmeasured), claim.name
         assert claim.says.endswith(".")
         assert claim.where
@@ -187,6 +188,61 @@ def test_a_claim_is_confirmed_by_all_and_contradicted_by_one():
         == "confirmed"
     )
     assert verdict(rows(table, "cifar100, 0.1", **{"FedFFT-D": [42.0, 42.1], "FedDyn": [42.0, 42.0]})) == "contradicted"
+
+
+# ---- spectra -------------------------------------------------------------------------------------------------------
+BANDS = {"low": [9.0, 2.0, 2.0, 1.0], "even": [2.0, 2.0, 2.0, 2.0], "high": [1.0, 1.0, 1.0, 9.0]}
+
+
+def looked_at(*seeds, **changes):
+    """Runs of FedAvg on SpecGradFilter's clients, whose seeds have these bands by round."""
+    return [
+        entry(*GAIN[1:2], "FedAvg", GAIN[2], 40.0, seed, spectra={"gradient-spectrum/distance": by_round}, **changes)
+        for seed, by_round in enumerate(seeds)
+    ]
+
+
+def low_band(lines):
+    return finding("gradient-drift", lines, "lowest band"), finding("gradient-drift", lines, "lower half")
+
+
+def test_disagreement_in_low_frequencies_is_read_off_the_spectra_of_all_seeds():
+    low, even, high = BANDS.values()
+    band, half = low_band(looked_at({"30": low}, {"30": [8.0, 2.0, 2.0, 1.0]}, {"30": low}))
+    assert band.interval.mean == pytest.approx((4.5 + 4.0 + 4.5) / 3)
+    assert half.interval.mean == pytest.approx((11 / 14 + 10 / 13 + 11 / 14) / 3)
+    assert (band.verdict, half.verdict, band.looked_at) == ("confirmed", "confirmed", (30,))
+    band, half = low_band(looked_at({"30": high}, {"30": high}))
+    assert (band.verdict, half.verdict) == ("contradicted", "contradicted")
+    band, half = low_band(looked_at({"30": even}, {"30": low}))
+    assert (band.verdict, half.verdict) == ("undecided", "undecided")  # the interval allows both
+    band, _ = low_band(looked_at({"30": low}))
+    assert (band.verdict, band.reason) == ("undecided", "one seed")
+    band, _ = low_band(rows(GAIN[1], GAIN[2], FedAvg=[50.0, 51.0]))
+    assert (band.verdict, band.reason) == ("undecided", "no spectra: FedAvg, cifar10, 0.1")
+
+
+def test_seeds_are_compared_at_the_rounds_that_all_of_them_tracked():
+    low, high = BANDS["low"], BANDS["high"]
+    lines = looked_at({"30": low, "60": high}, {"30": low}, rounds=120)
+    band, _ = low_band(lines)
+    assert (band.looked_at, band.interval.mean, band.verdict) == ((30,), pytest.approx(4.5), "confirmed")
+    assert low_band(looked_at({"30": low}, {"60": low}))[0].reason.startswith("no spectra")
+    shorter = looked_at({"30": high}, rounds=30)  # of the same seed, with fewer of the rounds
+    assert low_band([*lines, *shorter])[0].interval == low_band([*shorter, *lines])[0].interval == band.interval
+    for empty in ([], [1.0], [0.0, 0.0], [1.0, -1.0]):
+        assert low_band(looked_at({"30": empty}, {"30": low}))[0].verdict == "undecided"
+
+
+def test_the_runs_of_a_claim_about_spectra_track_them():
+    claim = read_claims()["gradient-drift"]
+    assert find_claimed_tracks("claims:gradient-drift") == list(claim.track)
+    assert find_claimed_tracks("claims") == find_claimed_tracks("fedfft:1") == find_claimed_tracks("claims:none") == []
+    for name in ("gradient-drift", "perturbation-drift"):
+        claim = read_claims()[name]
+        assert claim.row.split("/")[0] in [track.partition("@")[0] for track in claim.track]
+        assert len(claim.comparisons) == len(READINGS)
+        assert f"claims:{name} --seeds 0,1,2 --rounds {claim.rounds} --skip-done" in page([])
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def test_rounds_that_a_short_run_does_not_reach_give_way_to_its_own_moments():
 def test_a_run_of_a_figure_serves_the_other_figures_of_its_cells():
     """FedSAM on CIFAR-10 at 0.1 is in FedFFT's figures 1, 4, 7 and 8."""
     assert find_needs(find_figure("fedfft:figure-4")) == (["perturbation-spectrum"], "best")
-    assert find_needs(find_figure("specgradfilter:figure-1")) == (["gradient-spectrum@30+60+90+120"], None)
+    both = ["gradient-spectrum@30+60+90+120", "gradient-divergence@30"]
+    assert find_needs(find_figure("specgradfilter:figure-1")) == (both, None)
     assert find_needs(None) == ([], None)
 
 
@@ -74,12 +75,28 @@ def test_cells_are_tracked_kept_and_analysed_as_asked(tmp_path, capsys):
     assert "analysing" not in again  # what the folder has is not taken again
 
 
+@pytest.mark.slow
+def test_runs_of_a_claim_are_done_once_the_ledger_has_their_spectra(tmp_path, capsys):
+    claim = ["claims:gradient-drift", "--skip-done", "--dry-run"]
+    assert tiny(tmp_path, "specgradfilter:I", "--cell", "FedAvg, cifar10, 0.1") == 0  # tracks nothing
+    assert tiny(tmp_path, *claim) == 0
+    assert "1 run of 1 cell;" in capsys.readouterr().out
+    other = tmp_path / "other"
+    assert tiny(other, "claims:gradient-drift") == 0
+    capsys.readouterr()
+    assert tiny(other, *claim) == 0
+    assert "0 runs of 1 cell;" in capsys.readouterr().out
+    (line,) = (other / "tiny" / "ledger.jsonl").read_text().splitlines()
+    assert "gradient-spectrum/distance" in json.loads(line)["spectra"]
+
+
 CHARTS = {
     "fedfft:figure-1": ["perturbation-spectrum-1", "perturbation-spectrum-2", "perturbation-spectrum-3"],
     "fedfft:figure-4": ["perturbations-pca", "features-pca", "parameters-pca"],
     "fedfft:figure-7": ["landscape-surface-1", "landscape-surface-2", "landscape-surface-3"],
     "fedfft:figure-8": ["landscape-above", "hessian"],
     "specgradfilter:figure-1": ["gradient-spectrum"],
+    "specgradfilter:figure-2": ["gradient-divergence"],
     "fedwmsam:figure-5": ["samples-tsne", "client-samples-tsne"],
 }
 

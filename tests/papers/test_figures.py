@@ -145,7 +145,7 @@ def test_a_dry_run_shows_settings_and_what_the_paper_leaves_open(capsys, tmp_pat
     words = ["--dry-run", "--ledger", str(tmp_path / "none.jsonl")]
     assert call(["reproduce", "fedfsa:1", "--cell", "FedFSA, cifar10, Dir 0.5", "--seeds", "paper", *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "3 runs of 1 cells" in said
+    assert "3 runs of 1 cell;" in said
     for told in (
         "alpha=0.5",
         "rho=0.1 rho_larger=0.2 top=2",

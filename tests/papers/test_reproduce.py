@@ -262,7 +262,7 @@ def test_the_command_runs_shortens_skips_and_writes_the_page(tmp_path, capsys):
     asked = ["reproduce", "fedfft:1", "--cell", "FedAvg, cifar10, 0.1", "--rounds", "2", "--ledger", str(book)]
     asked += ["--out", str(out), "--engine", "serial", "--no-progress", *small]
     assert call([*asked, "--dry-run"]) == 0
-    assert "1 runs of 1 cells" in capsys.readouterr().out
+    assert "1 run of 1 cell;" in capsys.readouterr().out
     assert not book.exists()
     assert call([*asked, "--rounds", "0"]) == 2
     assert "at least 1: 0" in capsys.readouterr().err
@@ -434,7 +434,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     counts = [sum(d.verdict == word for d in decisions) for word in ("confirmed", "contradicted", "undecided")]
     counted = all(d.claim.measure != "numbers" for d in decisions if d.verdict == "confirmed")
     all_counted = "all by counting gradients or bytes, " * counted
-    assert f"Of {len(decisions)} claims {counts[0]} are confirmed, {all_counted}{counts[1]} is contradicted" in said
+    be = "is" if counts[1] == 1 else "are"
+    assert f"Of {len(decisions)} claims {counts[0]} are confirmed, {all_counted}{counts[1]} {be} contradicted" in said
     assert f"and {counts[2]} are undecided" in said
     lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.1", "confirmed")
     reported = f"{found.comparison.reported:.2f}"
@@ -447,6 +448,10 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"the gradient filter leads plain FedDyn {lead} {ends})" in said
     lead, ends, found = sure("fft-over-feddyn", "FedFFT-D − FedDyn, cifar10, 0.1", "contradicted")
     assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.comparison.reported:.2f}" in said
+    for other in ("MoFedSAM", "FedSpeed"):
+        _, _, found = sure("fsa-over-baselines", f"FedFSA − {other}, cifar10, Dir 0.5", "contradicted")
+        by = f"{-found.interval.mean:.2f} ({-found.interval.high:.2f} to {-found.interval.low:.2f})"
+        assert f"behind {other} by {by}" in said
     found = findings["fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1"]
     assert found.reason == "one seed"
     assert f"FedSAM by {found.interval.mean:.2f} (its paper has {found.comparison.reported:.2f})" in said

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import fedkeel as fk
+from fedkeel.studies.diagnose import analyse
+from fedkeel.studies.extent import Extent
 from problems import small_problem
 
 
@@ -70,6 +72,35 @@ def test_objectives_and_metrics_see_logits():
     serial, stacked = (trained(given, engine, method="fedlc") for engine in ("serial", "stacked"))
     assert serial.curve("hits") == serial.curve("accuracy")
     assert all((serial.params[n] - stacked.params[n]).abs().max() < 1e-10 for n in serial.params)
+
+
+def close(one, other):
+    """Whether two diagnostics are the same but for rounding, wherever their numbers stand."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return one == (pytest.approx(other, rel=1e-5, abs=1e-7, nan_ok=True) if isinstance(other, float) else other)
+
+
+def test_samples_by_name_are_analysed_as_those_by_position():
+    """Every diagnostic, and what is tracked of gradients while training."""
+    extent = Extent(clients=3, samples=20, lanczos_steps=4, probes=2, points=3, eigenvalues=2)
+    track = ("gradient-spectrum", "gradient-divergence", "perturbation-spectrum")
+    found = []
+    for given in (problem(by_position, model=Pair()), problem(named, model=Pair("dict"))):
+        exp = fk.Experiment(
+            problem=given, method="fedsam", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05
+        )
+        run = fk.run(exp, engine="serial", dtype=torch.float64, track=track)
+        diagnostics = analyse(run, extent=extent)
+        for kind in diagnostics["embedding"]["kinds"].values():
+            kind.pop("tsne", None)  # rounding moves it
+        found.append(diagnostics | {"tracked": run.records[-1].extra})
+    assert found[0]["cka"]["layers"].keys() == {"a", "b"}
+    assert len(found[0]["tracked"]) > 50
+    for name in found[0]:
+        assert close(found[1][name], found[0][name]), name
 
 
 def test_a_single_input_need_not_have_the_networks_own_name():

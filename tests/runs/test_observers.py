@@ -78,6 +78,16 @@ def bands_by_numpy(rows, bands=10):
     return np.array(pairs) * np.array(empty)[:, None], np.array(alone) * np.array(empty)[:, None], np.array(variance)
 
 
+def slopes_of_clients(problem, weights):
+    """∇f_k of each client at a model, by autograd."""
+    module, slopes = copy.deepcopy(problem.model).double(), []
+    module.load_state_dict(weights)
+    for x, y in problem.clients:
+        loss = torch.nn.functional.cross_entropy(module(x.double()), y)
+        slopes.append(dict(zip(weights, torch.autograd.grad(loss, list(module.parameters())), strict=True)))
+    return slopes
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine):
     """∇f_k at the model that the round began with, taken here by autograd; SAM's perturbation is ρ g / ‖g‖."""
@@ -85,11 +95,7 @@ def test_spectra_of_gradients_and_perturbations_are_those_of_numpy(small, engine
     track = tuple(f"{name}@3" for name in PROBES)
     run = fk.run(exp, engine=engine, dtype=torch.float64, keep_params=True, track=track)
     assert not any(name.startswith(PROBES) for record in run.records[:2] for name in record.extra)
-    module, slopes = copy.deepcopy(small.model).double(), []
-    module.load_state_dict(run.history[1])
-    for x, y in small.clients:
-        loss = torch.nn.functional.cross_entropy(module(x.double()), y)
-        slopes.append(dict(zip(run.params, torch.autograd.grad(loss, list(module.parameters())), strict=True)))
+    slopes = slopes_of_clients(small, run.history[1])
     lengths = [math.sqrt(sum(float(leaf.square().sum()) for leaf in slope.values())) for slope in slopes]
     for kind, scale in zip(PROBES, ([1.0] * len(slopes), [0.3 / length for length in lengths]), strict=True):
         found, expected = run.records[2].extra, {}
@@ -118,6 +124,27 @@ def test_spectra_of_gradients_change_no_result_and_are_taken_at_four_moments(sma
     rounds = [r.round for r in tracked.records if any(name.startswith(PROBES) for name in r.extra)]
     assert rounds == [3, 5, 7, 9]
     assert [record.extra for record in read_rounds(tmp_path / "run")] == [r.extra for r in tracked.records]
+
+
+@pytest.mark.parametrize(("method", "ratio"), [("fedavg", 0.05), ({"name": "fedfft", "ratio": 0.4}, 0.4)])
+def test_divergence_by_layer_is_that_of_numpy_before_and_after_the_filter(small, method, ratio):
+    """Δ_l = mean_k ‖g_l^k − ḡ_l‖ of all frequencies, and without the lowest: the method's own ratio, else 5 %."""
+    exp = experiment(small, method=method, rounds=2, participation=1.0)
+    track = ("gradient-divergence@2",)
+    run = fk.run(exp, engine="serial", dtype=torch.float64, keep_params=True, track=track)
+    assert not [name for name in run.records[0].extra if "divergence" in name]
+    slopes, found = slopes_of_clients(small, run.history[0]), run.records[1].extra
+    layers = [name for name, value in run.params.items() if value.dim() > 1]
+    assert {name.split("/")[2] for name in found if name.startswith("gradient-div")} == {*layers} < {*run.params}
+    for name in layers:
+        rows = np.array([slope[name].flatten().numpy() for slope in slopes])
+        hat = np.fft.rfft(rows, axis=1)
+        hat[:, : int(np.floor(ratio * hat.shape[1] + 1e-9))] = 0
+        for when, part in (("before", rows), ("after", np.fft.irfft(hat, rows.shape[1], axis=1))):
+            far = np.linalg.norm(part - part.mean(0), axis=1).mean()
+            assert found[f"gradient-divergence/{when}/{name}"] == pytest.approx(far, rel=1e-6, abs=1e-12)
+    alone = fk.run(experiment(small, rounds=2, participants=[[2]] * 2), engine="serial", track=track)
+    assert not [name for name in alone.records[1].extra if "divergence" in name]
 
 
 def test_a_perturbation_follows_what_its_client_remembers(toy):

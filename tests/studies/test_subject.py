@@ -8,7 +8,8 @@ import torch
 
 import fedkeel as fk
 from fedkeel.analysis.curvature import gradient, loss_value
-from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, by, measure_landscape, read_diagnostics
+from fedkeel.analysis.filtered import by
+from fedkeel.studies.diagnose import DIAGNOSTICS, analyse, measure_landscape, read_diagnostics
 from fedkeel.studies.embed import features_by_class
 from fedkeel.studies.extent import Extent
 from fedkeel.studies.subject import Subject

@@ -37,15 +37,15 @@ def pairwise_cka(features: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
+def layer_features(module: nn.Module, *inputs: Tensor, **named: Tensor) -> dict[str, Tensor]:
     """Return the output of each layer that has its own parameters, by name, samples first."""
     features: dict[str, Tensor] = {}
-    hooks = []
+    samples, hooks = len(next(iter((*inputs, *named.values())))), []
 
     def keep(name: str, layer: nn.Module) -> None:
         def hook(_layer: nn.Module, given: object, output: object) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, Tensor) and len(first) == len(inputs[0]):
+            if isinstance(first, Tensor) and len(first) == samples:
                 features[name] = first.detach().flatten(1)
 
         hooks.append(layer.register_forward_hook(hook))
@@ -55,7 +55,7 @@ def layer_features(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
             keep(name or type(layer).__name__, layer)
     was_training = module.training
     try:
-        module.eval()(*inputs)
+        module.eval()(*inputs, **named)
     finally:
         module.train(was_training)
         for handle in hooks:

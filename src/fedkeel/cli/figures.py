@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 def needs_folders(figure: Figure) -> bool:
     """Whether a figure shows more than the ledger keeps of a run."""
+    from fedkeel.papers.spectra import KEPT
+
     shown = {panel.measure for panel in figure.panels if panel.kind != "labels"}
-    return bool(figure.analyse or figure.track or shown - {"accuracy", "seconds"})
+    tracked = {track.partition("@")[0] for track in figure.track}
+    return bool(figure.analyse or tracked - KEPT.keys() or shown - {"accuracy", "seconds"})
 
 
 def find_extent(figure: Figure | None, tiny: bool) -> Extent:

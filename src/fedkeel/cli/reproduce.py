@@ -87,6 +87,10 @@ def reproduce(
     claims: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Only write the claims page from the ledger.")
     ] = None,
+    gallery: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Only draw the figures that the ledger has best, with a page of them."),
+    ] = None,
     figures: Annotated[Path, typer.Option(metavar="DIR", help="Where a figure goes, as PNG, SVG and a page.")] = Path(
         "figures"
     ),
@@ -115,15 +119,17 @@ def reproduce(
     from fedkeel.cli.trying import try_choices
     from fedkeel.engines.machine import device_of
     from fedkeel.errors import RequestError, require_known
+    from fedkeel.papers.claims import find_claimed_tracks
     from fedkeel.papers.figures import find_figure, find_needs
     from fedkeel.papers.ledger import check_writable, read
     from fedkeel.papers.matched_rates import matched
     from fedkeel.papers.reproduce import chosen, obstacle, seeds_named, varied
     from fedkeel.papers.shrink import ROUNDS, WORDS, settings_shown, shrink
+    from fedkeel.papers.spectra import has_tracked
     from fedkeel.studies.diagnose import DIAGNOSTICS
 
-    if page is not None or claims is not None:
-        write_pages(page, claims, ledger)
+    if page or claims or gallery:
+        write_pages(page, claims, gallery, ledger)
         return
     if spec is None or list_:
         show_tables(spec)
@@ -132,6 +138,7 @@ def reproduce(
     if figure is None and show_known(spec):
         return
     shown, kept = find_needs(figure)
+    claimed = find_claimed_tracks(spec)
     callbacks = read_callbacks(keep or kept, None, None)
     names = list(dict.fromkeys([*(figure.analyse if figure else ()), *split_words(analyse)]))
     for name in names:
@@ -153,7 +160,8 @@ def reproduce(
     # what shows more than the ledger keeps needs the runs themselves
     more = track or names or keep or (figure and needs_folders(figure))
     wanted = seeds_named(seeds, spec) or list(parse_seeds(seeds))
-    skipped = known if skip_done and not more else []
+    own = [*(figure.track if figure else ()), *claimed]
+    skipped = [one for one in known if has_tracked(one.spectra, one.rounds, own)] if skip_done and not more else []
     if dry_run:
         show_costs(cells, wanted, rounds, known, skipped)
         return
@@ -161,7 +169,7 @@ def reproduce(
     check_writable(ledger)
     # steps are measured by a rule of the method; the record keeps what it reports
     steps = any("MeasureStep" in str(cell.experiment["method"]) for cell in cells)
-    tracked = (*(("state",) if steps else ()), *shown, *tracked)
+    tracked = (*(("state",) if steps else ()), *shown, *claimed, *tracked)
     machine = replace(machine, tracking=Tracking(fit_tracks(tracked, rounds)), callbacks=callbacks)
     failed = 0
     if not draw and (figure is None or figure.needs_runs):

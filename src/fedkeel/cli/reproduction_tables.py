@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedkeel.cli.console import count, stdout, table
 from fedkeel.errors import writing
-from fedkeel.text import duration
+from fedkeel.text import duration, plural
 
 if TYPE_CHECKING:
     from fedkeel.papers import Cell, Table
@@ -36,9 +36,10 @@ def show_tables(spec: str | None) -> None:
     stdout().print(made)
 
 
-def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None:
+def write_pages(results: Path | None, claims: Path | None, gallery: Path | None, ledger: Path) -> None:
     from fedkeel.papers import claims_page, results_page
     from fedkeel.papers.ledger import read_lines
+    from fedkeel.report.gallery import write_gallery
 
     entries = read_lines(ledger, needed=True)
     for path, page in ((results, results_page.page), (claims, claims_page.page)):
@@ -46,6 +47,11 @@ def write_pages(results: Path | None, claims: Path | None, ledger: Path) -> None
             with writing(path):
                 path.write_text(page(entries), encoding="utf-8", newline="\n")
             stdout().print(f"written to {path}")
+    if gallery is not None:
+        with writing(gallery):
+            gallery.mkdir(parents=True, exist_ok=True)
+            for written in write_gallery(entries, gallery):
+                stdout().print(f"written to {written}")
 
 
 def show_costs(
@@ -77,8 +83,9 @@ def show_costs(
         work, time = gradient_evaluations(cell, rounds) * len(left), "–" if like is None else duration(like * len(left))
         made.add_row(name, called, str(cell.experiment["model"]), str(length), str(len(left)), count(work), time, "")
     stdout().print(made)
-    rest = f", and {unknown} cells unlike any run before" if unknown else ""
-    stdout().print(f"{runs} runs of {len(cells)} cells; by the runs in the ledger {duration(total)}{rest}")
+    told = [f"by the runs in the ledger {duration(total)}"] if total or not unknown else []
+    told += [f"{plural(unknown, 'cell')} unlike any run before"] if unknown else []
+    stdout().print(f"{plural(runs, 'run')} of {plural(len(cells), 'cell')}; {', and '.join(told)}")
     show_settings(cells)
 
 

@@ -18,8 +18,8 @@ Track = Annotated[
     str,
     option(
         metavar="A,B,…",
-        help="Measure while training: drift, spectrum, gradient-spectrum, perturbation-spectrum, alpha, radius, "
-        "critical, state; drift@30+60 in the rounds 30 and 60 alone.",
+        help="Measure while training: drift, spectrum, gradient-spectrum, perturbation-spectrum, gradient-divergence, "
+        "alpha, radius, critical, state; drift@30+60 in the rounds 30 and 60 alone.",
         autocompletion=complete_tracks,
     ),
 ]

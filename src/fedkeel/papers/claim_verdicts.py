@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedkeel.analysis.intervals import Interval, difference_interval
+from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
 from fedkeel.papers.claims import Claim, Comparison, find_claimed_cells, read_claims
 from fedkeel.papers.ledger import Entry, keep_newest, standing
-from fedkeel.papers.reproduce import gradient_evaluations
+from fedkeel.papers.reproduce import gradient_evaluations, runs_of
+from fedkeel.papers.spectra import Reading, read_common_rounds
 from fedkeel.papers.verdicts import Judgement, judge
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
@@ -18,7 +19,8 @@ EXACT = 0.005  # two ratios of counts that differ by less are the same
 @dataclass(frozen=True)
 class Finding:
     """A comparison as the ledger has it: each side's runs, the measured difference (`at_least`: some run of the first
-    side never reached the target, and counts as one round more than it had), and a verdict with its reason."""
+    side never reached the target, and counts as one round more than it had; `looked_at`: the rounds whose spectra it is
+    about), and a verdict with its reason."""
 
     comparison: Comparison
     sides: tuple[Judgement, ...]
@@ -26,6 +28,7 @@ class Finding:
     verdict: str
     reason: str = ""
     at_least: bool = False
+    looked_at: tuple[int, ...] = ()
 
     @property
     def entries(self) -> list[Entry]:
@@ -38,8 +41,7 @@ class Finding:
     @property
     def gradients(self) -> int:
         """Gradient evaluations of all its runs."""
-        run = [side for side in self.sides if side.entries]
-        return sum(gradient_evaluations(side.cell, side.rounds) * len(side.entries) for side in run)
+        return sum(gradient_evaluations(side.cell, entry.rounds) for side in self.sides for entry in side.entries)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,16 @@ def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
     counted = standing(keep_newest(entries))
     sides = {one.cell.place: one for one in judge(find_claimed_cells(), counted)}
-    found = [(claim, [_find(claim, one, sides) for one in claim.comparisons]) for claim in read_claims().values()]
+    found = [
+        (
+            claim,
+            [
+                _read_spectra(claim, one, one.reading, counted) if one.reading else _find(claim, one, sides)
+                for one in claim.comparisons
+            ],
+        )
+        for claim in read_claims().values()
+    ]
     return [Decision(claim, tuple(findings)) for claim, findings in found]
 
 
@@ -77,6 +88,21 @@ def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, 
         return Finding(comparison, sides, None, UNDECIDED, "not run")
     same = comparison.reported is not None and abs(count - comparison.reported) < EXACT
     return Finding(comparison, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
+
+
+def _read_spectra(claim: Claim, comparison: Comparison, reading: Reading, entries: Sequence[Entry]) -> Finding:
+    """Judge a number of one cell's spectra, at the rounds that every seed has."""
+    ((_, cell),) = comparison.terms
+    runs: dict[int, Entry] = {}
+    for run in sorted(runs_of(cell, entries), key=lambda run: len(run.spectra.get(claim.row, ()))):
+        if claim.row in run.spectra:
+            runs[run.seed] = run  # the one with the most rounds comes last
+    rounds, values = read_common_rounds({seed: run.spectra for seed, run in runs.items()}, claim.row, reading.read)
+    side = Judgement(cell, tuple(runs[seed] for seed in values), tuple(values.values()))
+    if not values:
+        return Finding(comparison, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
+    interval = paired_interval([*values.values()])
+    return Finding(comparison, (side,), interval, *_decide(claim, comparison, interval), looked_at=tuple(rounds))
 
 
 def _count_gradients(sides: Sequence[Judgement]) -> float | None:
@@ -104,7 +130,7 @@ def _compare(claim: Claim, comparison: Comparison, sides: tuple[Judgement, ...])
     numbers = [{seed: value for seed, value in side.items() if value is not None} for side in values]
     interval = difference_interval(list(zip(signs, numbers, strict=True)))
     at_least = any(sign > 0 and None in side.values for sign, side in zip(signs, sides, strict=True))
-    verdict, reason = _decide(claim, comparison.reported, interval)
+    verdict, reason = _decide(claim, comparison, interval)
     return Finding(comparison, sides, interval, verdict, reason, at_least)
 
 
@@ -120,12 +146,12 @@ def _by_seed(side: Judgement, *, censored: bool) -> dict[int, float | None]:
     return {entry.seed: late if value is None else value for entry, value in pairs}
 
 
-def _decide(claim: Claim, reported: float | None, interval: Interval) -> tuple[str, str]:
+def _decide(claim: Claim, comparison: Comparison, interval: Interval) -> tuple[str, str]:
     """Confirmed: the whole interval is what is claimed; contradicted: none of it is."""
-    low, high = interval.low, interval.high
+    low, high, reported = interval.low, interval.high, comparison.reported
     if low is None or high is None:
         return UNDECIDED, "one seed"
-    least = -claim.within if claim.expects == "level" else 0.0
+    least = comparison.reading.above if comparison.reading else -claim.within if claim.expects == "level" else 0.0
     if claim.expects == "no gain":
         inside, outside = high < claim.within, low > claim.within
     else:

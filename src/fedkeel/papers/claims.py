@@ -1,12 +1,15 @@
 """The papers' headline claims as data: what each says, and the differences between cells that decide it.
 
 A claim of `claims.toml` has a `name`, its `paper`, what it `says` in our words and `where` it stands; then either why
-it is `unmeasured`, with the `command` that would look into it, or:
+it is `unmeasured`, or:
 
 of         the differences: every one of `pairs` in every one of `columns` of a `table` (the second row of a pair may
            stand in another one, `over`), or with `between` by how much it is larger in one column than in another
 expects    what is claimed of each difference: see EXPECTED; `within` is its margin in points
-measure    "gradients" or "bytes": the two sides are counted, not compared by accuracy, and their ratio is `reported`
+measure    "gradients" or "bytes": the two sides are counted, not compared by accuracy, and their ratio is `reported`;
+           "spectra": low bands are held against others, in every one of `rows` and `columns` of a `table`
+row        "spectra": which tracked row is read, such as "gradient-spectrum/distance"; `track` is what the runs track
+           for it, and `rounds` how many are enough
 reported   stands for the difference between the numbers of the cells
 """
 
@@ -19,6 +22,8 @@ from typing import Any
 
 from fedkeel.errors import require_known
 from fedkeel.papers.cells import Cell, find, read_file
+from fedkeel.papers.order import list_cells
+from fedkeel.papers.spectra import READINGS, Reading
 
 CLAIMS = "claims"
 """What `fedkeel reproduce claims:fsa-headline` names in place of a paper."""
@@ -34,11 +39,12 @@ EXPECTED: dict[str, str] = {
 @dataclass(frozen=True)
 class Comparison:
     """A sum of cells, each with its sign: a difference, or a difference of differences; `reported` is what the paper's
-    numbers make of it."""
+    numbers make of it. With a `reading` it is a number of one cell's spectra."""
 
     name: str
     terms: tuple[tuple[int, Cell], ...]
     reported: float | None
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Claim:
     within: float = 0.0
     measure: str = "numbers"
     unmeasured: str = ""
-    command: str = ""
+    row: str = ""
+    track: tuple[str, ...] = ()
+    rounds: int | None = None
 
     @property
     def cells(self) -> list[Cell]:
@@ -75,11 +83,27 @@ def find_claimed_cells(name: str | None = None) -> list[Cell]:
     return list({cell.place: cell for claim in wanted for cell in claim.cells}.values())
 
 
+def find_claimed_tracks(spec: str) -> list[str]:
+    """List what the runs of a claim have to track; nothing where no claim is named."""
+    paper, _, name = spec.partition(":")
+    claim = read_claims().get(name) if paper == CLAIMS else None
+    return [] if claim is None else list(claim.track)
+
+
 def _claim(given: dict[str, Any]) -> Claim:
     reported = given.pop("reported", None)
+    given["track"] = tuple(given.get("track", ()))
+    if given.get("measure") == "spectra":
+        cells = [cell for part in given.pop("of") for cell in list_cells(part)]
+        return Claim(**given, comparisons=tuple(_readings(cells)))
     link = "−" if given.get("measure", "numbers") == "numbers" else "/"
     made = [one for part in given.pop("of", ()) for one in _comparisons(part, reported, link)]
     return Claim(**given, comparisons=tuple(made))
+
+
+def _readings(cells: list[Cell]) -> list[Comparison]:
+    pairs = product(cells, READINGS)
+    return [Comparison(f"{cell.label}: {one.words}", ((1, cell),), None, one) for cell, one in pairs]
 
 
 def _comparisons(part: dict[str, Any], reported: float | None, link: str) -> list[Comparison]:

@@ -65,13 +65,15 @@ def write_section(decision: Decision) -> list[str]:
     extra += f", within {claim.within:g} points." if claim.within else "." if extra else ""
     lines = [f"\n### {claim.name}: {decision.verdict}\n", f"{claim.says} ({claim.where}.){extra}\n"]
     if claim.unmeasured:
-        command = f" One run is looked at with `{claim.command}`." if claim.command else ""
-        return [*lines, f"Undecided: not run, because {claim.unmeasured}.{command}"]
+        return [*lines, f"Undecided: not run, because {claim.unmeasured}."]
+    lines += [f"Read off `{claim.row}`, the mean over layers.\n"] if claim.row else []
     lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
     if any(finding.verdict == UNDECIDED for finding in decision.findings):
-        lines.append(f"\nThe runs that it lacks: `fedkeel reproduce claims:{claim.name} --seeds 0,1,2 --skip-done`")
+        length = "" if claim.rounds is None else f" --rounds {claim.rounds}"
+        command = f"fedkeel reproduce claims:{claim.name} --seeds 0,1,2{length} --skip-done"
+        lines.append(f"\nThe runs that it lacks: `{command}`")
     return lines
 
 
@@ -81,7 +83,8 @@ def write_row(finding: Finding) -> list[str]:
     told = [finding.comparison.name, *write_numbers(finding), seeds]
     if not finding.entries:
         return [*told, "", "", "", finding.verdict + reason]
-    rounds = ", ".join(str(n) for n in sorted({side.rounds for side in finding.sides if side.entries}))
+    named = finding.looked_at or sorted({side.rounds for side in finding.sides if side.entries})
+    rounds = ", ".join(str(n) for n in named)
     cost = [f"{finding.gradients / 1e6:.2f} M", f"{finding.minutes:.0f}"]
     return [*told, rounds, *cost, finding.verdict + reason]
 
@@ -92,7 +95,10 @@ def write_numbers(finding: Finding) -> list[str]:
     told, found = finding.comparison.reported, finding.interval
     if counted and found is not None:
         return [f"× {told:.2f}", f"× {found.mean:.2f}", ""]
-    reported = "–" if told is None else f"{told:+.{digits}f}"
+    if (reading := finding.comparison.reading) and found is not None:
+        span = "none" if found.low is None or found.high is None else f"{found.low:.2f} … {found.high:.2f}"
+        return [f"> {reading.above:g}", f"{found.mean:.2f}", span]
+    reported = f"> {reading.above:g}" if reading else "–" if told is None else f"{told:+.{digits}f}"
     if found is None:
         return [reported, "–", ""]
     measured = "≥ " * finding.at_least + f"{found.mean:+.{digits}f}"

@@ -1,6 +1,6 @@
 """What a paper says of a figure, held against the numbers that runs gave: in words, with the numbers beside them.
 
-An expectation of `figures.toml` is about one `line`:
+An expectation of `figures.toml` is about one `line`, and with `of` only about the number of that name:
 
 over       it is above another line, at every place that both have
 best       its highest number is at this place
@@ -37,6 +37,8 @@ def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, uni
     for expected in expects:
         numbers = look_up([expected[word] for word in ("line", "over") if word in expected])
         for panel, lines in numbers.items():
+            if not panel.endswith(expected.get("of", "")):
+                continue
             where = f" ({panel})" if len(numbers) > 1 or any(panel in line for line in lines.values()) else ""
             found += [Reading(one.words + where, one.holds) for one in read_one(expected, lines, unit)]
     return found
@@ -44,7 +46,7 @@ def read_expectations(expects: Sequence[Mapping[str, Any]], look_up: Lookup, uni
 
 def read_one(expected: Mapping[str, Any], lines: Mapping[str, Mapping[str, float]], unit: str) -> Iterator[Reading]:
     """Hold one expectation against the lines of one panel; nothing where a line has too few numbers."""
-    name, rest = expected["line"], {key: value for key, value in expected.items() if key != "line"}
+    name, rest = expected["line"], {key: value for key, value in expected.items() if key not in ("line", "of")}
     line = lines.get(name, {})
     if rest.keys() <= {"over"}:
         yield from read_lead(name, line, rest["over"], lines.get(rest["over"], {}), unit)

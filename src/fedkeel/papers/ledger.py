@@ -15,6 +15,7 @@ from filelock import lock_descriptor
 
 from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
+from fedkeel.papers.spectra import Spectra, cut_spectra
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.places import describe_place
 from fedkeel.typed_values import read_line, show_value
@@ -32,7 +33,8 @@ class Entry:
 
     Accuracies are in %. `personal` is what the experiment's evaluation policy reports; `sent` the bytes both ways over
     FedAvg's; `step` the mean length of a local step, where the method measures it; `bests` each round that was better
-    than all before it, and `curve` the accuracy of some rounds by number. `superseded` says why a run no longer counts
+    than all before it, and `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band,
+    where that was tracked. `superseded` says why a run no longer counts
     for any cell, for instance because its method has computed something else since; such a line stays, and is shown.
     """
 
@@ -63,6 +65,7 @@ class Entry:
     step: float | None = None
     bests: list[list[float]] = field(default_factory=list)
     curve: dict[str, float] = field(default_factory=dict)
+    spectra: Spectra = field(default_factory=dict)
     superseded: str = ""
 
     @property
@@ -135,6 +138,7 @@ class Entry:
             seconds=self.seconds_per_round * round,
             bests=[pair for pair in self.bests if pair[0] <= round],
             curve={at: value for at, value in self.curve.items() if at.isdecimal() and float(at) <= round},
+            spectra=cut_spectra(self.spectra, round),
         )
 
     def rounds_to(self, accuracy: float) -> int | None:
@@ -231,6 +235,8 @@ def read_entry(line: bytes) -> Entry:
     entry = Entry(**read_line(Entry, json.loads(line)))
     if any(len(pair) != 2 for pair in entry.bests):
         raise ValueError(f"bests must be pairs of a round and an accuracy: {show_value(entry.bests)}")
+    if not all(at.isascii() and at.isdecimal() for by_round in entry.spectra.values() for at in by_round):
+        raise ValueError(f"spectra must be lists by round: {show_value(entry.spectra)}")
     return entry
 
 

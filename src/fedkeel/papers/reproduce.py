@@ -17,6 +17,7 @@ from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
 from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
+from fedkeel.papers.spectra import gather_spectra
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, folder_name, read_environment, read_json
@@ -200,6 +201,7 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         step=mean_step(run.records),
         bests=bests_of(run.records) if judged else [],
         curve=curve_of(run.records, paper_rounds) if judged else {},
+        spectra=gather_spectra(run.records),
     )
     return replace(entry, measured=measured(cell, entry))
 

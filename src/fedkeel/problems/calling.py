@@ -18,10 +18,17 @@ def call_network(network: nn.Module, tensors: Sample, names: Sequence[str] | Non
 
     Return its logits where it says which they are.
     """
-    inputs = tensors[:-1] or tensors
+    placed, named = arrange_inputs(network, tensors[:-1] or tensors, names)
+    return read_logits(network(*placed, **named))
+
+
+def arrange_inputs(
+    network: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] | None
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return what a network is given by position, and what by name."""
     if names is None or (len(inputs) == 1 and not takes_name(network, names[0])):
-        return read_logits(network(*inputs))
-    return read_logits(network(**dict(zip(names, inputs, strict=False))))
+        return tuple(inputs), {}
+    return (), dict(zip(names, inputs, strict=False))
 
 
 def as_given(tensors: Sample, names: Sequence[str] | None) -> Any:

@@ -11,6 +11,7 @@ from fedkeel.report.content import Setting, group_id, looks, shown_first
 from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_figure, numbers, plain
 from fedkeel.report.panels import (
     NAMED,
+    WIDE,
     bands_by_round,
     by_client,
     by_layer,
@@ -22,7 +23,7 @@ from fedkeel.report.panels import (
     panels,
 )
 from fedkeel.report.point_figures import cluster_charts, point_charts
-from fedkeel.report.series import PROBED, critical, probed, spectra
+from fedkeel.report.series import PROBED, critical, diverged, probed, spectra
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def diagnostic_charts(setting: Setting) -> Iterator[Chart]:
         yield Chart("bands-by-round", "spectrum", "Bands over rounds", note, panels(found, bands_by_round, 0.45))
     for kind in PROBED:
         yield from probe_charts(setting, kind)
+    if found := shown(setting, diverged):
+        note = f"gradients, {name_rounds([one.data['rounds'] for one in found])}; dashed: without low frequencies"
+        title = "Divergence by layer while training"
+        wide = WIDE if len(found) > 1 else 2 * WIDE
+        yield Chart("gradient-divergence", "spectrum", title, note, panels(found, divergence, wide=wide))
     if found := shown(setting, diagnostic("spectrum")):
         for kind, here in by_kind(found):
             yield Chart(f"spectrum-{kind}", "spectrum", f"Spectrum of {kind}s", END, spectrum(here))
@@ -164,6 +170,7 @@ def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -
         for one in found:
             y = one.data.get(key, ())
             axes.plot(range(1, len(y) + 1), numbers(y), **one.look, **MARKS)
+        axes.set_ylim(bottom=0)
         finish(axes, ylabel=label)
     rows[-1].set_xlabel("frequency band")
     rows[-1].xaxis.get_major_locator().set_params(integer=True)

@@ -45,7 +45,8 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     unit = UNITS.get(measured[0], "") if measured else ""
     readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
     judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
-    full = [one for one in judged if one.difference is not None and not one.shortened]
+    drawn = {place_of(cell) for panel in figure.panels if panel.kind in DRAWN for cell in (*panel.cells, *panel.over)}
+    full = [j for j in judged if place_of(j.cell) in drawn and j.difference is not None and not j.shortened]
     told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = Comparison(
@@ -67,19 +68,19 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
 
 def describe_extent(runs: FigureRuns) -> list[str]:
     """Say how far the runs fall short of the paper's: rounds, seeds, cells."""
-    judged, found = [runs.judged[place_of(cell)] for cell in runs.figure.cells], []
-    short = [one for one in judged if one.shortened]
+    cells, found = runs.figure.cells, []
+    short = [cell for cell in cells if 0 < runs.count_rounds(cell) < runs.count_rounds_needed(cell)]
     if short:
-        least = min(short, key=lambda one: one.rounds)
-        rounds = f"{least.rounds} of {least.cell.experiment['rounds']} rounds"
-        ran = f"{plural(len(short), 'cell')} of {len(judged)} ran shorter than the paper's"
+        least = min(short, key=runs.count_rounds)
+        rounds = f"{runs.count_rounds(least)} of {runs.count_rounds_needed(least)} rounds"
+        ran = f"{plural(len(short), 'cell')} of {len(cells)} ran shorter than the paper's"
         found.append(f"{ran}; the shortest has {rounds}")
-    seeds = [len(one.entries) for one in judged if one.entries]
+    seeds = [count for cell in cells if (count := runs.count_seeds(cell))]
     if seeds and min(seeds) == 1:
         found.append("one seed of a cell decides nothing: --seeds 0,1,2")
     if absent := runs.missing():
         some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
-        found.append(f"no run of {plural(len(absent), 'cell')} of {len(judged)}: {some}")
+        found.append(f"no run of {plural(len(absent), 'cell')} of {len(cells)}: {some}")
     curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
     if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
         found.append("curves from the ledger have the rounds that it keeps, not every one")
@@ -95,9 +96,8 @@ def write_figure(
 ) -> tuple[list[Path], Comparison]:
     """Draw the figure; write its charts and its page; the files, and the comparison in words."""
     with styled(style):
-        charts, told, stem = draw(runs), compare_with_paper(runs, changed), file_name(runs.figure)
-        named = [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in charts]
-        written = write_charts(named, folder, kinds) if charts else []
+        charts, told, stem = draw_named(runs), compare_with_paper(runs, changed), file_name(runs.figure)
+        written = write_charts(charts, folder, kinds) if charts else []
     if not charts:
         raise RequestError(
             f"there is nothing to draw {runs.figure.name} from: no run of it is in the ledger or in the run folders.",
@@ -107,6 +107,12 @@ def write_figure(
         written.append(folder / f"{stem}.html")
         write_page(written[-1], page(runs.figure, charts, told))
     return written, told
+
+
+def draw_named(runs: FigureRuns) -> list[Chart]:
+    """Draw the figure's charts, each under the name of its file."""
+    stem = file_name(runs.figure)
+    return [chart._replace(file=f"{stem}-{chart.file}" if chart.file else stem) for chart in draw(runs)]
 
 
 def runs_of_ledger(entries: Sequence[Entry]) -> Iterator[FigureRuns]:

@@ -12,6 +12,7 @@ from fedkeel.papers.figures import Figure, Panel
 from fedkeel.papers.ledger import Entry, longest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import experiment_of, folder_of, length_of, obstacle, runs_of
+from fedkeel.papers.spectra import KEPT, has_tracked, rounds_of, spread_out
 from fedkeel.papers.verdicts import Judgement, judge
 from fedkeel.report.numbers import read_number
 from fedkeel.report.series import curve
@@ -20,7 +21,7 @@ from fedkeel.runs.folder import EXPERIMENT, ROUNDS
 from fedkeel.runs.record import RoundRecord
 
 Place = tuple[str, str, str, str]
-FEW = 3  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
+FEW = 2  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
 
 
 def place_of(cell: Cell) -> Place:
@@ -54,7 +55,7 @@ class FigureRuns:
         return {place_of(cell): self._sources_of(cell) for cell in self.figure.cells}
 
     def _sources_of(self, cell: Cell) -> list[Source]:
-        found = {entry.seed: source_of_entry(entry) for entry in longest(runs_of(cell, self.entries))}
+        found = {entry.seed: source_of_entry(entry) for entry in self.entries_of(cell)}
         if self.out is not None and obstacle(cell) is None:
             for seed in sorted({*self.seeds, *found}):
                 folder = folder_of(experiment_of(cell, seed, self.rounds), self.out)
@@ -63,6 +64,14 @@ class FigureRuns:
                     last = length_of(cell, self.rounds)
                     found[seed] = replace(source, records=[r for r in source.records if r.round <= last])
         return [found[seed] for seed in sorted(found)]
+
+    def entries_of(self, cell: Cell) -> list[Entry]:
+        """The lines of the ledger that went on longest, of those that keep what the figure tracks; where that names its
+        rounds, each as it stood at the last of them."""
+        asked = [track for track in self.figure.track if track.partition("@")[0] in KEPT]
+        found = [one for one in runs_of(cell, self.entries) if has_tracked(one.spectra, one.rounds, asked)]
+        last = self.count_rounds_needed(cell)
+        return longest(one.until(last) or one for one in found)
 
     def group_lines(self, panel: Panel) -> list[Group]:
         """One group for each line of a panel that has runs."""
@@ -131,6 +140,27 @@ class FigureRuns:
             found[title] = {name: {number: values[name]} if name in values else {} for name in names}
         return found
 
+    def count_rounds(self, cell: Cell) -> int:
+        """Count the rounds of what is drawn of a cell; 0 where there is nothing."""
+        if not self._is_looked_at(cell):
+            return self.judged[place_of(cell)].rounds
+        return max((run.records[-1].round for run in self.sources[place_of(cell)] if run.records), default=0)
+
+    def count_rounds_needed(self, cell: Cell) -> int:
+        """Count the rounds that the figure is about: the paper's, or up to the last that it tracks."""
+        named = [int(at) for track in self.figure.track for at in track.partition("@")[2].split("+") if at]
+        whole = int(cell.experiment["rounds"])
+        return min(whole, max(named)) if named and self._is_looked_at(cell) else whole
+
+    def count_seeds(self, cell: Cell) -> int:
+        """Count the seeds of what is drawn of a cell."""
+        place = place_of(cell)
+        return len(self.sources[place] if self._is_looked_at(cell) else self.judged[place].entries)
+
+    def _is_looked_at(self, cell: Cell) -> bool:
+        """Whether diagnostics of a cell are drawn, and not its numbers."""
+        return any(panel.kind == "charts" and cell in panel.cells for panel in self.figure.panels)
+
     def missing(self) -> list[Cell]:
         """Cells of which nothing is known."""
         if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
@@ -139,7 +169,7 @@ class FigureRuns:
 
 
 def source_of_entry(entry: Entry) -> Source:
-    """A line of the ledger as a run without a folder: the accuracies it keeps, in their rounds."""
+    """A line of the ledger as a run without a folder: the accuracies and spectra it keeps, in their rounds."""
     kept = {int(at): value for at, value in entry.curve.items() if at.isdecimal()}
     if entry.last is not None:
         kept[entry.rounds] = entry.last
@@ -147,9 +177,13 @@ def source_of_entry(entry: Entry) -> Source:
         kept = {int(at): value for at, value in entry.bests} | (
             {} if entry.best is None else {entry.rounds: entry.best}
         )
+    shares = {at: value / 100 for at, value in kept.items()}
     records = [
-        RoundRecord(at, [], None, None, 0, 0, 0, 0.0, accuracy=value / 100) for at, value in sorted(kept.items())
-    ]
+        RoundRecord(
+            at, [], None, None, 0, 0, 0, 0.0, accuracy=shares.get(at), extra=spread_out(entry.spectra, at)
+        )
+        for at in sorted({*shares, *rounds_of(entry.spectra)})
+    ]  # fmt: skip
     experiment = dict(entry.settings) | {"seed": entry.seed, "rounds": entry.rounds}
     return Source(Path(), experiment, "", records, entry.environment, {})
 

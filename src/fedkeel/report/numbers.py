@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from typing import Any
 
+from fedkeel.analysis.filtered import RATIO
 from fedkeel.report.content import Setting, group_id
-from fedkeel.report.series import Spread, probed
+from fedkeel.report.series import Spread, diverged, probed
 from fedkeel.report.source import Group
 from fedkeel.report.tables import sortable_table, td
-from fedkeel.studies.diagnose import RATIO
 
 Found = Mapping[str, Any]
 """A diagnostic of one run, as its file holds it."""
@@ -61,22 +62,44 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-TRACKED = {
-    "lowest band of gradients over the others": ("gradient", "distance"),
-    "lowest band of perturbations over the others": ("perturbation", "variance"),
-}
-"""Numbers of spectra that were tracked: how much more clients differ in the lowest band than in a mean other one."""
-
-
-def read_number(group: Group, name: str) -> float | None:
-    """One number of a group by its name: a column here, or one of a tracked spectrum."""
-    if name not in TRACKED:
-        spread = spread_of(group, next(column for column in COLUMNS if column[1] == name))
-        return None if spread is None else spread.mean
-    kind, measure = TRACKED[name]
+def compare_lowest_band(kind: str, measure: str, group: Group) -> float | None:
+    """How much more clients differ in the lowest band than in a mean other one."""
     row = (probed(group, kind) or {}).get(measure, ())
     others = [value for value in row[1:] if value == value]
     return row[0] * len(others) / sum(others) if others and sum(others) else None
+
+
+def measure_lowest_band(group: Group) -> float | None:
+    """How far apart clients' gradients are in the lowest band."""
+    row = (probed(group, "gradient") or {}).get("distance", ())
+    return row[0] if row else None
+
+
+def measure_lost_divergence(group: Group) -> float | None:
+    """How much less clients diverge behind the filter, in %: the mean over the layers that it changes."""
+    if (found := diverged(group)) is None:
+        return None
+    before, after = found["divergence"]["before"], found["divergence"]["after"]
+    changed = [after[layer] / far for layer, far in before.items() if far not in (0, after[layer])]
+    return 100 * (1 - sum(changed) / len(changed)) if changed else None
+
+
+TRACKED: dict[str, Callable[[Group], float | None]] = {
+    "lowest band of gradients over the others": partial(compare_lowest_band, "gradient", "distance"),
+    "lowest band of perturbations over the others": partial(compare_lowest_band, "perturbation", "variance"),
+    "the same by Dist": partial(compare_lowest_band, "perturbation", "distance"),
+    "Dist of gradients in the lowest band": measure_lowest_band,
+    "less divergence without low frequencies, %": measure_lost_divergence,
+}
+"""Numbers of what was tracked."""
+
+
+def read_number(group: Group, name: str) -> float | None:
+    """One number of a group by its name: a column here, or one of what was tracked."""
+    if name in TRACKED:
+        return TRACKED[name](group)
+    spread = spread_of(group, next(column for column in COLUMNS if column[1] == name))
+    return None if spread is None else spread.mean
 
 
 def spread_of(group: Group, column: Column) -> Spread | None:

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
 
 NAME = 24  # characters of a layer's name
 FEW = 6  # rounds that are all named on an axis
+MANY = 12  # layers: of more only some are drawn
+WIDE = 1.7  # inches of a panel
 NAMED = 1.05  # inches that the names of layers need
 
 
-def panels(found: Sequence[Shown], draw: Callable[[Any, Shown, Sequence[Shown]], Any], room: float = 0.35) -> Figure:
+def panels(
+    found: Sequence[Shown], draw: Callable[[Any, Shown, Sequence[Shown]], Any], room: float = 0.35, wide: float = WIDE
+) -> Figure:
     """`draw` puts one method into its panel, with so many inches to its left; a bar explains the map it returns."""
     columns = 3 if len(found) in (5, 6, 9) else min(4, len(found))
-    rows, wide, high = -(-len(found) // columns), 1.7, 1.65
+    rows, high = -(-len(found) // columns), 1.65
     width, height = columns * (wide + room) + 0.75, rows * (high + 0.6)
     figure = new_figure(width, height)
     figure.subplots_adjust(room / width, 0.4 / height, 1 - 0.75 / width, 1 - 0.2 / height, room / wide, 0.6 / high)
@@ -122,11 +126,21 @@ def critical_layers(axes: Any, one: Shown, found: Sequence[Shown]) -> Any:
 
 
 def divergence(axes: Any, one: Shown, found: Sequence[Shown]) -> None:
-    """Without and with the lowest frequencies.  (SpecGradFilter fig. 2)"""
-    for key, style, name in (("before", "-", "all"), ("after", (0, (4, 2)), "filtered")):
-        values = [*one.data["divergence"][key].values()]
+    """Before and after a filter; of many layers only those that it changes.  (SpecGradFilter fig. 2)"""
+    before, after = (numbers([*one.data["divergence"][key].values()]) for key in ("before", "after"))
+    kept = (before != after) | (len(before) <= MANY)
+    for values, style, name in ((before, "-", "all"), (after, (0, (4, 2)), "filtered")):
+        y = values[kept]
+        mark = "o" if len(before) > MANY else None
         axes.plot(
-            range(1, len(values) + 1), numbers(values), color=one.colour, linestyle=style, linewidth=1, label=name
+            range(1, len(y) + 1),
+            y,
+            color=one.colour,
+            linestyle=style,
+            linewidth=1,
+            label=name,
+            marker=mark,
+            markersize=2.5,
         )
     axes.set_xlabel("layer", fontsize=7)
     axes.legend(frameon=False, fontsize=6)

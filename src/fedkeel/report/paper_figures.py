@@ -149,4 +149,7 @@ def draw_diagnostics(runs: FigureRuns, panel: Panel, after: str) -> Iterator[Cha
     for chart in charts(setting, POINTS):
         if chart.file in panel.charts:
             title = f"{panel.title}: {chart.title}" if panel.title else chart.title
+            axes: Any = chart.figure.axes[0]
+            if len(groups) == 1 and axes.get_legend_handles_labels()[0] and not axes.get_legend():
+                axes.legend(frameon=False, fontsize=8)  # other charts name a line only beside others
             yield chart._replace(file=f"{chart.file}{after}", title=title, part="figure")

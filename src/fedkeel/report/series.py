@@ -19,7 +19,12 @@ from fedkeel.studies.cost_to_target import Spending, cost_to, spent
 POINTS = 300  # of a curve in the page: more than its pixels show
 SPECTRA = 40  # rounds of a spectrum over time
 PROBED = ("gradient", "perturbation")  # whose spectra are tracked at a few moments
-MAPS = ("spectrum/", "critical/", *(f"{kind}-spectrum/" for kind in PROBED))  # many names each, drawn as maps
+MAPS = (
+    "spectrum/",
+    "critical/",
+    "gradient-divergence/",
+    *(f"{kind}-spectrum/" for kind in PROBED),
+)  # many names each, drawn as maps
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,23 @@ def probed(group: Group, kind: str) -> dict[str, Any] | None:
              for part in ("layer/", "client/")}  # fmt: skip
     plain = {name: row for name, row in rows.items() if "/" not in name}
     return plain | {"layers": parts["layer/"], "clients": parts["client/"], "rounds": sorted(rounds)}
+
+
+def diverged(group: Group) -> dict[str, Any] | None:
+    """How far clients' gradients are from their mean by layer, before and after a filter, as tracked; the mean over
+    rounds and seeds."""
+    values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
+    rounds: set[int] = set()
+    for record in (record for run in group.runs for record in run.records):
+        for name, value in record.extra.items():
+            kind, _, rest = name.partition("/")
+            when, _, layer = rest.partition("/")
+            if kind == "gradient-divergence" and when in values and layer and value is not None:
+                values[when].setdefault(layer, []).append(value)
+                rounds.add(record.round)
+    layers = [layer for layer in values["before"] if layer in values["after"]]
+    means = {when: {layer: float(np.mean(rows[layer])) for layer in layers} for when, rows in values.items()}
+    return {"divergence": means, "rounds": sorted(rounds)} if layers else None
 
 
 def critical(group: Group) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.analysis.drift import drift
+from fedkeel.analysis.filtered import compare_divergence, find_filter
 from fedkeel.analysis.spectrum import BANDS, band_drift, summarise_bands
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
@@ -89,6 +90,20 @@ def observe_probe(kind: str, seen: Seen) -> dict[str, float]:
     return {name: value for name, value in named.items() if not math.isnan(value)}  # a short layer has empty bands
 
 
+def observe_divergence(seen: Seen) -> dict[str, float]:
+    """Measure how far the clients' gradients are from their mean in each layer, before and after a filter.
+
+    The method's own filter, or one that removes 5 % of the frequencies. Layers are weights, not biases and norms, which
+    SpecGradFilter leaves alone. Nothing for a single client.
+    """
+    probe = seen.probe
+    if probe is None or len(probe.clients) < 2:
+        return {}
+    found = compare_divergence(probe.gradients, find_filter(probe.method.rules))
+    layers = [name for name, shape in probe.gradients.layout.shapes.items() if len(shape) > 1]
+    return {f"gradient-divergence/{when}/{name}": row[name] for when, row in found.items() for name in layers}
+
+
 def observe_curve(name: str, seen: Seen) -> dict[str, float]:
     """Measure what the method's rules say can be drawn under a name.
 
@@ -146,6 +161,7 @@ OBSERVERS: dict[str, Observer] = {
     "drift": observe_drift,
     "spectrum": observe_spectrum,
     **{f"{kind}-spectrum": partial(observe_probe, kind) for kind in ("gradient", "perturbation")},
+    "gradient-divergence": observe_divergence,
     **{name: partial(observe_curve, name) for name in ("alpha", "radius", "critical")},
     "state": observe_state,
 }
@@ -160,6 +176,7 @@ DUE: dict[str, Due] = {
     "spectrum": lambda round, rounds: round % SPECTRUM_EVERY == 1,
     "gradient-spectrum": is_moment,
     "perturbation-spectrum": is_moment,
+    "gradient-divergence": is_moment,
 }
 """What is not measured in every round, unless the rounds are given."""
 

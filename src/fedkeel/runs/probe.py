@@ -17,6 +17,7 @@ from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree, stack
 from fedkeel.data.clients import Rows, Sample
 from fedkeel.engines.engine import client_state, step_keys
+from fedkeel.problems.calling import arrange_inputs, read_logits
 from fedkeel.problems.task import Task
 from fedkeel.randomness import choice, key
 from fedkeel.runs.plan import Plan
@@ -73,7 +74,8 @@ class Probe:
         if module is not None:
             was_training, model = module.training, module.eval()
             seen = {} if self.buffers is None else dict(self.buffers.items())
-            output = functional_call(module, {**named, **seen}, tensors[:-1] or tensors)
+            given = arrange_inputs(module, tensors[:-1] or tensors, self.task.problem.names)
+            output = read_logits(functional_call(module, {**named, **seen}, *given))
             module.train(was_training)
         losses = self.task.losses(model, tensors, output)
         return losses.mean() * (len(tensors[0]) / total)

@@ -8,19 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedkeel.analysis.curvature import gradient, hessian_product, loss_value, sharpness, top_eigenvalues, trace
 from fedkeel.analysis.drift import accuracy_spread, cosines, drift
 from fedkeel.analysis.embedding import pca
+from fedkeel.analysis.filtered import by, compare_divergence, find_filter
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
-from fedkeel.analysis.similarity import layer_features, pairwise_cka
-from fedkeel.analysis.spectrum import heterogeneity, layer_divergence, summarise_bands
-from fedkeel.core.rule import Local, Rule
+from fedkeel.analysis.similarity import pairwise_cka
+from fedkeel.analysis.spectrum import heterogeneity, summarise_bands
 from fedkeel.core.trees import Tree
 from fedkeel.errors import require_known
-from fedkeel.rules import ByAgreement, HighPass
+from fedkeel.rules import ByAgreement
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import read_json, write_text
 from fedkeel.runs.record import nonfinite_to_null
@@ -30,40 +29,21 @@ from fedkeel.studies.group_accuracy import measure_groups
 from fedkeel.studies.subject import Subject
 
 ANALYSIS = "analysis"  # the sub-folder of a run
-RATIO = 0.05  # of the filter that divergences are compared with, where the method has none
 
 
 def measure_spectrum(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure where in the spectrum clients disagree: gradients, perturbations (if any) and updates."""
     kinds = {"gradient": subject.gradients, "perturbation": subject.perturbations, "update": subject.updates}
-    high_pass = find_filter(subject)
+    high_pass = find_filter(subject.method.rules)
     low_high = heterogeneity(subject.gradients, by(high_pass))
     return {
         "clients": subject.clients,
         "bands": extent.bands,
         "kinds": {name: summarise_bands(tree, extent.bands) for name, tree in kinds.items() if tree is not None},
         "ratio": high_pass.ratio,
-        "divergence": {
-            "before": layer_divergence(subject.gradients),
-            "after": layer_divergence(subject.gradients, by(high_pass)),
-        },
+        "divergence": compare_divergence(subject.gradients, high_pass),
         "heterogeneity": {"low": low_high.low, "high": low_high.high},
     }
-
-
-def find_filter(subject: Subject) -> HighPass:
-    """Find the method's own filter, or one to compare with."""
-    return next((rule for rule in subject.method.rules if isinstance(rule, HighPass)), HighPass(RATIO))
-
-
-def by(rule: Rule) -> Callable[[Tree], Tree]:
-    """Turn a filter into a function of a tree, stacked or not."""
-
-    def filtered(tree: Tree) -> Tree:
-        zero, count = tree.scalar(), torch.zeros((), dtype=torch.int64)
-        return rule.step(tree, {}, Local(tree, tree, {}, None, zero, count, zero, count))[0]
-
-    return filtered
 
 
 def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
@@ -81,7 +61,7 @@ def measure_drift(subject: Subject, extent: Extent) -> dict[str, Any]:
 def measure_cka(subject: Subject, extent: Extent) -> dict[str, Any]:
     """Measure linear CKA between the clients' models after local training, by layer, on common test samples."""
     inputs = subject.test_samples(min(extent.samples, 500))
-    features = [layer_features(module, *(inputs[:-1] or inputs)) for module in subject.local_models]
+    features = [subject.features(module, inputs[:-1] or inputs) for module in subject.local_models]
     layers = {name: pairwise_cka([found[name] for found in features]) for name in features[0]}
     return {
         "clients": subject.clients,

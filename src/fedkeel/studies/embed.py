@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.analysis.embedding import pca, separation, spread, tsne
-from fedkeel.analysis.similarity import layer_features
 from fedkeel.core.trees import Tree
 from fedkeel.errors import RequestError, require_known
 from fedkeel.randomness import key
@@ -60,7 +59,7 @@ def features_by_class(subject: Subject, extent: Extent) -> Points:
     inputs, labels = test_inputs(subject, extent)
     names = [*(f"client {client}" for client in subject.clients), "server"]
     models = [*subject.local_models, subject.model(subject.params)]
-    found = [take_layer(module, inputs, extent.layer) for module in models]
+    found = [take_layer(subject, module, inputs, extent.layer) for module in models]
     if labels is None:
         return Points(torch.stack([table.flatten() for table in found]), names)
     classes = sorted(set(labels.tolist()))[:CLASSES]
@@ -75,9 +74,9 @@ def gather_samples(subject: Subject, extent: Extent) -> dict[str, Points]:
         raise RequestError("these samples have no classes, so their points cannot be told apart.", "--each class")
     kept = torch.isin(labels, torch.tensor(sorted(set(labels.tolist()))[:CLASSES], device=labels.device))
     inputs, labels = [one[kept] for one in inputs], labels[kept]
-    server = take_layer(subject.model(subject.params), inputs, extent.layer)
+    server = take_layer(subject, subject.model(subject.params), inputs, extent.layer)
     few = max(1, len(labels) // len(subject.clients))  # of each client, so that there are as many points in all
-    rows = [take_layer(module, [one[:few] for one in inputs], extent.layer) for module in subject.local_models]
+    rows = [take_layer(subject, module, [one[:few] for one in inputs], extent.layer) for module in subject.local_models]
     names = [f"client {client}" for client in subject.clients for _ in range(few)]
     return {
         "sample": Points(server, ["server"] * len(labels), labels.tolist()),
@@ -91,9 +90,9 @@ def test_inputs(subject: Subject, extent: Extent) -> tuple[list[Tensor], Tensor 
     return inputs or [labels], labels if labels.dim() == 1 and not labels.is_floating_point() else None
 
 
-def take_layer(module: nn.Module, inputs: Sequence[Tensor], name: str | None) -> Tensor:
+def take_layer(subject: Subject, module: nn.Module, inputs: Sequence[Tensor], name: str | None) -> Tensor:
     """Take a layer's output; without a name that of the layer before the last, which goes into the last."""
-    features = layer_features(module, *inputs)
+    features = subject.features(module, inputs)
     if name is None:
         return [*features.values()][-2:][0]
     return features[require_known(name, features, "no layer is called", "layers")]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedkeel.analysis.curvature import LossParts
+from fedkeel.analysis.similarity import layer_features
 from fedkeel.core.round import broadcast
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
@@ -17,6 +19,7 @@ from fedkeel.data.clients import Sample
 from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
+from fedkeel.problems.calling import arrange_inputs
 from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
@@ -117,6 +120,11 @@ class Subject(Probe):
         start = self.params.only(layout)
         moved = [self.params | (start + Tree(row, layout)) for row in self.updates.buffer]
         return [self.model(params) for params in moved]
+
+    def features(self, module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The output of each layer of a module, which is given inputs as the problem names them."""
+        placed, named = arrange_inputs(module, inputs, self.task.problem.names)
+        return layer_features(module, *placed, **named)
 
     @torch.no_grad()
     def accuracies(self) -> list[float] | None:

@@ -1,0 +1,93 @@
+"""Figures of the papers that the ledger's runs show at the papers' own settings: images in a folder, and their page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedkeel.errors import FedkeelError
+from fedkeel.papers.figures import Figure, find_figure
+from fedkeel.papers.ledger import Entry, keep_newest
+from fedkeel.papers.spectra import rounds_of
+from fedkeel.report.drawing import styled
+from fedkeel.report.figure_page import caption, compare_with_paper, draw_named, file_name
+from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.figures import write_charts
+
+log = logging.getLogger("fedkeel")
+
+PAGE = "README.md"
+SHOWN = (
+    "specgradfilter:figure-1",
+    "specgradfilter:figure-2",
+    "specgradfilter:figure-5",
+    "fedfft:figure-1",
+    "fedfft:figure-6",
+    "fedscam:figure-18",
+)
+"""Chosen by what they claim, and by what the ledger has."""
+
+HEAD = """# Figures: what the papers draw, and what the runs draw
+
+Made by `fedkeel reproduce --gallery docs/figures` from `results/ledger.jsonl`; no number is typed by hand. The runs
+have the settings of their papers; what is shorter, or missing, stands under each figure. The command of every figure of
+the papers is in [the guide](../guides/papers.md), verdicts are on the
+[claims page](../claims.md).
+
+Hollow marks are the paper's numbers, diamonds shortened runs; bars and bands are one standard deviation over seeds.
+"""
+
+
+def write_gallery(entries: Sequence[Entry], folder: Path) -> Iterator[Path]:
+    """Draw every figure that there is something for, and write the page; name each file when it is there."""
+    for figure in list_shown():
+        try:
+            with styled("page"):
+                yield from write_charts(draw_named(FigureRuns(figure, keep_newest(entries))), folder, ("png",))
+        except FedkeelError as error:  # labels need the data set; an image of before stays
+            log.warning("%s is not drawn: %s", figure.name, error.message)
+    path = folder / PAGE
+    path.write_text(page(entries, folder), encoding="utf-8", newline="\n")
+    yield path
+
+
+def list_shown() -> list[Figure]:
+    return [figure for name in SHOWN if (figure := find_figure(name)) is not None]
+
+
+def page(entries: Sequence[Entry], folder: Path) -> str:
+    """Markdown: of each figure what the paper shows, the images of the folder, what is alike and what not, its runs."""
+    known = keep_newest(entries)
+    parts = [HEAD]
+    for figure in list_shown():
+        runs = FigureRuns(figure, known)
+        told = compare_with_paper(runs)
+        parts += [f"## {caption(figure)}\n", f"**The paper shows:** {figure.says}\n"]
+        parts += [f"![{caption(figure)}]({path.name})\n" for path in find_images(figure, folder)]
+        for title, lines in (("The same", told.same), ("Different", told.differs), ("Runs", list(list_runs(runs)))):
+            parts += [f"**{title}**\n", *(f"- {line}" for line in lines), ""] if lines else []
+        parts.append(f"`fedkeel reproduce {figure.name} --draw`\n")
+    return "\n".join(parts)
+
+
+def find_images(figure: Figure, folder: Path) -> list[Path]:
+    """The images of a figure, and of no other whose number begins alike."""
+    stem = file_name(figure)
+    return sorted(path for path in folder.glob(f"{stem}*.png") if path.stem == stem or path.stem[len(stem)] == "-")
+
+
+def list_runs(runs: FigureRuns) -> Iterator[str]:
+    """The lines of the ledger behind a figure: cells whose runs have the same length and seeds together."""
+    alike: dict[str, list[str]] = {}
+    for cell in runs.figure.cells if runs.figure.needs_runs else ():
+        if found := runs.entries_of(cell):
+            whole, rounds = runs.count_rounds_needed(cell), found[0].rounds
+            seeds = ", ".join(str(entry.seed) for entry in found)
+            length = f"{rounds} rounds" if rounds == whole else f"{rounds} of {whole} rounds"
+            seen = [str(at) for at in rounds_of(found[0].spectra)] if runs.figure.track else []
+            length += f", looked at in round{'s' * (len(seen) > 1)} {', '.join(seen)}" if seen else ""
+            where = f"{cell.paper}:{cell.table}, {length}, seed{'s' * (len(found) > 1)} {seeds}"
+            alike.setdefault(where, []).append(cell.label)
+    for where, labels in alike.items():
+        yield f"{where}: {'; '.join(labels)}"
