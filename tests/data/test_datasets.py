@@ -80,8 +80,8 @@ def statistics(dataset):
 def test_digits_are_normalised_by_their_own_statistics():
     digits = load("digits")
     mean, std = statistics(digits)
-    np.testing.assert_allclose(mean, digits.mean, atol=5e-5)
-    np.testing.assert_allclose(std, digits.std, atol=5e-5)
+    np.testing.assert_allclose(mean, DATASETS["digits"].mean, atol=5e-5)
+    np.testing.assert_allclose(std, DATASETS["digits"].std, atol=5e-5)
 
 
 @pytest.mark.parametrize(("name", "digits"), [("cifar10", 3), ("fashion-mnist", 4)])
