@@ -31,6 +31,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
+    with contextlib.suppress(ImportError):
+        import hypothesis  # noqa: F401 - what it loads asks who refers to what, and sees nothing that is frozen
     gc.freeze()  # nor is what was imported: no later search looks at it again
 
 
