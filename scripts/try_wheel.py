@@ -38,8 +38,8 @@ made from `results/compatibility.jsonl` by `python scripts/try_wheel.py --page`;
 
 LEGEND = """
 "ok" means that the step ended without an error; "—" that an earlier step failed, so that this one was not tried. All
-were tried without a GPU: `+cpu` is a CPU build, `+cu132` one for CUDA. A pair that is not in the table was not tried this
-way; `.github/workflows/tests.yml` names the pairs that are tried on every change.
+were tried without a GPU: `+cpu` is a CPU build, `+cu132` one for CUDA. A pair that is not in the table was not tried
+this way; `.github/workflows/tests.yml` names the pairs that are tried on every change.
 """
 
 
