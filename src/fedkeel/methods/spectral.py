@@ -108,8 +108,8 @@ def specgradfilter(
 def keel(ratio: Share = 0.1, lam: Positive = 0.1, decay: ShareBelowOne = 0.97) -> Method:
     """Gradients without their low frequencies, FedDyn's dual, and an averaged model: one backward pass, FedAvg's bytes.
 
-    Paper: none; a composition of fedkeel's own, chosen on validation shares (the question `together`). Released code:
-    here. Here: the filter leaves 1-D tensors alone, and a cosine schedule of the rate goes with it (guide `keel`).
+    Paper: none; a composition of fedkeel's own, whose filter was chosen on validation shares (the question `together`).
+    Released code: none. Here: the filter leaves 1-D tensors alone; use a cosine schedule of the rate (guide `keel`).
     """
     return method(
         "keel",

@@ -18,7 +18,7 @@ NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test 
 RESULTS = ("best", "last", "mean_last", "reported")
 """What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
 
-COMPARED = 8  # methods of which the differences are told in sentences
+COMPARED = 8  # at most so many methods get a sentence on each difference
 ROUNDS, BYTES, SECONDS = attrgetter("rounds"), attrgetter("bytes"), attrgetter("seconds")
 
 Cell = tuple[str, float | None]

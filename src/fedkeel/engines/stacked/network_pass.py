@@ -130,7 +130,7 @@ REASONS = {
     "dynamic shape": "a shape depends on data, as it does with a mask as index, nonzero or unique",
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
-    "random operation": "it draws random numbers otherwise than by dropout",
+    "random operation": "it draws random numbers, and not by dropout",
     "accessing `data`": "it writes into the data of a tensor",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
