@@ -63,16 +63,9 @@ def rounded(size: int) -> float:
     return round(size / 2**20, 1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--share", type=float, default=0.05, help="of the nodes, in each round")
-    parser.add_argument("--method", default="scaffold")
-    parser.add_argument("--model", default="mlp")
-    asked = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING)
-    experiment = fk.Experiment(
+def make_experiment(asked: argparse.Namespace) -> fk.Experiment:
+    """Digits in equal shares, one for each node."""
+    return fk.Experiment(
         dataset="digits",
         model=asked.model,
         method=asked.method,
@@ -83,8 +76,19 @@ def main() -> None:
         batch_size=8,
         evaluate_every=asked.rounds,
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--share", type=float, default=0.05, help="of the nodes, in each round")
+    parser.add_argument("--method", default="scaffold")
+    parser.add_argument("--model", default="mlp")
+    asked = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
     meter = Meter(asked.rounds)
-    run = fk.run(experiment, engine="flower", progress=meter)
+    run = fk.run(make_experiment(asked), engine="flower", progress=meter)
     print(
         json.dumps(
             {

@@ -28,8 +28,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from deployments import MISSING, Deployment, descendants
+from federation_load import make_experiment
 
-import fedkeel as fk
 from fedkeel.federation.audit import AUDIT, read_chain
 from fedkeel.federation.export import export
 from fedkeel.federation.membership import beside
@@ -158,18 +158,7 @@ class Load:
 
 def measure(asked: argparse.Namespace, folder: Path) -> None:
     """Export, deploy, train, print what was measured, also when it is interrupted, and end everything."""
-    experiment = fk.Experiment(
-        dataset="digits",
-        model=asked.model,
-        method=asked.method,
-        partition=fk.Iid(clients=asked.nodes),
-        rounds=asked.rounds,
-        participation=asked.share,
-        epochs=1,
-        batch_size=8,
-        evaluate_every=asked.rounds,
-    )
-    export(experiment, folder / "app")
+    export(make_experiment(asked), folder / "app")
     deployment = Deployment(folder / "app", folder, nodes=asked.nodes)
     load = Load(deployment, folder / "out", asked.rounds)
     try:
