@@ -22,7 +22,7 @@ def pytest_configure(config):
     if config.option.markexpr == "not slow" and not hands_out_only:
         from hypothesis import settings
 
-        settings.register_profile("few", max_examples=30)
+        settings.register_profile("few", max_examples=20)
         settings.load_profile("few")
         with contextlib.suppress(ImportError, AttributeError):  # newer ones read every module for numbers to draw
             from hypothesis.internal.conjecture import providers

@@ -133,9 +133,9 @@ def started(folder, rounds, arguments=()):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted"), pytest.param(signal.SIGTERM, 143, "term", marks=pytest.mark.slow)],
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "term")]
 )
 def test_signals_leave_a_checkpoint_that_resumes_to_the_same_bytes(tmp_path, fedkeel, number, code, word):
     process = started(tmp_path / "a", rounds=100_000)

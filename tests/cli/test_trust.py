@@ -290,15 +290,15 @@ def test_a_ledger_is_a_file(hostile, capsys, drawn_only):
         "rounds_paper": 5, "seconds": 1.0, "fingerprint": "f", "model_digest": "d",
         "environment": {"device": "<script>x"},
     }  # fmt: skip
-    for method in (PLACES["the method"]["method"], PLACES["a gradient chain"]["method"], {"name": "os:system"}):
-        entry = line | {"settings": settings | {"method": method}}
-        (hostile.folder / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
-        for words in (
-            ["reproduce", "fedfft:1", "--dry-run", "--ledger", "ledger.jsonl"],
-            ["reproduce", "--page", "page.md", "--ledger", "ledger.jsonl"],
-            ["report", "--ledger", "ledger.jsonl"],
-        ):
-            assert call(words) == 0, capsys.readouterr().err
+    methods = (PLACES["the method"]["method"], PLACES["a gradient chain"]["method"], {"name": "os:system"})
+    entries = [line | {"seed": seed, "settings": settings | {"method": one}} for seed, one in enumerate(methods)]
+    (hostile.folder / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    for words in (
+        ["reproduce", "fedfft:1", "--dry-run", "--ledger", "ledger.jsonl"],
+        ["reproduce", "--page", "page.md", "--ledger", "ledger.jsonl"],
+        ["report", "--ledger", "ledger.jsonl"],
+    ):
+        assert call(words) == 0, capsys.readouterr().err
     for page in ("page.md", "report.html"):
         assert "<script>x" not in (hostile.folder / page).read_text()
     assert not hostile.marker.exists()

@@ -233,6 +233,7 @@ def test_bad_yahoo_files_are_refused(tmp_path, content, message):
     assert_nothing_left(tmp_path / "root")
 
 
+@pytest.mark.slow
 def test_yahoo_answers_comes_from_the_hub(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="the extra fedkeel[download] is not installed")
     monkeypatch.setenv("FEDKEEL_HUB", str(tmp_path / "hub"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 import torch
@@ -53,9 +53,9 @@ STACKABLE = sorted(MODELS.keys() - WITH_BUFFERS)
 LARGE = {"densenet121-gn", "resnet18-gn", "resnet18-gn-cifar", "wrn56-2-gn"}  # of blocks that other networks have too
 
 
-def each(names: Iterable[str]) -> pytest.MarkDecorator:
+def each(names: Iterable[str], slow: Collection[str] = LARGE) -> pytest.MarkDecorator:
     """Every network; those that repeat what others have as slow tests."""
-    marked = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in names]
+    marked = [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in names]
     return pytest.mark.parametrize("name", marked)
 
 
@@ -128,7 +128,7 @@ def test_fedfft_normalises_by_group_after_the_last_dense_block_only() -> None:
     assert sum(isinstance(part, nn.BatchNorm2d) for part in module.modules()) == 119
 
 
-@each(STACKABLE)
+@each(STACKABLE, slow={*LARGE, "fasttext", "vit-small-32"})  # kernels/test_any_network.py has such in small
 def test_stacked_clients_equal_single_ones(name: str) -> None:
     """Logits and gradients of two clients under vmap, in float64."""
     takes = MODELS[name].takes

@@ -29,6 +29,7 @@ def test_tensorboard_holds_every_number_of_every_round(small, tmp_path):
         assert [value for _, value in logged] == pytest.approx(run.curve(name), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_mlflow_holds_settings_and_rounds(small, tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="mlflow is not installed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,15 +24,13 @@ def check_data(task: Task) -> None:
 
     Only data in memory are checked: others are read when their turn comes.
     """
-    for name, data in list_parts(task):
+    parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
+    given = {name: data for name, data in parts.items() if data is not None}
+    for name, data in given.items():
         if name != "the training data" and (wrong := find_unsound(data)) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
-        check_labels(task, name, data)
-
-
-def list_parts(task: Task) -> Iterator[tuple[str, ClientData]]:
-    parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
-    yield from ((name, data) for name, data in parts.items() if data is not None)
+    if task.module is not None:
+        check_labels(task, given)
 
 
 def find_unsound(data: ClientData) -> str | None:
@@ -86,26 +84,26 @@ def read_labels(data: ClientData) -> Tensor | None:
 
 
 @torch.no_grad()
-def check_labels(task: Task, name: str, data: ClientData) -> None:
+def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
     """Refuse labels that the loss does not take. They are tried on a sample: a loss may ignore some labels."""
-    labels = read_labels(data)
-    if labels is None or not len(labels) or task.module is None:
+    found = {name: labels for name, data in parts.items() if (labels := read_labels(data)) is not None and len(labels)}
+    if not found:
         return
-    client = int(data.sizes.argmax())
-    raw = data.rows(client, np.zeros(1, np.int64))
+    data = parts[next(iter(found))]
     model = copy.deepcopy(task.module).cpu().eval()
-    sample = [part.cpu() for part in task.prepare(raw)]
+    sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), np.zeros(1, np.int64)))]
     with torch.random.fork_rng(devices=[]):
         output: Any = task.predict(model, tuple(sample))
         if not isinstance(output, Tensor) or output.dim() != 2:
             return
         classes = output.shape[-1]
-        for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
-            try:
-                task.compute_loss(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
-            except (IndexError, RuntimeError, ValueError):
-                raise DataError(
-                    f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has {classes} "
-                    f"outputs: labels go from 0 to {classes - 1}.",
-                    "number the classes from 0, or give the model more outputs",
-                ) from None
+        for name, labels in found.items():
+            for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
+                try:
+                    task.compute_loss(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
+                except (IndexError, RuntimeError, ValueError):
+                    raise DataError(
+                        f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has "
+                        f"{classes} outputs: labels go from 0 to {classes - 1}.",
+                        "number the classes from 0, or give the model more outputs",
+                    ) from None
