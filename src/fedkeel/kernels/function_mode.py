@@ -4,8 +4,6 @@ What a network calls, through modules or directly, decides: an operator of `oper
 that function alone.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections import Counter

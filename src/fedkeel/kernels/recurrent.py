@@ -3,8 +3,6 @@
 `lstm`, `gru` and the others stand for PyTorch's functions of these names, for one client; what they call is taken over.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -74,8 +74,7 @@ class RandomEnergy(BandFilter):
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes
         left = 1 - (taken / drawn.clamp(min=1e-300)).clamp(0, 1)
         factor = torch.zeros_like(left).scatter(-1, order, left.sqrt()).to(rows.dtype)
-        kept: Tensor = torch.fft.irfft(spectrum * factor, n=n)
-        return kept
+        return torch.fft.irfft(spectrum * factor, n=n)
 
 
 @cache

@@ -239,8 +239,7 @@ def mean_direction(reports: State, own_steps: bool = False) -> Tree:
     """
     way, delta = reports["lr"] * reports["steps"], reports["delta"]
     total = way * len(way) if own_steps else way.sum().expand_as(way)
-    direction: Tree = delta.average(-1 / total)
-    return direction
+    return delta.average(-1 / total)
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ class RandomBand(BandFilter):
             return rows
         draws = draw_per_bin(rows, at)
         keep = draws > draws.kthvalue(removed, keepdim=True).values
-        kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
-        return kept
+        return torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,7 @@ class HighPass2d(Rule):
         removed = max(1, floor(self.ratio * radius.numel() + 1e-9))
         # all of one radius together: half of a conjugate pair would leave a complex kernel
         keep = radius > radius.flatten().sort().values[removed - 1] + 1e-6
-        kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaves) * keep, s=(height, width))
-        return kept
+        return torch.fft.irfft2(torch.fft.rfft2(leaves) * keep, s=(height, width))
 
 
 # ---- orders --------------------------------------------------------------------------------------------------------
@@ -209,8 +207,7 @@ def low_band_pruned(rows: Tensor, bins: int) -> Tensor:
     n = rows.shape[-1]
     a = short_length(n, bins)
     if a is None:
-        band: Tensor = torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
-        return band
+        return torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
     omega = twiddles(n, bins, n // a, rows.dtype, rows.device)
     z = torch.fft.rfft(rows.reshape((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
     x = (z * omega).sum(-1, keepdim=True) / (n // a)

@@ -99,8 +99,7 @@ class Attraction:
         return (weights * ((squared.clamp(min=0) + 1e-12).sqrt() + self.apart)).sum()
 
     def slope(self, logits: Tensor) -> Tensor:
-        slope: Tensor = torch.func.grad(self.cost)(logits)
-        return slope
+        return torch.func.grad(self.cost)(logits)
 
     def descend(self, logits: Tensor, steps: int, rate: float) -> Tensor:
         """The logits after some steps of a fresh Adam."""
@@ -176,9 +175,7 @@ class OnProxy(Weighting):
 
 def mix_models(state: State) -> Tree:
     """γ Σ λ_k w_k."""
-    models: Tree = state["models"]
-    gamma: Tensor = state["y"].exp()
-    return models.average(torch.softmax(state["x"], 0)) * gamma
+    return state["models"].average(torch.softmax(state["x"], 0)) * state["y"].exp()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, cosine
@@ -103,12 +102,8 @@ class PersonalMomentum(Rule):
 
 def client_momentum(client: State, at: Local) -> Tree:
     """m_i = m + α / (1 − α) · (c − c_i)."""
-    message = at.message
-    alpha: Tensor = message["alpha"]
-    drift: Tree = message["c"] - client["c_i"]
-    m: Tree = message["momentum"]
-    mixed: Tree = m + drift * (alpha / (1 - alpha))
-    return mixed
+    alpha = at.message["alpha"]
+    return at.message["momentum"] + (at.message["c"] - client["c_i"]) * (alpha / (1 - alpha))
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,7 @@ class AdaptiveRadius(Rule):
     stackable: ClassVar[bool] = True
 
     def radius(self, client: State) -> Tensor:
-        radius: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
-        return radius
+        return self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client

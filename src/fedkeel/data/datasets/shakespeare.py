@@ -58,8 +58,7 @@ class Windows(Lazy):
         return len(self.starts), self.length
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        cut: NDArray[np.uint8] = self.text[self.starts[rows][..., None] + np.arange(self.length)]
-        return cut
+        return self.text[self.starts[rows][..., None] + np.arange(self.length)]
 
 
 def plain_text(lines: str) -> str:
