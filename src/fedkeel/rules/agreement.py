@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class ByAgreement(Weighting):
     lam: PositiveShare = 0.5
     dimensions: Count = 256
     clusters: Whole = newer_field(0)
-    reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
+    reads = ("heterogeneity", "alignment")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         heterogeneous = 1 + self.gamma * reports["heterogeneity"]

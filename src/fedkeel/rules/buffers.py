@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 
 
 @dataclass(frozen=True)
-class ShareBuffers(Rule):
+class ShareBuffers(Rule, stackable=True):
     """Clients begin with the server's buffers, which become the weighted average of theirs: b ← Σ p_i b_i."""
-
-    stackable: ClassVar[bool] = True
 
     def broadcast(self, message: State, server: State) -> State:
         return message | {"buffers": server["buffers"]}

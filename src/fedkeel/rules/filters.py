@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import floor
-from typing import ClassVar, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ MinDims = Literal[0, 1, 2]
 
 
 @dataclass(frozen=True)
-class BandFilter(Rule, ABC):
+class BandFilter(Rule, ABC, stackable=True):
     """Removes a share of each tensor's rFFT coefficients. ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone. `order` is one of ORDERS; tensors that are not 4-d keep theirs,
@@ -44,8 +44,7 @@ class BandFilter(Rule, ABC):
     ratio: Share
     min_dims: MinDims = 0
     order: Order = NATURAL
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         def filter_leaves(leaves: Tensor, shape: Shape) -> Tensor:
@@ -63,13 +62,11 @@ class BandFilter(Rule, ABC):
 
 
 @dataclass(frozen=True)
-class HighPass(BandFilter):
+class HighPass(BandFilter, stackable=True):
     """Zero the lowest `ratio` of each tensor's rFFT coefficients, the mean included.  ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone.  (FedFFT on perturbations; SpecGradFilter on gradients)
     """
-
-    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if torch.compiler.is_compiling() and self.order == NATURAL:
@@ -90,10 +87,8 @@ class HighPass(BandFilter):
 
 
 @dataclass(frozen=True)
-class LowPass(BandFilter):
+class LowPass(BandFilter, stackable=True):
     """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
-
-    stackable: ClassVar[bool] = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         n = rows.shape[-1]
@@ -112,7 +107,7 @@ def draw_per_bin(rows: Tensor, at: Local) -> Tensor:
 class RandomBand(BandFilter):
     """Zero a random `ratio` of each tensor's rFFT coefficients, drawn anew in each step.  ratio = 0: no change."""
 
-    random: ClassVar[bool] = True
+    random = True
 
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         n = rows.shape[-1]
@@ -125,7 +120,7 @@ class RandomBand(BandFilter):
 
 
 @dataclass(frozen=True)
-class HighPass2d(Rule):
+class HighPass2d(Rule, stackable=True):
     """Zero the lowest `ratio` of the 2-d coefficients of each kernel, its mean at least.
 
     Low means: near to the origin of the plane of frequencies. Tensors that are not 4-d, and 1×1 kernels, stay.
@@ -133,8 +128,7 @@ class HighPass2d(Rule):
     """
 
     ratio: Share
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_shape(self.filter), client

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import Local, Rule, Setting, State, require
@@ -44,7 +43,7 @@ def names_of(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
 
 
 @dataclass(frozen=True)
-class On(Rule):
+class On(Rule, stackable=True):
     """A filter, clip or other rule without memory, applied to the parameters that match; the others pass unchanged.
 
     `On("patch_embed.*", HighPass(0.05))`; `HEAD` stands for the classifier.
@@ -52,7 +51,6 @@ class On(Rule):
 
     patterns: str | Patterns
     inner: Rule
-    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.inner.stages == {"step"}, self, "On takes rules without memory, which act in a step alone")
@@ -75,12 +73,11 @@ class On(Rule):
 
 
 @dataclass(frozen=True)
-class OnlyLayers(Rule):
+class OnlyLayers(Rule, stackable=True):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, patterns=names_of(self.patterns, setting, self))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,7 +44,7 @@ class ByAttraction(Weighting):
     server_lr: NonNegative = 1e-3
     gamma: Positive = 1.0
     released: bool = False
-    asks: ClassVar[tuple[str, ...]] = ("client",)
+    asks = ("client",)
 
     def server_slots(self, params: Tree) -> State:
         return {"attraction": params.buffer.new_zeros(1)}

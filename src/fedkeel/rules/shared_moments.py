@@ -20,7 +20,7 @@ __all__ = ["AlignedAdamW", "Orthogonal", "VariateMomentum"]
 
 
 @dataclass(frozen=True)
-class AlignedAdamW(Optimiser):
+class AlignedAdamW(Optimiser, stackable=True):
     """AdamW whose v begins every round with the mean of the clients' last: m̂ / (√v̂ + ε); m begins at 0.
 
     m̂ = m / (1 − β1^k) in local step k, v̂ = v / (1 − β2^t) in step t of all rounds, which grows by the mean number of
@@ -34,10 +34,9 @@ class AlignedAdamW(Optimiser):
     eps: Positive = 1e-8
     blocks: Literal["tensor", "number"] = "tensor"
     moments: ClassVar[Moments] = "average"  # type: ignore[misc]
-    slots: ClassVar[tuple[str, ...]] = ("adamw_v",)
-    counter: ClassVar[str] = "adamw_count"
-    rates: ClassVar[tuple[float, ...]] = AdamW.rates
-    stackable: ClassVar[bool] = True
+    slots = ("adamw_v",)
+    counter = "adamw_count"
+    rates = AdamW.rates
 
     def shorten(self, v: Tree) -> Tree:
         """What travels of v."""
@@ -77,7 +76,7 @@ def spread(numbers: Tree, like: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class VariateMomentum(Rule):
+class VariateMomentum(Rule, stackable=True):
     """Correct the client's momentum by control variates, before an oracle: M − c_i + c, M ← (1 − α) M + α g.
 
     M begins at c_i, and its end is the next c_i; c moves by the mean change over all clients, those not selected
@@ -85,7 +84,6 @@ class VariateMomentum(Rule):
     """
 
     alpha: PositiveShare = 0.9
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -115,7 +113,7 @@ class VariateMomentum(Rule):
 
 
 @dataclass(frozen=True)
-class Orthogonal(Optimiser):
+class Orthogonal(Optimiser, stackable=True):
     """Step by the oracle of a norm: O(U) of each matrix, all its singular values near 1; v / ‖v‖ of the rest.
 
     O by `steps` of Newton–Schulz, as Muon has it; a convolution is the matrix of its outputs times all else.
@@ -124,9 +122,8 @@ class Orthogonal(Optimiser):
 
     steps: Count = 5
     moments: ClassVar[Moments] = "reset"  # type: ignore[misc]
-    slots: ClassVar[tuple[str, ...]] = ()  # it has none
-    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
-    stackable: ClassVar[bool] = True
+    slots = ()  # it has none
+    rates = (0.001, 0.003, 0.01, 0.03)
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         return tree.map_by_shape(self.judge), moments

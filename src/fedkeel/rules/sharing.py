@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,12 +18,11 @@ HINT = "drop PrivateLayers, or choose another method for the shared layers"
 
 
 @dataclass(frozen=True)
-class Confined(Rule):
+class Confined(Rule, stackable=True):
     """A rule that sees and remembers the shared layers alone; those that match `private` pass unchanged."""
 
     inner: Rule
     private: Patterns
-    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for trait in ("needs_gradient", "random", "asks", "reads", "stages"):

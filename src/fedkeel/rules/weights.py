@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -148,7 +148,7 @@ class ByDiscrepancy(Weighting):
     a: AnyFinite = 0.5
     b: AnyFinite = 0.1
     metric: Metric = "kl"
-    asks: ClassVar[tuple[str, ...]] = ("histogram",)
+    asks = ("histogram",)
 
     def __call__(self, reports: State, server: State) -> Tensor:
         counts = reports["histogram"]
