@@ -67,15 +67,11 @@ class Proximal(Rule, stackable=True):
         return tree + self.mu * (at.params - at.start), client
 
 
-@dataclass(frozen=True)
-class ControlVariates(Rule, stackable=True):
-    """Replace the client's mean direction by everyone's: g + c − c_i.
+class Variates(Rule):
+    """Control variates: c of the server, which it sends, and c_i of each client.
 
-    c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
-    scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
+    c moves by the mean change that clients report, those not selected included.
     """
-
-    scale: NonNegative = 1.0
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -86,6 +82,20 @@ class ControlVariates(Rule, stackable=True):
     def broadcast(self, message: State, server: State) -> State:
         return message | {"c": server["c"]}
 
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
+
+
+@dataclass(frozen=True)
+class ControlVariates(Variates, stackable=True):
+    """Replace the client's mean direction by everyone's: g + c − c_i.
+
+    c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
+    scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
+    """
+
+    scale: NonNegative = 1.0
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if self.scale == 1:
             return tree + at.message["c"] - client["c_i"], client
@@ -94,9 +104,6 @@ class ControlVariates(Rule, stackable=True):
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.start - at.params) / (at.lr * at.steps) - at.message["c"]
         return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved}
-
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.objectives import Precision
-from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+from fedkeel.rules.layers import HEAD, NamesLayers, Patterns, matcher
 
 __all__ = ["CommonPrior", "NotePrecision"]
 
@@ -23,7 +23,7 @@ def class_matrices(layout: Layout, patterns: Patterns) -> Layout:
 
 
 @dataclass(frozen=True)
-class NotePrecision(Rule, stackable=True):
+class NotePrecision(NamesLayers, stackable=True):
     """First in a measuring phase's perturb chain: add up 1 / σ² of the codes of each class, and perturb nothing.
 
     The sum is the slope of the objective `Precision()` in the head's weights, one row for each class.  (FedCR)
@@ -31,9 +31,6 @@ class NotePrecision(Rule, stackable=True):
 
     patterns: Patterns = (HEAD,)
     needs_gradient = Precision()
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
         return {"precision": params.only(class_matrices(params.layout, self.patterns)).zeros()}
@@ -50,7 +47,7 @@ class NotePrecision(Rule, stackable=True):
 
 
 @dataclass(frozen=True)
-class CommonPrior(Rule, stackable=True):
+class CommonPrior(NamesLayers, stackable=True):
     """A Gaussian for each class: the product of N(0, 1) and of every participant's experts, its samples' codes.
 
     1/σ̄² = 1 + Σ 1/σ², μ̄ = σ̄² Σ μ/σ²; then beta2 of the new μ̄ and σ̄, and the rest of the old. A class that no
@@ -61,9 +58,6 @@ class CommonPrior(Rule, stackable=True):
     beta2: Share = 1.0
     patterns: Patterns = (HEAD,)
     reads = ("precision",)
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def server_slots(self, params: Tree) -> State:
         rows = params.only(class_matrices(params.layout, self.patterns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any, cast
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import Local, Rule, Setting, State, require
@@ -42,6 +43,15 @@ def names_of(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
     return tuple(filter(matcher(wanted), setting.layout.shapes))
 
 
+class NamesLayers(Rule):
+    """A rule about the parameters that match its patterns, which become their names when the method meets its model."""
+
+    patterns: Patterns
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(cast(Any, self), patterns=names_of(self.patterns, setting, self))
+
+
 @dataclass(frozen=True)
 class On(Rule, stackable=True):
     """A filter, clip or other rule without memory, applied to the parameters that match; the others pass unchanged.
@@ -73,14 +83,11 @@ class On(Rule, stackable=True):
 
 
 @dataclass(frozen=True)
-class OnlyLayers(Rule, stackable=True):
+class OnlyLayers(NamesLayers, stackable=True):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
     filters = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.zeros() | tree.only(matcher(self.patterns)), client

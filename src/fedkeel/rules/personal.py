@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
+from fedkeel.core.rule import Local, Rule, State, newer_field
 from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+from fedkeel.rules.layers import HEAD, NamesLayers, Patterns, matcher
 
 __all__ = ["BeginMerged", "KeepModel", "LearnMerge", "Merge", "OwnModel", "PrivateLayers"]
 
 
 @dataclass(frozen=True)
-class PrivateLayers(Rule, stackable=True):
+class PrivateLayers(NamesLayers, stackable=True):
     """Parameters that match never leave the client; the server's own stay as they were first made.
 
     (FedPer, Arivazhagan et al. 2019)
     """
 
     patterns: Patterns = (HEAD,)
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
         return {"private": params.only(matcher(self.patterns))}
@@ -75,7 +72,7 @@ class OwnModel(Rule, stackable=True):
 
 
 @dataclass(frozen=True)
-class Merge(Rule, stackable=True):
+class Merge(NamesLayers, stackable=True):
     """Take in as much of the global head as helps: θ = own + (global − own) ⊙ W, W learned in [0, 1].
 
     In the perturb chain of a measuring phase: move to the merged model; in a training phase's gradient chain: begin
@@ -83,9 +80,6 @@ class Merge(Rule, stackable=True):
     """
 
     patterns: Patterns = (HEAD,)
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
         head = params.only(matcher(self.patterns))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedkeel.core.layout import Layout
 from fedkeel.core.objectives import Distilled, Loss
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
@@ -133,12 +135,16 @@ def by_tensor_number(direction: Tree) -> Tree:
     first = torch.cat([leaf.reshape((*direction.buffer.shape[:-1], -1)) for _, leaf in direction.items()], -1)
     first = first[..., : len(direction)]
     shares: Tensor = first / (first.abs().sum(-1, keepdim=True) + 1e-7)
-    axes = direction.buffer.shape[:-1]
+    return fill_tensors(dict(zip(direction, shares.unbind(-1), strict=True)), direction.layout)
+
+
+def fill_tensors(numbers: Mapping[str, Tensor] | Tree, layout: Layout) -> Tree:
+    """Each tensor of a layout filled with its number."""
     filled = {}
-    for number, (name, shape) in enumerate(direction.layout.shapes.items()):
-        value = shares[..., number].reshape(axes + (1,) * len(shape))
-        filled[name] = value.expand(axes + shape)
-    return Tree.of(filled, direction.layout)
+    for name, shape in layout.shapes.items():
+        number = numbers[name]
+        filled[name] = number.reshape(number.shape + (1,) * len(shape)).expand(number.shape + shape)
+    return Tree.of(filled, layout)
 
 
 @dataclass(frozen=True)

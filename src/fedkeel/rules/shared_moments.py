@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.layout import Shape
-from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, PositiveShare, ShareBelowOne
+from fedkeel.rules.corrections import Variates
 from fedkeel.rules.muon import SMALLEST, is_tall, orthogonalise_wide
 from fedkeel.rules.optimisers import AdamW, Moments, Optimiser, mix, mix_squares, sum_weights
+from fedkeel.rules.perturbations import fill_tensors
 
 __all__ = ["AlignedAdamW", "Orthogonal", "VariateMomentum"]
 
@@ -49,7 +51,9 @@ class AlignedAdamW(Optimiser, stackable=True):
         return {"adamw_m": params.zeros(), "adamw_v": params.zeros()}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        v = spread(message["adamw_v"], params) if self.blocks == "tensor" else message["adamw_v"]
+        v = message["adamw_v"]
+        if self.blocks == "tensor":
+            v = params.zeros() + fill_tensors(v, params.layout)
         return params, client | {"adamw_m": params.zeros(), "adamw_v": v}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -65,18 +69,8 @@ class AlignedAdamW(Optimiser, stackable=True):
         return report | ({"adamw_v": self.shorten(report["adamw_v"])} if "adamw_v" in report else {}), client
 
 
-def spread(numbers: Tree, like: Tree) -> Tree:
-    """Each tensor of `like` filled with its number."""
-    axes = numbers.buffer.shape[:-1]
-    filled = {
-        name: numbers[name].reshape(axes + (1,) * len(shape)).expand(axes + shape)
-        for name, shape in like.layout.shapes.items()
-    }
-    return like.zeros() + Tree.of(filled, like.layout)
-
-
 @dataclass(frozen=True)
-class VariateMomentum(Rule, stackable=True):
+class VariateMomentum(Variates, stackable=True):
     """Correct the client's momentum by control variates, before an oracle: M − c_i + c, M ← (1 − α) M + α g.
 
     M begins at c_i, and its end is the next c_i; c moves by the mean change over all clients, those not selected
@@ -85,17 +79,8 @@ class VariateMomentum(Rule, stackable=True):
 
     alpha: PositiveShare = 0.9
 
-    def server_slots(self, params: Tree) -> State:
-        return {"c": params.zeros()}
-
-    def client_slots(self, params: Tree) -> State:
-        return {"c_i": params.zeros()}
-
     def round_slots(self, params: Tree) -> State:
         return {"variate_m": params.zeros()}
-
-    def broadcast(self, message: State, server: State) -> State:
-        return message | {"c": server["c"]}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params, client | {"variate_m": client["c_i"]}
@@ -107,9 +92,6 @@ class VariateMomentum(Rule, stackable=True):
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         m = client["variate_m"]
         return report | {"c_moved": m - client["c_i"]}, client | {"c_i": m}
-
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
 
 
 @dataclass(frozen=True)
