@@ -137,11 +137,9 @@ def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:
     return AddBias.apply(x, frame.anchor, frame.params[f"{name}.bias"], frame.into[f"{name}.bias"])
 
 
-def norm(module: nn.GroupNorm | nn.BatchNorm2d, name: str, x: Tensor, frame: Frame) -> Tensor:
-    return normalise(module, name, x, frame, relu=False)
-
-
-def normalise(module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None) -> Tensor:
+def normalise(
+    module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool = False, shortcut: Tensor | None = None
+) -> Tensor:
     if isinstance(module, nn.BatchNorm2d):
         return batch_normalise(module, name, x, frame, relu, shortcut)
     gain, bias = f"{name}.weight", f"{name}.bias"
@@ -199,8 +197,8 @@ LAYERS: dict[type[nn.Module], Apply] = {
     nn.Sequential: sequential,
     Block: block,
     nn.Conv2d: convolution,
-    nn.GroupNorm: norm,
-    nn.BatchNorm2d: norm,
+    nn.GroupNorm: normalise,
+    nn.BatchNorm2d: normalise,
     nn.Linear: linear,
     nn.Flatten: flatten,
     nn.MaxPool2d: max_pool,
