@@ -59,15 +59,12 @@ class RandomEnergy(BandFilter):
 
     random = True
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
         n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        if not removed:
-            return rows
         spectrum = torch.fft.rfft(rows)
         # in float64: the sum of a million terms is compared with its parts
         energy = spectrum.abs().to(torch.float64).square() * multiplicity(n, rows.device)
-        goal = energy[..., :removed].sum(-1, keepdim=True)
+        goal = energy[..., :count].sum(-1, keepdim=True)
         order = draw_per_bin(rows, at).argsort(-1)
         drawn = energy.gather(-1, order)
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes

@@ -56,9 +56,14 @@ class BandFilter(Rule, ABC, stackable=True):
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
         return tree.map_by_shape(filter_leaves), client
 
-    @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         """What is left of `[..., leaves, length]`."""
+        count = low_bins(rows.shape[-1], self.ratio)
+        return self.remove(rows, count, at) if count else rows
+
+    @abstractmethod
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        """What is left without so many coefficients of each row, at least one."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +86,16 @@ class HighPass(BandFilter, stackable=True):
             spans += [offset, leaves, length, removed]
         return spans
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        removed = low_bins(rows.shape[-1], self.ratio)
-        return rows - low_band(rows, removed) if removed else rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        return rows - low_band(rows, count)
 
 
 @dataclass(frozen=True)
 class LowPass(BandFilter, stackable=True):
     """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        return low_band(rows, n // 2 + 1 - removed) if removed else rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        return low_band(rows, rows.shape[-1] // 2 + 1 - count)
 
 
 def draw_per_bin(rows: Tensor, at: Local) -> Tensor:
@@ -109,14 +111,10 @@ class RandomBand(BandFilter):
 
     random = True
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        if not removed:
-            return rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
         draws = draw_per_bin(rows, at)
-        keep = draws > draws.kthvalue(removed, keepdim=True).values
-        return torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
+        keep = draws > draws.kthvalue(count, keepdim=True).values
+        return torch.fft.irfft(torch.fft.rfft(rows) * keep, n=rows.shape[-1])
 
 
 @dataclass(frozen=True)
