@@ -17,7 +17,8 @@ from fedkeel.methods.registry import FAMILIES, public_name
 
 STUB = Path(fk.__file__).with_name("__init__.pyi").read_text()
 NOT_BY_NAME = {
-    "AverageModels", "BandFilter", "Confined", "FollowSchedule", "Optimiser", "Sensitivity", "ShareBuffers",
+    "AverageModels", "BandFilter", "Confined", "FollowSchedule", "NamesLayers", "Optimiser", "Sensitivity",
+    "ShareBuffers", "Variates",
 }  # fmt: skip
 """Rules that nobody writes down: some are what others share, the rest the library puts beside others by itself."""
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import pickle
+import zipfile
 
 import numpy as np
 import published
@@ -123,6 +124,19 @@ def test_a_cut_off_archive_is_refused(tmp_path, form):
     with pytest.raises(DataError, match=r"c\.tar\.gz is damaged or cut off"):
         import_into(CIFAR10, path, tmp_path / "root", check=True)
     assert_nothing_left(tmp_path / "root")
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (2, 99)], ids=["encrypted", "packed otherwise"])
+def test_a_zip_archive_that_python_cannot_unpack_is_refused_in_one_line(tmp_path, place, value):
+    path = tmp_path / "c.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data_batch_1.bin", b"some bytes")
+    content = bytearray(path.read_bytes())
+    for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # behind the flags stands how it is packed
+        content[content.index(header) + flags + place] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"c\.zip is damaged or cut off"):
+        import_into(CIFAR10, path, tmp_path / "root", check=True)
 
 
 @pytest.mark.parametrize(

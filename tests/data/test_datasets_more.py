@@ -55,6 +55,7 @@ def test_the_subset_keeps_the_lowest_numbers(tmp_path):
     ("change", "message"),
     [
         (lambda files: files.pop("tiny-imagenet-200/val/val_annotations.txt"), "lacks val/val_annotations.txt"),
+        (lambda files: files.update({"tiny-imagenet-200/val/val_annotations.txt": b"\xff\tn02124075"}), "damaged"),
         (
             lambda files: files.update({"tiny-imagenet-200/train/n02124075/images/n02124075_0.JPEG": b"\xff\xd8cut"}),
             "damaged",

@@ -90,6 +90,10 @@ def test_the_split_of_a_writer_does_not_depend_on_the_others(tmp_path):
         (more.leaf_file({"a": ([[0.5] * 784] * 12, [62] * 12)}), "outside 0 … 61"),
         (leaf(writers({"a": 3}))[:-40], "damaged or cut off"),
         (b'{"users": ["a"], "user_data": {"a": {"x": []}}}', "no samples 'x' and 'y' for user 'a'"),
+        (b'{"users": ["a"], "user_data": {"a": {"x": 3, "y": 3}}}', "no samples 'x' and 'y' for user 'a'"),
+        (b'{"users": ["a"], "user_data": ["a"]}', "no LEAF files with users"),
+        (more.leaf_file({"a": ([[0.5] * 784], ["seven"])}), "labels of writer 'a' are not whole numbers"),
+        (more.leaf_file({"a": ([[0.5] * 784], [1.5])}), "labels of writer 'a' are not whole numbers"),
         (b"[]", "holds no LEAF files"),
     ],
 )
@@ -223,6 +227,12 @@ def test_windows_out_of_order_are_refused(tmp_path):
         import_into(
             SHAKESPEARE, published.folder_of(tmp_path / "x", {"all_data.json": content}), tmp_path / "root", check=True
         )
+
+
+def test_windows_that_are_no_texts_are_refused(tmp_path):
+    path = published.folder_of(tmp_path / "leaf", {"all_data.json": more.leaf_file({"A_ROLE": ([1, 2], [3, 4])})})
+    with pytest.raises(DataError, match="windows of role 'A_ROLE' do not follow each other"):
+        import_into(SHAKESPEARE, path, tmp_path / "root", check=True)
 
 
 def test_letters_outside_the_table_are_blanks(tmp_path):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import vmap
 
+from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.keyed_dropout import KeyedDropout
+from fedkeel.kernels.operators import StackedPass
 from fedkeel.randomness import keyed_bits
 
 KEY = torch.tensor(17)
@@ -56,3 +59,44 @@ def test_the_global_generator_is_left_alone() -> None:
     with KeyedDropout(KEY):
         layer(torch.zeros(2, 3, 8))
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+class WritesInPlace(nn.Module):
+    """Draws as some networks do: into a tensor of its own, without using what the call returns."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.full(x.shape, 3.0)
+        mask.bernoulli_(0.5)
+        y = x * mask + 1
+        F.dropout(y, 0.5, True, True)
+        nn.Dropout1d(0.5, inplace=True)(y)
+        return y
+
+
+def test_what_is_drawn_in_place_is_there_whether_or_not_the_call_is_used() -> None:
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * torch.empty_like(x).bernoulli_(0.5) + 1
+            return F.dropout1d(F.dropout(y, 0.5), 0.5)
+
+    x = torch.rand(40, 6, requires_grad=True)
+    found = []
+    for network in (WritesInPlace(), Returns()):
+        with KeyedDropout(KEY):
+            y = network(x.unsqueeze(-1))
+        found.append((y, torch.autograd.grad(y.square().sum(), x)[0]))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_stacked_clients_find_it_too() -> None:
+    x, keys = torch.rand(3, 8, 6, 1), torch.arange(3)
+
+    def one(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        at = StackedPass(3, torch.float32, torch.zeros(()))
+        with StackedFunctions(at, {}, key=key) as functions:
+            return functions.finish(WritesInPlace()(x))
+
+    stacked = vmap(one)(x, keys)
+    for client, key in enumerate(keys):
+        with KeyedDropout(key):
+            torch.testing.assert_close(stacked[client], WritesInPlace()(x[client]), rtol=0, atol=0)

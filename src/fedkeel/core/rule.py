@@ -75,12 +75,15 @@ class Rule:
     optimiser: ClassVar[bool] = False  # turns a direction into a step: the experiment's clip goes in front of it
     coupled_decay: ClassVar[bool] = False  # an optimiser whose weight decay is part of the direction, as SGD's is
     # every operation works along the last axis, so that start, step and finish are right for stacked clients, too;
-    # counts for the class that says it: a subclass with a function of its own says it anew
+    # counts for the class that says it, `class Mine(Rule, stackable=True)`: a subclass with a function of its own says
+    # it anew
     stackable: ClassVar[bool] = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Have a subclass with its own `__post_init__` check its fields against their annotations first."""
+    def __init_subclass__(cls, *, stackable: bool | None = None, **options: Any) -> None:
+        """Note what a subclass declares; have its own `__post_init__` check its fields against their annotations."""
         super().__init_subclass__(**options)
+        if stackable is not None:
+            cls.stackable = stackable
         own = vars(cls).get("__post_init__")
         if own is not None:
             setattr(cls, "__post_init__", check_fields_before(own))  # noqa: B010 - not every subclass has one

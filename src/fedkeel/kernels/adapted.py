@@ -4,8 +4,6 @@ What the adapter adds is added by its last product, forwards and backwards: noth
 it.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from typing import Any

@@ -32,8 +32,7 @@ def take_off(value: Tensor, level: int) -> tuple[Tensor, bool]:
 
 def put_back(value: Tensor, level: int) -> Tensor:
     """Hide the first axis again."""
-    hidden: Tensor = _functorch._add_batch_dim(value, 0, level)
-    return hidden
+    return _functorch._add_batch_dim(value, 0, level)
 
 
 def outside() -> AbstractContextManager[Any]:

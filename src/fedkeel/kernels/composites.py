@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.kernels.recurrent import gru, lstm, rnn_relu, rnn_tanh
-from fedkeel.models.adapters import adapt_linear, apply_with_adapter
+from fedkeel.models.adapters import adapt_linear
 
 
 def multi_head_attention(
@@ -103,6 +104,6 @@ COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.gru: gru,
     torch.rnn_tanh: rnn_tanh,
     torch.rnn_relu: rnn_relu,
-    adapt_linear: apply_with_adapter,
+    adapt_linear: unwrap(adapt_linear),
 }
 """Each is called with the arguments of the function that it stands for, and returns None where it leaves it alone."""

@@ -34,8 +34,7 @@ def as_custom_op(
 
         @wraps(f)
         def call(*args: Args.args, **kwargs: Args.kwargs) -> Tensor:
-            result: Tensor = operator(*args, **kwargs) if torch.compiler.is_compiling() else f(*args, **kwargs)
-            return result
+            return operator(*args, **kwargs) if torch.compiler.is_compiling() else f(*args, **kwargs)
 
         return call
 

@@ -4,8 +4,6 @@ What a network calls, through modules or directly, decides: an operator of `oper
 that function alone.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections import Counter
@@ -23,7 +21,7 @@ from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
 from fedkeel.kernels.composites import COMPOSITES
-from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, dropout
+from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_place, dropout
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
@@ -122,8 +120,13 @@ class StackedFunctions(KeyedDropout):
             self.tally["stacked", name_of(func)] += 1
             given, options = self.ready(args), self.ready(kwargs)
             if DRAWING[func] is dropout and given and given[0].is_cuda and given[0].dtype in GPU_TYPES:
-                return self.drop(*given, **options)
-            return DRAWING[func](self.draw, *given, **options)
+                made = self.drop(*given, **options)
+            else:
+                made = DRAWING[func](self.draw, *given, **options)
+            if draws_in_place(func, args, kwargs):
+                self.values[id(args[0])] = made
+                self.stand_ins.append(args[0])
+            return made
         if func in COMPOSITES:
             with self:
                 made = COMPOSITES[func](*args, **kwargs)

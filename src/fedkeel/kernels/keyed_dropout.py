@@ -32,7 +32,8 @@ class KeyedDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in DRAWING:
-            return DRAWING[func](self.draw, *args, **kwargs)
+            made = DRAWING[func](self.draw, *args, **kwargs)
+            return args[0].copy_(made) if draws_in_place(func, args, kwargs) and made is not args[0] else made
         if func in COMPOSITES:  # those may drop something inside
             with self:
                 made = COMPOSITES[func](*args, **kwargs)
@@ -105,6 +106,12 @@ def _drop(draw: Draw, x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
 def bernoulli(draw: Draw, x: Tensor, p: float = 0.5, **options: Any) -> Tensor:
     """Return ones with probability p, as `x.bernoulli_(p)` does, and zeros."""
     return draw(tuple(x.shape), 1 - p).to(x.dtype)
+
+
+def draws_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function that draws writes into its argument too: a network need not use what it returns."""
+    asked = func in (torch.dropout_, Tensor.bernoulli_) or args[3:4] == (True,) or kwargs.get("inplace") is True
+    return asked and len(args) > 0
 
 
 DRAWING: dict[Callable[..., Any], Callable[..., Tensor]] = {

@@ -61,8 +61,7 @@ class Convolve(torch.autograd.Function):
         packed = ops.pack(weight, where, x.dtype)
         ctx.save_for_backward(x, packed)
         ctx.into, ctx.where, ctx.ops, ctx.weight = into, where, ops, describe(weight)
-        y: Tensor = ops.convolve(x, packed, where)
-        return y
+        return ops.convolve(x, packed, where)
 
     @staticmethod
     @once_differentiable
@@ -89,8 +88,7 @@ class Normalise(torch.autograd.Function):
         # y is read behind a ReLU only; without one a network may change it in place
         ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
-        result: Tensor = y
-        return result
+        return y
 
     @staticmethod
     @once_differentiable

@@ -1,7 +1,5 @@
 """Networks whose layers all have kernels, applied to all clients at once. vmap does the others."""
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -136,23 +134,19 @@ def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor
 
 
 def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:
-    y: Tensor = AddBias.apply(x, frame.anchor, frame.params[f"{name}.bias"], frame.into[f"{name}.bias"])
-    return y
+    return AddBias.apply(x, frame.anchor, frame.params[f"{name}.bias"], frame.into[f"{name}.bias"])
 
 
-def norm(module: nn.GroupNorm | nn.BatchNorm2d, name: str, x: Tensor, frame: Frame) -> Tensor:
-    return normalise(module, name, x, frame, relu=False)
-
-
-def normalise(module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool, shortcut: Tensor | None = None) -> Tensor:
+def normalise(
+    module: Any, name: str, x: Tensor, frame: Frame, *, relu: bool = False, shortcut: Tensor | None = None
+) -> Tensor:
     if isinstance(module, nn.BatchNorm2d):
         return batch_normalise(module, name, x, frame, relu, shortcut)
     gain, bias = f"{name}.weight", f"{name}.bias"
-    y: Tensor = Normalise.apply(
+    return Normalise.apply(
         x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
         (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu,
     )  # fmt: skip
-    return y
 
 
 def batch_normalise(
@@ -167,12 +161,10 @@ def batch_normalise(
     if running.after is None:
         scale = gain * (variance + module.eps).rsqrt()
         beside = None if shortcut is None else shortcut.contiguous()
-        y: Tensor = batch_norm_for(x).rescale(x, scale, bias - mean * scale, beside, relu)
-        return y
+        return batch_norm_for(x).rescale(x, scale, bias - mean * scale, beside, relu)
     into = (frame.into[f"{name}.weight"], frame.into[f"{name}.bias"])
     updates = RunningMoments((mean, variance), (running.after[moments[0]], running.after[moments[1]]), module.momentum)
-    y = BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, updates)
-    return y
+    return BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, updates)
 
 
 def linear(module: nn.Linear, name: str, x: Tensor, frame: Frame) -> Tensor:
@@ -187,8 +179,7 @@ def flatten(module: nn.Flatten, name: str, x: Tensor, frame: Frame) -> Tensor:
 def max_pool(module: nn.MaxPool2d, name: str, x: Tensor, frame: Frame) -> Tensor:
     size, stride, padding = module.kernel_size, module.stride, module.padding
     if x.is_cuda and x.dtype in GPU_TYPES and isinstance(size, int) and isinstance(stride, int):
-        y: Tensor = MaxPool.apply(x.contiguous(), size, stride, padding)
-        return y
+        return MaxPool.apply(x.contiguous(), size, stride, padding)
     images = x.flatten(0, 1).movedim(-1, 1)
     pooled = F.max_pool2d(images, size, stride, padding).movedim(1, -1)
     return pooled.view(*x.shape[:2], *pooled.shape[1:])
@@ -206,8 +197,8 @@ LAYERS: dict[type[nn.Module], Apply] = {
     nn.Sequential: sequential,
     Block: block,
     nn.Conv2d: convolution,
-    nn.GroupNorm: norm,
-    nn.BatchNorm2d: norm,
+    nn.GroupNorm: normalise,
+    nn.BatchNorm2d: normalise,
     nn.Linear: linear,
     nn.Flatten: flatten,
     nn.MaxPool2d: max_pool,

@@ -4,8 +4,6 @@ An operator gets an `Operand` in place of each tensor, and returns a tensor whos
 None for what it leaves to vmap. Images are channels first, as modules see them; in memory channels lie last.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -84,8 +82,7 @@ class StackedPass:
         if not bias.stacked:
             return y + self.low(bias)
         slot = self.claim(bias)
-        biased: Tensor = AddBias.apply(y, self.anchor, self.short(bias, slot), slot)
-        return biased
+        return AddBias.apply(y, self.anchor, self.short(bias, slot), slot)
 
     def multiply(self, x: Tensor, weight: Operand) -> Tensor:
         """x weightᵀ for x `[clients, rows, inner]`, with a stacked weight `[clients, outer, …]` whose rest is flat."""
@@ -93,8 +90,7 @@ class StackedPass:
         if slot is not None:
             self.multiplied.add(slot.name)
         value = self.short(weight, slot).flatten(2)
-        y: Tensor = Multiply.apply(x, self.anchor, value, None if slot is None else slot.flatten(2))
-        return y
+        return Multiply.apply(x, self.anchor, value, None if slot is None else slot.flatten(2))
 
     def short(self, weight: Operand, slot: Slot | None) -> Tensor:
         """Return a weight from those that were shortened all at once; autograd need not see one that has its place."""
@@ -226,9 +222,7 @@ def embedding(
         return F.embedding(numbers.value, at.low(weight), padding_idx)
     asked = at.stack(numbers)
     padding = None if padding_idx is None or padding_idx == -1 else padding_idx % weight.value.shape[1]
-    rows = Embed.apply(
-        weight.value, at.anchor, asked.reshape(at.clients, -1), at.claim(weight), padding, at.compute
-    )  # fmt: skip
+    rows = Embed.apply(weight.value, at.anchor, asked.reshape(at.clients, -1), at.claim(weight), padding, at.compute)
     return rows.view(*asked.shape, -1)
 
 

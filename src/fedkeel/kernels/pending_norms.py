@@ -1,7 +1,5 @@
 """Group and batch norms that wait for what follows: a shortcut that is added and a ReLU join them in one pass."""
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -61,10 +59,9 @@ class GroupNorm:
 
     def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
         into: tuple[Into, Into] = (self.at.claim(self.weight), self.at.claim(self.bias))
-        y: Tensor = Normalise.apply(
+        return Normalise.apply(
             images, self.at.anchor, shortcut, self.weight.value, self.bias.value, into, self.groups, self.epsilon, relu
         )
-        return y
 
 
 @dataclass
@@ -89,10 +86,9 @@ class BatchNorm:
         bias = self.by_client(self.bias, torch.zeros_like(one), images.shape[-1])
         into = (self.at.claim(self.weight), self.at.claim(self.bias))
         running = self.running.pop() if self.running else None
-        y: Tensor = BatchNormalise.apply(
+        return BatchNormalise.apply(
             images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running
         )
-        return y
 
     def by_client(self, weight: Operand | None, neutral: Tensor, channels: int) -> Tensor:
         """Return one row for each client."""

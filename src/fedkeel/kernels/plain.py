@@ -110,9 +110,10 @@ class RunningMoments(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Mean and variance `[clients, channels]` over the pixels of the images that count, and how many these are;
+    """Mean and variance `[clients, channels]` over the pixels of the images that count, and how many pixels these are.
 
-    with inverse = 1 / √(variance + ε), a batch norm is x · scale + shift: gain · inverse, bias − mean · scale.
+    A batch norm is x · scale + shift with inverse = 1 / √(variance + ε), scale = gain · inverse and
+    shift = bias − mean · scale.
     """
 
     mean: Tensor

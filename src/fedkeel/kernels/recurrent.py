@@ -3,8 +3,6 @@
 `lstm`, `gru` and the others stand for PyTorch's functions of these names, for one client; what they call is taken over.
 """
 
-# mypy: disable-error-code="no-untyped-call"
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from fedkeel.kernels.gradient_slots import Into, describe, place
 from fedkeel.kernels.operators import Operand, StackedPass
@@ -23,7 +21,7 @@ from fedkeel.models import text
 
 Scanned = tuple[Tensor, ...]
 """States of all steps `[batch, steps, units]`, and the last of each kind of state."""
-Scan = Callable[[Tensor, Tensor, Tensor | None, Scanned], Scanned]
+Scan = Callable[..., Scanned]
 """Steps through W x + b with the recurrent weight and bias, from the first states."""
 
 
@@ -185,31 +183,21 @@ def lstm(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor] | Non
     """`torch.lstm`, except for packed sequences."""
     if isinstance(hx, Tensor):
         return None
-
-    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
-        return text.scan_lstm(arriving, weight, bias, first[0], first[1])
-
-    y, (h, c) = run_layers(scan, x, tuple(hx), *given)
+    y, (h, c) = run_layers(text.scan_lstm, x, tuple(hx), *given)
     return y, h, c
 
 
-def gru(x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
-    """`torch.gru`, except for packed sequences."""
+def run_one_state(scan: Scan, x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
+    """`torch.gru` and PyTorch's other functions with one kind of state, except for packed sequences."""
     if not isinstance(given[0], Sequence):
         return None
-
-    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
-        return step_gru(arriving, weight, bias, first[0])
-
     y, (h,) = run_layers(scan, x, (hx,), *given)
     return y, h
 
 
+@wrap_torch_function(lambda arriving, weight, bias, h: (arriving, weight))
 def step_gru(arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Step through a GRU; it asks first whether another version of it is wanted, as PyTorch's functions do."""
-    if has_torch_function((arriving, weight)):
-        found: tuple[Tensor, Tensor] = handle_torch_function(step_gru, (arriving, weight), arriving, weight, bias, h)
-        return found
+    """Step through a GRU; stacked clients have another version of it."""
     states = []
     for step in arriving.unbind(1):
         (r, z, n), (hr, hz, hn) = step.chunk(3, -1), F.linear(h, weight, bias).chunk(3, -1)
@@ -220,23 +208,19 @@ def step_gru(arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor) -
     return torch.stack(states, 1), h
 
 
-def rnn(bend: Callable[[Tensor], Tensor], x: Tensor, hx: Any, *given: Any) -> tuple[Tensor, Tensor] | None:
-    """`torch.rnn_tanh` and `torch.rnn_relu`, except for packed sequences."""
-    if not isinstance(given[0], Sequence):
-        return None
-
-    def scan(arriving: Tensor, weight: Tensor, bias: Tensor | None, first: Scanned) -> Scanned:
-        (h,), states = first, []
-        for step in arriving.unbind(1):
-            h = bend(step + F.linear(h, weight, bias))
-            states.append(h)
-        return torch.stack(states, 1), h
-
-    y, (h,) = run_layers(scan, x, (hx,), *given)
-    return y, h
+def step_rnn(
+    bend: Callable[[Tensor], Tensor], arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Step through a plain recurrent layer."""
+    states = []
+    for step in arriving.unbind(1):
+        h = bend(step + F.linear(h, weight, bias))
+        states.append(h)
+    return torch.stack(states, 1), h
 
 
-rnn_tanh, rnn_relu = partial(rnn, torch.tanh), partial(rnn, torch.relu)
+gru = partial(run_one_state, step_gru)
+rnn_tanh, rnn_relu = (partial(run_one_state, partial(step_rnn, bend)) for bend in (torch.tanh, torch.relu))
 
 
 def run_layers(
@@ -254,7 +238,7 @@ def run_layers(
             w, u, *biases = weights[number * size : number * size + size]
             b, v = biases or (None, None)
             arriving = F.linear(x.flip(1) if backwards else x, w, b)
-            states, *last = scan(arriving, u, v, tuple(part[number] for part in first))
+            states, *last = scan(arriving, u, v, *(part[number] for part in first))
             sides.append(states.flip(1) if backwards else states)
             lasts.append(tuple(last))
         x = torch.cat(sides, -1) if bidirectional else sides[0]

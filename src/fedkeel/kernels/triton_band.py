@@ -1,7 +1,5 @@
 """The passes of `band` over whole rows, each reading them once. Products are split in three, which float32 needs."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

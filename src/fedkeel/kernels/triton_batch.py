@@ -4,8 +4,6 @@ Rows are the pixels of all images of a client. Images whose mask is 0 only fill 
 nothing flows back to them.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

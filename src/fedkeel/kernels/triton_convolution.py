@@ -4,8 +4,6 @@ Each kernel has its twin of the same name in `plain`. Sums are in float32. Chann
 taps sees is one stretch of memory: with few channels the sum runs over such stretches, with many within single taps.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """Dropout of stacked clients in one pass: numbers are hashed where they are used, as by `randomness.keyed_bits`."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

@@ -3,8 +3,6 @@
 `triton_norm` reads an image once, where channels and groups are powers of two; this reads it twice. Twins in `plain`.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

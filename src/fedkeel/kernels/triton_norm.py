@@ -1,7 +1,5 @@
 """Group norm, shortcut and ReLU in one pass over an image that stays in registers. Twins in `plain`."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

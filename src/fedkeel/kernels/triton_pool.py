@@ -1,7 +1,5 @@
 """Max pooling with channels last, and its gradient without atomics. The twin is torch's own max_pool2d."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

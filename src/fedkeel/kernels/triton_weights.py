@@ -1,7 +1,5 @@
 """Weights and their gradients: in a module's order outside, with channels last inside. Twins in `plain`."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc,no-any-return"
-
 from __future__ import annotations
 
 import torch

@@ -65,8 +65,7 @@ def with_ranges(family: Any, function: str, name: str) -> Callable[..., Method]:
         check_keys(settings, signature.parameters, MethodError, f"method {name}", "hyper-parameter")
         given = signature.bind(*values, **settings)
         given.arguments.update(_read(name, make, given.arguments))
-        made: Method = make(*given.args, **given.kwargs)
-        return made
+        return make(*given.args, **given.kwargs)
 
     setattr(family, function, checking_values)
     return checking_values

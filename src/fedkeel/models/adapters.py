@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from fedkeel.errors import ModelError
 from fedkeel.models.classifier import head as find_head
@@ -54,16 +54,9 @@ class AdaptedLinear(Adapted, nn.Linear):
         return adapt_linear(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
 
 
+@wrap_torch_function(lambda x, weight, bias, a, b, scale: (x, weight, a))
 def adapt_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Apply a linear layer with its adapter; it asks first whether another version of it is wanted."""
-    if has_torch_function((x, weight, a)):
-        found: Tensor = handle_torch_function(adapt_linear, (x, weight, a), x, weight, bias, a, b, scale)
-        return found
-    return apply_with_adapter(x, weight, bias, a, b, scale)
-
-
-def apply_with_adapter(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Compute W x + b + scale · B A x, scaled where it is narrow."""
+    """W x + b + scale · B A x, scaled where it is narrow; stacked clients have another version of it."""
     return F.linear(x, weight, bias) + F.linear(scale * F.linear(x, a), b)
 
 

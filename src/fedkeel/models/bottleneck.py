@@ -30,8 +30,7 @@ class Bottleneck(nn.Module):
         self.head = nn.Linear(code, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.encoded(x)[0])
-        return logits
+        return self.head(self.encoded(x)[0])
 
     def encoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """μ and σ of each sample's code."""

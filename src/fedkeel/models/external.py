@@ -44,14 +44,17 @@ def build_external(name: str, shape: Shape, classes: int, options: Mapping[str, 
     """Build the model that a name with a colon stands for."""
     package, _, which = name.partition(":")
     if package not in ("timm", "torchvision"):
-        return _from_module(name, shape, classes, options)
+        make_own = find_factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
+        return call_factory(make_own, name, shape, classes, options)
     make = _from_timm if package == "timm" else _from_torchvision
     which, at, size = which.partition("@")
     if at and not (size.isdecimal() and 1 <= int(size) <= LARGEST):
         raise ModelError(
             f"images cannot be resized to {size or 'nothing'}: {name}", f"write a size, {package}:{which}@224"
         )
-    inner = (shape[0], int(size), int(size)) if at and len(shape) == 3 else shape
+    if not Images().accepts(shape):
+        raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {Images()}")
+    inner = (shape[0], int(size), int(size)) if at else shape
     model = make(name, which, inner, classes, options)
     return _check_output(name, Resized(model, int(size)) if at else model, shape, classes)
 
@@ -69,7 +72,6 @@ class Resized(nn.Module):
 
 def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
     timm = _import_package(name, "timm")
-    _need_images(name, shape)
     settings = {"pretrained": False, "num_classes": classes, "in_chans": shape[0], **options}
     try:
         try:
@@ -84,7 +86,6 @@ def _from_timm(name: str, which: str, shape: Shape, classes: int, options: Mappi
 
 def _from_torchvision(name: str, which: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> Any:
     models = _import_package(name, "torchvision").models
-    _need_images(name, shape)
     if shape[0] != 3:
         raise ModelError(
             f"{name!r} takes images of 3 channels, not {shape[0]}", hint="timm:NAME takes any number of channels"
@@ -107,11 +108,6 @@ def find_factory(name: str, trust: Trust) -> Callable[..., nn.Module]:
     except RequestError as error:
         raise ModelError(error.message, error.hint) from error
     return make
-
-
-def _from_module(name: str, shape: Shape, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    make = find_factory(name, Trust.TYPED)  # a name from a file was checked when the file was read
-    return call_factory(make, name, shape, classes, options)
 
 
 def card_for(make: Callable[..., nn.Module]) -> ModelCard:
@@ -152,11 +148,6 @@ def _import_package(name: str, package: str) -> ModuleType:
         raise ModelError(
             f"model {name!r} needs the package {package}: {_brief(error)}", hint=f"pip install {package}"
         ) from error
-
-
-def _need_images(name: str, shape: Shape) -> None:
-    if not Images().accepts(shape):
-        raise ModelError(f"model {name!r} does not take data of shape {shape}", hint=f"it takes {Images()}")
 
 
 def _check_output(name: str, model: nn.Module, shape: Shape, classes: int) -> nn.Module:

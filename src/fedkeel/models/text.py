@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from fedkeel.models.card import Shape
 
@@ -31,18 +31,14 @@ class LstmLayer(nn.Module):
         return scan_lstm(self.input(x), self.hidden.weight, self.hidden.bias, zero, zero)[0]
 
 
+@wrap_torch_function(lambda arriving, weight, bias, h, c: (arriving, weight))
 def scan_lstm(
     arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute all states `[batch, steps, units]` of an LSTM from W x + b, and the last h and c.
+    """All states `[batch, steps, units]` of an LSTM from W x + b, and the last h and c.
 
-    As PyTorch's own functions do, it asks first whether another version of it is wanted.
+    Stacked clients have another version of it.
     """
-    if has_torch_function((arriving, weight)):
-        found: tuple[Tensor, Tensor, Tensor] = handle_torch_function(
-            scan_lstm, (arriving, weight), arriving, weight, bias, h, c
-        )
-        return found
     states = []
     for step in arriving.unbind(1):
         i, f, g, o = (step + linear(h, weight, bias)).chunk(4, -1)

@@ -41,8 +41,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        together: Tensor = self.qkv(x)
-        q, k, v = together.reshape(len(x), -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.qkv(x).reshape(len(x), -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
         weights = torch.softmax(q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5, -1)
         return (weights @ v).transpose(1, 2).flatten(2)
 
@@ -55,8 +54,7 @@ class Skip(nn.Module):
         self.parts = nn.Sequential(*parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        change: Tensor = self.parts(x)
-        return x + change
+        return x + self.parts(x)
 
 
 class First(nn.Module):

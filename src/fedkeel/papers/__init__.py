@@ -1,7 +1,5 @@
 """The numbers of the five papers, and the experiments that make them."""
 
-from __future__ import annotations
-
 # not `cells`, which would hide the module of that name
 from fedkeel.papers.cells import (
     EVALUATIONS,
@@ -17,18 +15,3 @@ from fedkeel.papers.cells import (
     seeds_of,
     tables,
 )
-
-__all__ = [
-    "EVALUATIONS",
-    "KINDS",
-    "PAPERS",
-    "QUESTIONS",
-    "Cell",
-    "Table",
-    "changes",
-    "checks",
-    "choices",
-    "find",
-    "seeds_of",
-    "tables",
-]

@@ -24,7 +24,7 @@ paper), "-" (the paper has none). A table without values is the sweep behind a f
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -160,6 +160,11 @@ def choices(paper: str) -> tuple[str, ...]:
 def seeds_of(paper: str) -> tuple[int, ...]:
     """List the seeds that a paper says it used; none where it does not say."""
     return tuple(read(paper).get("seeds", ()))
+
+
+def each_once(cells: Iterable[Cell]) -> list[Cell]:
+    """Keep every cell once, in the order in which they come first."""
+    return list({cell.place: cell for cell in cells}.values())
 
 
 def collect_notes(some: Sequence[Cell]) -> list[str]:

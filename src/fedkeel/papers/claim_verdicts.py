@@ -63,25 +63,22 @@ def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     """Every claim, judged by the runs that count."""
     counted = standing(keep_newest(entries))
     sides = {one.cell.place: one for one in judge(find_claimed_cells(), counted)}
-    found = [
-        (
-            claim,
-            [
-                _read_spectra(claim, one, one.reading, counted) if one.reading else _find(claim, one, sides)
-                for one in claim.comparisons
-            ],
-        )
-        for claim in read_claims().values()
-    ]
-    return [Decision(claim, tuple(findings)) for claim, findings in found]
+
+    def find(claim: Claim, one: Comparison) -> Finding:
+        return _read_spectra(claim, one, one.reading, counted) if one.reading else _find(claim, one, sides)
+
+    claims = read_claims().values()
+    return [Decision(claim, tuple(find(claim, one) for one in claim.comparisons)) for claim in claims]
 
 
 def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, str, str], Judgement]) -> Finding:
     sides = tuple(judged[cell.place] for _, cell in comparison.terms)
     if claim.measure == "numbers":
         return _compare(claim, comparison, sides)
+    count: float | None
     if claim.measure == "gradients":
-        count, sides = _count_gradients(sides), ()  # no run is needed
+        first, second = (gradient_evaluations(side.cell) for side in sides)
+        count, sides = first / second, ()  # no run is needed
     else:
         count = _count_bytes(sides)
     if count is None:
@@ -103,11 +100,6 @@ def _read_spectra(claim: Claim, comparison: Comparison, reading: Reading, entrie
         return Finding(comparison, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
     interval = paired_interval([*values.values()])
     return Finding(comparison, (side,), interval, *_decide(claim, comparison, interval), looked_at=tuple(rounds))
-
-
-def _count_gradients(sides: Sequence[Judgement]) -> float | None:
-    first, second = (gradient_evaluations(side.cell) for side in sides)
-    return first / second
 
 
 def _count_bytes(sides: Sequence[Judgement]) -> float | None:

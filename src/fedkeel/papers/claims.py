@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any
 
 from fedkeel.errors import require_known
-from fedkeel.papers.cells import Cell, find, read_file
+from fedkeel.papers.cells import Cell, each_once, find, read_file
 from fedkeel.papers.order import list_cells
 from fedkeel.papers.spectra import READINGS, Reading
 
@@ -67,7 +67,7 @@ class Claim:
     @property
     def cells(self) -> list[Cell]:
         """The cells that decide it, each once."""
-        return list({cell.place: cell for one in self.comparisons for _, cell in one.terms}.values())
+        return each_once(cell for one in self.comparisons for _, cell in one.terms)
 
 
 @cache
@@ -80,7 +80,7 @@ def find_claimed_cells(name: str | None = None) -> list[Cell]:
     """List the cells that decide one claim, or all of them, each once."""
     known = read_claims()
     wanted = known.values() if name is None else [known[require_known(name, known, "there is no claim", "claims")]]
-    return list({cell.place: cell for claim in wanted for cell in claim.cells}.values())
+    return each_once(cell for claim in wanted for cell in claim.cells)
 
 
 def find_claimed_tracks(spec: str) -> list[str]:

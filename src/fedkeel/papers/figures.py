@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any
 
 from fedkeel.errors import RequestError, nearest
-from fedkeel.papers.cells import PAPERS, QUESTIONS, Cell, find, read_file
+from fedkeel.papers.cells import PAPERS, QUESTIONS, Cell, each_once, find, read_file
 from fedkeel.papers.order import list_cells
 from fedkeel.typed_values import flatten
 
@@ -102,16 +102,14 @@ class Figure:
     @property
     def cells(self) -> list[Cell]:
         """The cells that make it, each once."""
-        every = (cell for panel in self.panels for cell in (*panel.cells, *panel.over))
-        return list({(cell.paper, cell.table, cell.label): cell for cell in every}.values())
+        return each_once(cell for panel in self.panels for cell in (*panel.cells, *panel.over))
 
     def with_cells(self, cells: Sequence[Cell]) -> Figure:
         """The same figure of these cells alone, which may have other settings."""
-        given = {(cell.paper, cell.table, cell.row, cell.column): cell for cell in cells}
+        given = {cell.place: cell for cell in cells}
 
         def kept(some: Sequence[Cell]) -> tuple[Cell, ...]:
-            names = [(cell.paper, cell.table, cell.row, cell.column) for cell in some]
-            return tuple(given[name] for name in names if name in given)
+            return tuple(given[cell.place] for cell in some if cell.place in given)
 
         panels = [replace(panel, cells=kept(panel.cells), over=kept(panel.over)) for panel in self.panels]
         return replace(self, panels=tuple(panel for panel in panels if panel.cells))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkeel.errors import require_known
-from fedkeel.papers.cells import Cell, find, read_file
+from fedkeel.papers.cells import Cell, each_once, find, read_file
 
 ORDER = "order"
 """What `fedkeel reproduce order:a` names in place of a paper."""
@@ -21,12 +21,7 @@ def in_order(part: str | None = None) -> list[Cell]:
     """List the cells of one part, or of all, each once."""
     known = parts()
     names = known if part is None else [require_known(part, known, "the order has no part", "parts")]
-    found: dict[tuple[str, str, str], Cell] = {}
-    for name in names:
-        for entry in known[name]["cells"]:
-            for cell in list_cells(entry):
-                found.setdefault((entry["table"], cell.row, cell.column), cell)
-    return list(found.values())
+    return each_once(cell for name in names for entry in known[name]["cells"] for cell in list_cells(entry))
 
 
 def list_cells(entry: Mapping[str, Any]) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -239,13 +240,8 @@ def write_unmeasured() -> list[str]:
 
 def unmeasured() -> list[tuple[str, str, int]]:
     """List tables with cells for which no run here gives a number, why, and how many they are."""
-    reasons: dict[tuple[str, str], int] = {}
-    for paper in PAPERS:
-        for table in tables(paper):
-            for cell in table.cells:
-                if cell.unmeasured:
-                    key = (f"{paper}:{table.name}", cell.unmeasured)
-                    reasons[key] = reasons.get(key, 0) + 1
+    every = (cell for paper in PAPERS for table in tables(paper) for cell in table.cells)
+    reasons = Counter((f"{cell.paper}:{cell.table}", cell.unmeasured) for cell in every if cell.unmeasured)
     return [(name, reason, count) for (name, reason), count in reasons.items()]
 
 

@@ -1,16 +1,19 @@
-"""How a user's network is called: inputs by position or by name, and what of its output a loss is given."""
+"""How a user's network is called: inputs by position or by name, what of its output a loss is given, its features."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.data.clients import Sample
+from fedkeel.errors import ModelError
+from fedkeel.models.classifier import head
 
 
 def call_network(network: nn.Module, tensors: Sample, names: Sequence[str] | None) -> Any:
@@ -73,3 +76,33 @@ def read_logits(output: Any) -> Any:
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return output if logits is None else logits
+
+
+# ---- features: what the classifier is given ------------------------------------------------------------------------
+def find_classifier(module: nn.Module, patterns: Sequence[str] | None) -> nn.Module | None:
+    """Find the first layer of the head that the problem names, or the last layer with parameters."""
+    names: Sequence[str] = head(module)
+    if patterns is not None:
+        names = [name for name, _ in module.named_parameters() if any(fnmatchcase(name, one) for one in patterns)]
+    return module.get_submodule(names[0].rpartition(".")[0]) if names else None
+
+
+@contextmanager
+def note_inputs(layer: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Note what a layer is given, each time that it is called."""
+    inputs: list[Tensor] = []
+    if layer is None:
+        yield inputs
+        return
+    with layer.register_forward_pre_hook(lambda layer, given: inputs.append(given[0])):
+        yield inputs
+
+
+def read_features(inputs: list[Tensor]) -> Tensor:
+    """Return what the classifier was given last; refuse a model that never called it as a layer."""
+    if not inputs:
+        raise ModelError(
+            "this method reads what the classifier is given, and the model calls none as a layer.",
+            "name a layer that it calls: Problem(head=[…])",
+        )
+    return inputs[-1]

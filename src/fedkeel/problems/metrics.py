@@ -83,8 +83,7 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
     if given.startswith(TORCHMETRICS):
         return NamedMetric(given, partial(score_torchmetrics, find_torchmetric(given.removeprefix(TORCHMETRICS))))
     if ":" in given:
-        metric: Metric = look_up(given, OWN, trust)
-        return metric
+        return look_up(given, OWN, trust)
     from sklearn.metrics import get_scorer_names
 
     known = {"auc", *PLAIN, *get_scorer_names()}

@@ -125,13 +125,14 @@ def list_constants(module: nn.Module) -> list[Tensor]:
 
 def read_counters(module: nn.Module | None) -> dict[str, Tensor]:
     """The first values of the buffers that belong to no client; those of norms are left out, as they do not change."""
-    norms = {} if module is None else {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
+    if module is None:
+        return {}
+    norms = {n: m for n, m in module.named_modules() if isinstance(m, _NormBase)}
     if any(norm.track_running_stats and norm.momentum is None for norm in norms.values()):
         raise ExperimentError("a norm with momentum=None averages over the batches of all clients.", "momentum=0.1")
     idle = {f"{name}.{own}".lstrip(".") for name, norm in norms.items() for own in norm._buffers}
-    buffers = {} if module is None else dict(module.named_buffers())
-    idle.update(() if module is None else name_travelling_buffers(module))
-    return {n: b.detach().clone() for n, b in buffers.items() if n not in idle}
+    idle.update(name_travelling_buffers(module))
+    return {n: b.detach().clone() for n, b in module.named_buffers() if n not in idle}
 
 
 @torch.no_grad()

@@ -167,8 +167,7 @@ class Recorded(Problem):
         return f"problem {self.digest()[:6]}"
 
     def digest(self) -> str:
-        known: str = vars(self)["known"]
-        return known
+        return vars(self)["known"]
 
     def __repr__(self) -> str:
         return f"Problem(given from Python, {self.digest()})"

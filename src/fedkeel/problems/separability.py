@@ -5,7 +5,7 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,14 +75,14 @@ def find_whole_metrics(task: Task) -> frozenset[str]:
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     with torch.random.fork_rng(devices=[]):
         output = task.predict(model, tensors)
-    for name, metric in asked.items():
+
+    def gives_one_number(metric: Callable[..., Any]) -> bool:
         try:
-            given = torch.as_tensor(task.apply(metric, model, tensors, output))
+            return torch.as_tensor(task.apply(metric, model, tensors, output)).dim() == 0
         except Exception:  # two samples may be too few for it
-            found = found | {name}
-            continue
-        found = found | {name} if given.dim() == 0 else found
-    return frozenset(found)
+            return True
+
+    return frozenset(found | {name for name, metric in asked.items() if gives_one_number(metric)})
 
 
 def split_samples(tensors: Sample, output: Any) -> Iterator[tuple[Sample, Any]]:

@@ -17,8 +17,7 @@ from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.data.prepare import widen_labels
 from fedkeel.errors import ExperimentError
 from fedkeel.problems import module_state
-from fedkeel.problems.calling import as_given, call_mixed, call_network
-from fedkeel.problems.features import find_classifier, note_inputs, read_features
+from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.predictions import find_hits
 from fedkeel.problems.problem import Problem, digest_tensors
@@ -239,28 +238,25 @@ class Task:
 
     def parts(self, split: str) -> Iterator[Part]:
         """The parts of a split, in the order in which their scores are added."""
-        if split == "test" and self.test is not None:
-            size = int(self.test.sizes[0])
-            for first in range(0, size, CHUNK):
-                yield Part(split, -1, first, min(first + CHUNK, size))
-        if split == "validation" and self.validation is not None:
-            for client, size in enumerate(self.validation.sizes.tolist()):
-                for first in range(0, size, CHUNK):
-                    yield Part(split, client, first, min(first + CHUNK, size))
-        if split.startswith(CLIENT) and self.tests is not None:
-            client, chunk = int(split.removeprefix(CLIENT)), self.personal_chunk
-            for first in range(0, int(self.tests.sizes[client]), chunk):
-                yield Part(CLIENT, client, first, min(first + chunk, int(self.tests.sizes[client])))
+        own = split.startswith(CLIENT)
+        kind, chunk = (CLIENT, self.personal_chunk) if own else (split, CHUNK)
+        data = self.evaluation_data(kind)
+        if data is None:
+            return
+        clients = 1 if kind == "test" else len(data.sizes)
+        for client in [int(split.removeprefix(CLIENT))] if own else range(clients):
+            size = int(data.sizes[client])
+            for first in range(0, size, chunk):
+                yield Part(kind, -1 if kind == "test" else client, first, min(first + chunk, size))
+
+    def evaluation_data(self, kind: str) -> ClientData | None:
+        """The data that a kind of part is of; None where there are none."""
+        return {"test": self.test, "validation": self.validation, CLIENT: self.tests}.get(kind)
 
     def read_part(self, part: Part) -> Sample:
-        if part.split == "test":
-            assert self.test is not None
-            return self.test.rows(0, np.arange(part.first, part.last))
-        if part.split == CLIENT:
-            assert self.tests is not None
-            return self.tests.rows(part.client, np.arange(part.first, part.last))
-        assert self.validation is not None
-        return self.validation.rows(part.client, np.arange(part.first, part.last))
+        data = self.evaluation_data(part.split)
+        assert data is not None
+        return data.rows(max(part.client, 0), np.arange(part.first, part.last))
 
     def score(self, model: nn.Module | Mapping[str, Tensor], part: Part) -> Scores:
         measured, count = self.measure(model, self.prepare(self.read_part(part))), part.last - part.first

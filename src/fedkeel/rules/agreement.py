@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ class ByAgreement(Weighting):
     lam: PositiveShare = 0.5
     dimensions: Count = 256
     clusters: Whole = newer_field(0)
-    reads: ClassVar[tuple[str, ...]] = ("heterogeneity", "alignment")
+    reads = ("heterogeneity", "alignment")
 
     def __call__(self, reports: State, server: State) -> Tensor:
         heterogeneous = 1 + self.gamma * reports["heterogeneity"]
@@ -51,19 +50,14 @@ class ByAgreement(Weighting):
         z, cluster = self.find_clusters(delta)
         length = delta.norm()
         opposed = (cluster[:, None] == cluster) & (z @ z.T < 0)
-        shorter = (length[:, None] < length) | ((length[:, None] == length) & comes_after(len(length), z.device))
+        later = torch.ones_like(opposed).tril(-1)  # of two equal updates the later client's counts as the shorter
+        shorter = (length[:, None] < length) | ((length[:, None] == length) & later)
         return torch.where((opposed & shorter).any(1), self.lam, 1.0).to(length.dtype)
 
     def find_clusters(self, updates: Tree) -> tuple[Tensor, Tensor]:
         """The directions of stacked updates as short unit vectors, and the number of the cluster of each."""
         z = unit_rows(sketch(updates, self.dimensions))
         return z, cluster_directions(z, self.clusters or min(3, max(1, len(z) // 3)))
-
-
-def comes_after(count: int, device: torch.device) -> Tensor:
-    """Of two equal updates the later client's counts as the shorter."""
-    number = torch.arange(count, device=device)
-    return number[:, None] > number
 
 
 def unit_rows(rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ __all__ = ["MeasureStep", "RandomEnergy", "Rescale"]
 
 
 @dataclass(frozen=True)
-class Rescale(Rule):
+class Rescale(Rule, stackable=True):
     """Shorten each tensor to the length that HighPass(ratio, min_dims) would leave it, keeping its direction.
 
     The control that separates the effect of the band from that of the length. whole = True shortens all tensors by one
@@ -29,8 +29,7 @@ class Rescale(Rule):
     min_dims: MinDims = 0
     band: ClassVar[HighPass]
     whole: bool = False
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "band", HighPass(self.ratio, self.min_dims))
@@ -58,24 +57,20 @@ class RandomEnergy(BandFilter):
     each step. The control that separates which frequencies go from how much goes. ratio = 0 changes nothing.
     """
 
-    random: ClassVar[bool] = True
+    random = True
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
         n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        if not removed:
-            return rows
         spectrum = torch.fft.rfft(rows)
         # in float64: the sum of a million terms is compared with its parts
         energy = spectrum.abs().to(torch.float64).square() * multiplicity(n, rows.device)
-        goal = energy[..., :removed].sum(-1, keepdim=True)
+        goal = energy[..., :count].sum(-1, keepdim=True)
         order = draw_per_bin(rows, at).argsort(-1)
         drawn = energy.gather(-1, order)
         taken = goal - (drawn.cumsum(-1) - drawn)  # what is still to be removed when a coefficient's turn comes
         left = 1 - (taken / drawn.clamp(min=1e-300)).clamp(0, 1)
         factor = torch.zeros_like(left).scatter(-1, order, left.sqrt()).to(rows.dtype)
-        kept: Tensor = torch.fft.irfft(spectrum * factor, n=n)
-        return kept
+        return torch.fft.irfft(spectrum * factor, n=n)
 
 
 @cache
@@ -89,13 +84,11 @@ def multiplicity(n: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MeasureStep(Rule):
+class MeasureStep(Rule, stackable=True):
     """Report the mean length of a local step, (1/K) Σ_k ‖w_(k+1) − w_k‖ = (1/K) Σ_k η ‖d_k‖. Changes nothing.
 
     Last in a gradient chain, after ClipHere and DecayHere, it sees the direction d_k in which the client goes.
     """
-
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"travelled": params.scalar(0.0)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,12 +27,11 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class ClipNorm(Rule):
+class ClipNorm(Rule, stackable=True):
     """Shorten the direction to at most `max_norm`: v · min(1, c / (‖v‖ + 1e-6)), as torch's clip_grad_norm_."""
 
     max_norm: Positive
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return (self.max_norm / (tree.norm() + 1e-6)).clamp(max=1.0) * tree, client
@@ -50,37 +48,30 @@ class DecayHere(Rule):
 
 
 @dataclass(frozen=True)
-class WeightDecay(Rule):
+class WeightDecay(Rule, stackable=True):
     """Pull towards zero: g + μ w, at the unperturbed point, as torch.optim.SGD does it.  rate = 0 does nothing."""
 
     rate: NonNegative
-    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.moved(at.params, self.rate), client
 
 
 @dataclass(frozen=True)
-class Proximal(Rule):
+class Proximal(Rule, stackable=True):
     """Pull back to where the round started: g + μ (w − w_t).  mu = 0 is FedAvg.  (FedProx, Li et al. 2020)"""
 
     mu: NonNegative
-    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree + self.mu * (at.params - at.start), client
 
 
-@dataclass(frozen=True)
-class ControlVariates(Rule):
-    """Replace the client's mean direction by everyone's: g + c − c_i.
+class Variates(Rule):
+    """Control variates: c of the server, which it sends, and c_i of each client.
 
-    c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
-    scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
+    c moves by the mean change that clients report, those not selected included.
     """
-
-    scale: NonNegative = 1.0
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"c": params.zeros()}
@@ -91,6 +82,20 @@ class ControlVariates(Rule):
     def broadcast(self, message: State, server: State) -> State:
         return message | {"c": server["c"]}
 
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
+
+
+@dataclass(frozen=True)
+class ControlVariates(Variates, stackable=True):
+    """Replace the client's mean direction by everyone's: g + c − c_i.
+
+    c_i ← c_i − c + (w_t − w_i) / (K_i η); c moves by the mean change over all clients, those not selected included.
+    scale = 0 is FedAvg.  (SCAFFOLD, option II, Karimireddy et al. 2020)
+    """
+
+    scale: NonNegative = 1.0
+
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if self.scale == 1:
             return tree + at.message["c"] - client["c_i"], client
@@ -100,12 +105,9 @@ class ControlVariates(Rule):
         moved = (at.start - at.params) / (at.lr * at.steps) - at.message["c"]
         return report | {"c_moved": moved}, client | {"c_i": client["c_i"] + moved}
 
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
-
 
 @dataclass(frozen=True)
-class MomentumVariates(ControlVariates):
+class MomentumVariates(ControlVariates, stackable=True):
     """Control variates whose common one follows the participants: g + c − c_i, c ← c + γ (mean_i c_i − c) over them.
 
     c_i ← c_i − c + (w_t − w_i) / Σ_k η_k. gamma = 1 forgets all rounds but the last. scale = 0 is FedAvg.
@@ -113,7 +115,6 @@ class MomentumVariates(ControlVariates):
     """
 
     gamma: PositiveShare = 0.2
-    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         _, client = super().finish(report, client, at)
@@ -124,7 +125,7 @@ class MomentumVariates(ControlVariates):
 
 
 @dataclass(frozen=True)
-class DynamicDual(Rule):
+class DynamicDual(Rule, stackable=True):
     """Pull towards w_t − h_i, where h_i sums the client's past moves: g + λ (w − w_t + h_i); w gains the mean of all h.
 
     lam must be positive: with λ = 0 the server would still add the mean dual. `half` leaves the term λ w to a rule
@@ -136,7 +137,6 @@ class DynamicDual(Rule):
     half: bool = False
     divided: bool = False
     pull: bool = newer_field(True)
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"h": params.zeros()}
@@ -161,7 +161,7 @@ class DynamicDual(Rule):
 
 
 @dataclass(frozen=True)
-class DriftCorrection(Rule):
+class DriftCorrection(Rule, stackable=True):
     """Keep the local drift apart from the model: g + λ / ω_i (w − w_t + h_i) + c / ω_i − c_i, ω_i = n_i / mean n.
 
     h_i sums the client's past moves, and w gains the mean of all h. c_i ← c_i − c / ω_i + (w_t − w_i) / (K_i η); c
@@ -172,7 +172,6 @@ class DriftCorrection(Rule):
 
     lam: Positive
     mean_size: NonNegative = 0.0
-    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, mean_size=setting.mean_size)
@@ -210,7 +209,7 @@ class DriftCorrection(Rule):
 
 
 @dataclass(frozen=True)
-class ActiveDual(Rule):
+class ActiveDual(Rule, stackable=True):
     """FedDyn's pull, g + λ (w − w_t + h_i), but each client sends w_i + h_i: the mean dual is that of the selected.
 
     lam must be positive. Without `pull` it is g + λ h_i.  (FedSpeed, Sun et al. 2023)
@@ -218,7 +217,6 @@ class ActiveDual(Rule):
 
     lam: Positive
     pull: bool = newer_field(True)
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"h_i": params.zeros()}
@@ -239,12 +237,11 @@ def mean_direction(reports: State, own_steps: bool = False) -> Tree:
     """
     way, delta = reports["lr"] * reports["steps"], reports["delta"]
     total = way * len(way) if own_steps else way.sum().expand_as(way)
-    direction: Tree = delta.average(-1 / total)
-    return direction
+    return delta.average(-1 / total)
 
 
 @dataclass(frozen=True)
-class ClientMomentum(Rule):
+class ClientMomentum(Rule, stackable=True):
     """Mix the gradient with the last global direction: α g + (1 − α) m, m = −Σ_i Δ_i / (η Σ_i K_i).
 
     alpha = 1 is FedAvg. m = 0 in the first round, which therefore runs at α η. own_steps = True takes
@@ -254,7 +251,6 @@ class ClientMomentum(Rule):
 
     alpha: PositiveShare
     own_steps: bool = False
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"momentum": params.zeros()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel.core.layout import Layout
-from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.objectives import Loss
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree
 from fedkeel.randomness import keyed_uniforms
@@ -28,7 +28,7 @@ def tensor_scores(params: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class LayerRadius(Rule):
+class LayerRadius(Rule, stackable=True):
     """SAM with a larger radius on critical layers: ρ_l g_l / ‖g‖, ρ_l = ρ_larger on those, else ρ.
 
     rho_larger = rho is SAM.  (FedFSA, 2025)
@@ -36,9 +36,8 @@ class LayerRadius(Rule):
 
     rho: NonNegative
     rho_larger: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    reads: ClassVar[tuple[str, ...]] = ("critical",)
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
+    reads = ("critical",)
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return layerwise_perturbation(tree, client, self.rho, self.rho_larger), client
@@ -50,7 +49,7 @@ def layerwise_perturbation(gradient: Tree, client: State, rho: float, rho_larger
 
 
 @dataclass(frozen=True)
-class CriticalLayers(Rule):
+class CriticalLayers(Rule, stackable=True):
     """Mark the `top` layers of highest sensitivity for the next round; none are marked before the first.
 
     choose = "lowest" marks the least sensitive ones that moved at all. Biases, norms, other vectors and shortcuts are
@@ -59,8 +58,7 @@ class CriticalLayers(Rule):
 
     top: Whole
     choose: Literal["highest", "lowest"] = "highest"
-    reads: ClassVar[tuple[str, ...]] = ("sensitivity",)
-    stackable: ClassVar[bool] = True
+    reads = ("sensitivity",)
 
     def client_slots(self, params: Tree) -> State:
         return {"critical": tensor_scores(params)}
@@ -92,10 +90,8 @@ class Sensitivity(Rule):
 
 
 @dataclass(frozen=True)
-class ByChange(Sensitivity):
+class ByChange(Sensitivity, stackable=True):
     """The mean squared change of the layer in this round: mean (w_i − w_t)².  (FedFSA, equation 11)"""
-
-    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         moved = (at.params - at.start).map(lambda leaf: leaf.square().mean())
@@ -103,10 +99,8 @@ class ByChange(Sensitivity):
 
 
 @dataclass(frozen=True)
-class ByRange(Sensitivity):
+class ByRange(Sensitivity, stackable=True):
     """The mean squared change of the layer, each time scaled to [0, 1]; a constant layer ranks last. (FedFSA's code)"""
-
-    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report, client | {"sensitivity": at.params.map(self.change, at.start)}
@@ -119,7 +113,7 @@ class ByRange(Sensitivity):
 
 
 @dataclass(frozen=True)
-class ByTaylor(Sensitivity):
+class ByTaylor(Sensitivity, stackable=True):
     """The first-order effect of the layer's perturbation, |g_l · ε_l|, summed over the last local epoch.
 
     Goes first in the gradient chain, behind LayerRadius(rho, rho_larger).  (FedFSA, equation 8)
@@ -128,8 +122,7 @@ class ByTaylor(Sensitivity):
     rho: NonNegative
     rho_larger: NonNegative
     epochs: Passes = 1
-    reads: ClassVar[tuple[str, ...]] = ("gradient", "critical")
-    stackable: ClassVar[bool] = True
+    reads = ("gradient", "critical")
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, epochs=setting.epochs)
@@ -144,7 +137,7 @@ class ByTaylor(Sensitivity):
 
 
 @dataclass(frozen=True)
-class ByRemoval(Sensitivity):
+class ByRemoval(Sensitivity, stackable=True):
     """How the loss at w + ε changes when one layer's ε is taken away: |L(w + ε) − L(w + ε − ε_l)|, on one batch.
 
     For a measuring phase after the training: one step for each layer and one more.  (FedFSA, equation 7)
@@ -152,8 +145,7 @@ class ByRemoval(Sensitivity):
 
     rho: NonNegative
     rho_larger: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def client_slots(self, params: Tree) -> State:
         return super().client_slots(params) | {"perturbed_loss": params.scalar(0.0)}
@@ -169,11 +161,10 @@ class ByRemoval(Sensitivity):
 
 
 @dataclass(frozen=True)
-class NoteRemoval(Rule):
+class NoteRemoval(Rule, stackable=True):
     """Keep what each step of ByRemoval measured: the full loss in step 0, the change without layer l in step l."""
 
-    reads: ClassVar[tuple[str, ...]] = ("loss", "sensitivity", "perturbed_loss")
-    stackable: ClassVar[bool] = True
+    reads = ("loss", "sensitivity", "perturbed_loss")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.loss is not None
@@ -195,7 +186,7 @@ def number_layers(tree: Tree) -> Tree:
 class ByChance(Sensitivity):
     """Layers drawn at random, anew in each round: FedFSA's ablation."""
 
-    random: ClassVar[bool] = True
+    random = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         old: Tree = client["sensitivity"]

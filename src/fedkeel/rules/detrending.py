@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ __all__ = ["ClipMedian", "GaussianDetrend", "PoolDetrend"]
 
 
 @dataclass(frozen=True)
-class PoolDetrend(Rule):
+class PoolDetrend(Rule, stackable=True):
     """Subtract the mean of a sliding window from each tensor laid out in a row: v − pool(v).
 
     At the ends the window holds only what there is. Tensors shorter than the window stay. window = 25 halves the same
@@ -31,8 +31,7 @@ class PoolDetrend(Rule):
 
     window: Count = 25
     min_dims: MinDims = 0
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def __post_init__(self) -> None:
         require(self.window % 2 == 1, self, "window must be odd")
@@ -50,7 +49,7 @@ class PoolDetrend(Rule):
 
 
 @dataclass(frozen=True)
-class GaussianDetrend(Rule):
+class GaussianDetrend(Rule, stackable=True):
     """Subtract a Gaussian mean from each tensor laid out in a row: v − G_σ ∗ v, mirrored at the ends.
 
     The kernel ends at 4 σ; tensors shorter than it stay. sigma = 7.5 halves the same frequency as HighPass(0.05).
@@ -59,8 +58,7 @@ class GaussianDetrend(Rule):
 
     sigma: Annotated[float, Range(0, 10**6, above=True)] = 7.5
     min_dims: MinDims = 0
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.detrend, vectors=self.min_dims < 2), client
@@ -82,13 +80,12 @@ def gaussian_kernel(sigma: float, dtype: torch.dtype, device: torch.device) -> T
 
 
 @dataclass(frozen=True)
-class ClipMedian(Rule):
+class ClipMedian(Rule, stackable=True):
     """Limit each coordinate to `times` the median size in its tensor: |v_j| ≤ τ · median |v|.  (FedFFT's ablation)"""
 
     times: Positive = 3.0
     min_dims: MinDims = 0
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_length(self.limit, vectors=self.min_dims < 2), client

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 
 from fedkeel.core.layout import Layout
-from fedkeel.core.objectives import Objective, Precision
-from fedkeel.core.rule import Local, Rule, Setting, State
+from fedkeel.core.objectives import Precision
+from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Share
-from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+from fedkeel.rules.layers import HEAD, NamesLayers, Patterns, matcher
 
 __all__ = ["CommonPrior", "NotePrecision"]
 
@@ -24,18 +23,14 @@ def class_matrices(layout: Layout, patterns: Patterns) -> Layout:
 
 
 @dataclass(frozen=True)
-class NotePrecision(Rule):
+class NotePrecision(NamesLayers, stackable=True):
     """First in a measuring phase's perturb chain: add up 1 / σ² of the codes of each class, and perturb nothing.
 
     The sum is the slope of the objective `Precision()` in the head's weights, one row for each class.  (FedCR)
     """
 
     patterns: Patterns = (HEAD,)
-    needs_gradient: ClassVar[Objective] = Precision()
-    stackable: ClassVar[bool] = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
+    needs_gradient = Precision()
 
     def client_slots(self, params: Tree) -> State:
         return {"precision": params.only(class_matrices(params.layout, self.patterns)).zeros()}
@@ -52,7 +47,7 @@ class NotePrecision(Rule):
 
 
 @dataclass(frozen=True)
-class CommonPrior(Rule):
+class CommonPrior(NamesLayers, stackable=True):
     """A Gaussian for each class: the product of N(0, 1) and of every participant's experts, its samples' codes.
 
     1/σ̄² = 1 + Σ 1/σ², μ̄ = σ̄² Σ μ/σ²; then beta2 of the new μ̄ and σ̄, and the rest of the old. A class that no
@@ -62,11 +57,7 @@ class CommonPrior(Rule):
 
     beta2: Share = 1.0
     patterns: Patterns = (HEAD,)
-    reads: ClassVar[tuple[str, ...]] = ("precision",)
-    stackable: ClassVar[bool] = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
+    reads = ("precision",)
 
     def server_slots(self, params: Tree) -> State:
         rows = params.only(class_matrices(params.layout, self.patterns))

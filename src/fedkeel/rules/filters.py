@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import floor
-from typing import ClassVar, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ MinDims = Literal[0, 1, 2]
 
 
 @dataclass(frozen=True)
-class BandFilter(Rule, ABC):
+class BandFilter(Rule, ABC, stackable=True):
     """Removes a share of each tensor's rFFT coefficients. ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone. `order` is one of ORDERS; tensors that are not 4-d keep theirs,
@@ -44,8 +44,7 @@ class BandFilter(Rule, ABC):
     ratio: Share
     min_dims: MinDims = 0
     order: Order = NATURAL
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         def filter_leaves(leaves: Tensor, shape: Shape) -> Tensor:
@@ -57,19 +56,22 @@ class BandFilter(Rule, ABC):
             return tree.map_by_length(lambda rows: self.filter(rows, at), vectors=self.min_dims < 2), client
         return tree.map_by_shape(filter_leaves), client
 
-    @abstractmethod
     def filter(self, rows: Tensor, at: Local) -> Tensor:
         """What is left of `[..., leaves, length]`."""
+        count = low_bins(rows.shape[-1], self.ratio)
+        return self.remove(rows, count, at) if count else rows
+
+    @abstractmethod
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        """What is left without so many coefficients of each row, at least one."""
 
 
 @dataclass(frozen=True)
-class HighPass(BandFilter):
+class HighPass(BandFilter, stackable=True):
     """Zero the lowest `ratio` of each tensor's rFFT coefficients, the mean included.  ratio = 0 changes nothing.
 
     min_dims = 2 leaves biases and normalisation alone.  (FedFFT on perturbations; SpecGradFilter on gradients)
     """
-
-    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         if torch.compiler.is_compiling() and self.order == NATURAL:
@@ -84,21 +86,16 @@ class HighPass(BandFilter):
             spans += [offset, leaves, length, removed]
         return spans
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        removed = low_bins(rows.shape[-1], self.ratio)
-        return rows - low_band(rows, removed) if removed else rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        return rows - low_band(rows, count)
 
 
 @dataclass(frozen=True)
-class LowPass(BandFilter):
+class LowPass(BandFilter, stackable=True):
     """Zero the highest `ratio` of each tensor's rFFT coefficients: the control of HighPass.  ratio = 0: no change."""
 
-    stackable: ClassVar[bool] = True
-
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        return low_band(rows, n // 2 + 1 - removed) if removed else rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
+        return low_band(rows, rows.shape[-1] // 2 + 1 - count)
 
 
 def draw_per_bin(rows: Tensor, at: Local) -> Tensor:
@@ -112,21 +109,16 @@ def draw_per_bin(rows: Tensor, at: Local) -> Tensor:
 class RandomBand(BandFilter):
     """Zero a random `ratio` of each tensor's rFFT coefficients, drawn anew in each step.  ratio = 0: no change."""
 
-    random: ClassVar[bool] = True
+    random = True
 
-    def filter(self, rows: Tensor, at: Local) -> Tensor:
-        n = rows.shape[-1]
-        removed = low_bins(n, self.ratio)
-        if not removed:
-            return rows
+    def remove(self, rows: Tensor, count: int, at: Local) -> Tensor:
         draws = draw_per_bin(rows, at)
-        keep = draws > draws.kthvalue(removed, keepdim=True).values
-        kept: Tensor = torch.fft.irfft(torch.fft.rfft(rows) * keep, n=n)
-        return kept
+        keep = draws > draws.kthvalue(count, keepdim=True).values
+        return torch.fft.irfft(torch.fft.rfft(rows) * keep, n=rows.shape[-1])
 
 
 @dataclass(frozen=True)
-class HighPass2d(Rule):
+class HighPass2d(Rule, stackable=True):
     """Zero the lowest `ratio` of the 2-d coefficients of each kernel, its mean at least.
 
     Low means: near to the origin of the plane of frequencies. Tensors that are not 4-d, and 1×1 kernels, stay.
@@ -134,8 +126,7 @@ class HighPass2d(Rule):
     """
 
     ratio: Share
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.map_by_shape(self.filter), client
@@ -149,8 +140,7 @@ class HighPass2d(Rule):
         removed = max(1, floor(self.ratio * radius.numel() + 1e-9))
         # all of one radius together: half of a conjugate pair would leave a complex kernel
         keep = radius > radius.flatten().sort().values[removed - 1] + 1e-6
-        kept: Tensor = torch.fft.irfft2(torch.fft.rfft2(leaves) * keep, s=(height, width))
-        return kept
+        return torch.fft.irfft2(torch.fft.rfft2(leaves) * keep, s=(height, width))
 
 
 # ---- orders --------------------------------------------------------------------------------------------------------
@@ -209,8 +199,7 @@ def low_band_pruned(rows: Tensor, bins: int) -> Tensor:
     n = rows.shape[-1]
     a = short_length(n, bins)
     if a is None:
-        band: Tensor = torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
-        return band
+        return torch.fft.irfft(torch.fft.rfft(rows)[..., :bins], n=n)  # irfft pads with zeros
     omega = twiddles(n, bins, n // a, rows.dtype, rows.device)
     z = torch.fft.rfft(rows.reshape((*rows.shape[:-1], a, n // a)), dim=-2)[..., :bins, :]
     x = (z * omega).sum(-1, keepdim=True) / (n // a)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,7 +14,7 @@ __all__ = ["HeavyBall", "OwnHeavyBall"]
 
 
 @dataclass(frozen=True)
-class HeavyBall(Rule):
+class HeavyBall(Rule, stackable=True):
     """Go on as the model went in the last τ rounds: g + β / (η K_i) m, m = (w_(t−τ) − w_t) / τ.
 
     beta = 0 is FedAvg. Before τ rounds have passed there is no momentum. tau = 1 is FedCM at α times its rate, with
@@ -24,7 +23,6 @@ class HeavyBall(Rule):
 
     beta: NonNegative = 0.9
     tau: Count = 10
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {f"past_{k}": params for k in range(self.tau)} | {"past_rounds": params.scalar(0.0)}
@@ -44,7 +42,7 @@ class HeavyBall(Rule):
 
 
 @dataclass(frozen=True)
-class OwnHeavyBall(Rule):
+class OwnHeavyBall(Rule, stackable=True):
     """Go on from where the client last was: g + β / (η K_i) m_i, m_i = C (a_i − w_t), C the share that takes part.
 
     a_i is the model that the client last received; the first time there is none. ended = True takes the model with
@@ -55,7 +53,6 @@ class OwnHeavyBall(Rule):
     beta: NonNegative = 0.9
     share: PositiveShare = 0.1
     ended: bool = False
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"anchor": params, "anchored": params.scalar(0.0)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Any, cast
 
 from fedkeel.core.layout import Layout
 from fedkeel.core.rule import Local, Rule, Setting, State, require
@@ -43,8 +43,17 @@ def names_of(patterns: Patterns, setting: Setting, rule: Rule) -> Patterns:
     return tuple(filter(matcher(wanted), setting.layout.shapes))
 
 
+class NamesLayers(Rule):
+    """A rule about the parameters that match its patterns, which become their names when the method meets its model."""
+
+    patterns: Patterns
+
+    def settled(self, setting: Setting) -> Rule:
+        return replace(cast(Any, self), patterns=names_of(self.patterns, setting, self))
+
+
 @dataclass(frozen=True)
-class On(Rule):
+class On(Rule, stackable=True):
     """A filter, clip or other rule without memory, applied to the parameters that match; the others pass unchanged.
 
     `On("patch_embed.*", HighPass(0.05))`; `HEAD` stands for the classifier.
@@ -52,7 +61,6 @@ class On(Rule):
 
     patterns: str | Patterns
     inner: Rule
-    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.inner.stages == {"step"}, self, "On takes rules without memory, which act in a step alone")
@@ -75,15 +83,11 @@ class On(Rule):
 
 
 @dataclass(frozen=True)
-class OnlyLayers(Rule):
+class OnlyLayers(NamesLayers, stackable=True):
     """Move the parameters that match and no others."""
 
     patterns: Patterns = (HEAD,)
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.zeros() | tree.only(matcher(self.patterns)), client

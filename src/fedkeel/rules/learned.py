@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedkeel.core.rule import Local, Rule, Setting, State, Weighting
 from fedkeel.core.trees import Tree, cosine
@@ -45,7 +45,7 @@ class ByAttraction(Weighting):
     server_lr: NonNegative = 1e-3
     gamma: Positive = 1.0
     released: bool = False
-    asks: ClassVar[tuple[str, ...]] = ("client",)
+    asks = ("client",)
 
     def server_slots(self, params: Tree) -> State:
         return {"attraction": params.buffer.new_zeros(1)}
@@ -71,8 +71,7 @@ class ByAttraction(Weighting):
     def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
         places, known = self.places(reports), server["attraction"]
         # as long as the highest number so far: the sizes of those not met need not be known
-        room = known.new_zeros(int(places.max()) + 1) if len(known) <= int(places.max()) else known.clone()
-        room[: len(known)] = known
+        room = pad(known, (0, max(0, int(places.max()) + 1 - len(known))))
         moved = self.learn_logits(reports, server) - self.logits(reports, server)
         return scale_model(update, server, self.gamma), server | {
             "attraction": room.index_add(0, places, moved.to(room.dtype))
@@ -98,15 +97,12 @@ class Attraction:
         squared = self.inner.diagonal() - 2 * towards + weights @ towards
         return (weights * ((squared.clamp(min=0) + 1e-12).sqrt() + self.apart)).sum()
 
-    def slope(self, logits: Tensor) -> Tensor:
-        slope: Tensor = torch.func.grad(self.cost)(logits)
-        return slope
-
     def descend(self, logits: Tensor, steps: int, rate: float) -> Tensor:
         """The logits after some steps of a fresh Adam."""
         first, second = torch.zeros_like(logits), torch.zeros_like(logits)
         for step in range(1, steps + 1):
-            direction, first, second = adam_step(self.slope(logits), first, second, step)
+            slope = torch.func.grad(self.cost)(logits)
+            direction, first, second = adam_step(slope, first, second, step)
             logits = logits - rate * direction
         return logits
 
@@ -176,9 +172,7 @@ class OnProxy(Weighting):
 
 def mix_models(state: State) -> Tree:
     """γ Σ λ_k w_k."""
-    models: Tree = state["models"]
-    gamma: Tensor = state["y"].exp()
-    return models.average(torch.softmax(state["x"], 0)) * gamma
+    return state["models"].average(torch.softmax(state["x"], 0)) * state["y"].exp()
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedkeel.core.rule import Local, Rule, Setting, State
 from fedkeel.core.trees import Tree, cosine
@@ -18,7 +16,7 @@ __all__ = ["AddMomentum", "FirstRateMomentum", "MixGradients", "PersonalMomentum
 
 
 @dataclass(frozen=True)
-class FirstRateMomentum(ClientMomentum):
+class FirstRateMomentum(ClientMomentum, stackable=True):
     """Mix the gradient with the last global direction: α g + (1 − α) m, m = −γ Σ_i Δ_i / (η_0 Σ_i K_i).
 
     alpha = 1 is FedAvg. η_0 is the learning rate of the first round and γ its decay, whatever the round's own is; both
@@ -28,7 +26,6 @@ class FirstRateMomentum(ClientMomentum):
 
     first_lr: NonNegative = 0.0
     decay: NonNegative = 1.0
-    stackable: ClassVar[bool] = True
 
     def settled(self, setting: Setting) -> Rule:
         return replace(self, first_lr=setting.lr, decay=setting.lr_decay)
@@ -40,7 +37,7 @@ class FirstRateMomentum(ClientMomentum):
 
 
 @dataclass(frozen=True)
-class AddMomentum(ClientMomentum):
+class AddMomentum(ClientMomentum, stackable=True):
     """Add the last global direction: d + α m, m = −Σ_i Δ_i / (η Σ_i K_i).
 
     alpha = 0 adds nothing. Without the 1 − α of ClientMomentum a direction that stays is amplified by 1 / (1 − α).
@@ -48,14 +45,13 @@ class AddMomentum(ClientMomentum):
     """
 
     alpha: ShareBelowOne = 0.5
-    stackable: ClassVar[bool] = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree.moved(at.message["momentum"], self.alpha), client
 
 
 @dataclass(frozen=True)
-class PersonalMomentum(Rule):
+class PersonalMomentum(Rule, stackable=True):
     """Mix the gradient with a momentum fitted to the client: α g + (1 − α) m_i, m_i = m + α / (1 − α) · (c − c_i).
 
     α moves by `smooth` towards the mean of 1 + cos(Δ_i, m), kept in [0.1, 0.9]: clients that follow the momentum lower
@@ -69,7 +65,6 @@ class PersonalMomentum(Rule):
     mix: bool = True
     decay: NonNegative = 1.0
     variates: ControlVariates = field(default_factory=ControlVariates)
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return self.variates.server_slots(params) | {"momentum": params.zeros(), "alpha": params.scalar(self.alpha)}
@@ -103,16 +98,12 @@ class PersonalMomentum(Rule):
 
 def client_momentum(client: State, at: Local) -> Tree:
     """m_i = m + α / (1 − α) · (c − c_i)."""
-    message = at.message
-    alpha: Tensor = message["alpha"]
-    drift: Tree = message["c"] - client["c_i"]
-    m: Tree = message["momentum"]
-    mixed: Tree = m + drift * (alpha / (1 - alpha))
-    return mixed
+    alpha = at.message["alpha"]
+    return at.message["momentum"] + (at.message["c"] - client["c_i"]) * (alpha / (1 - alpha))
 
 
 @dataclass(frozen=True)
-class PredictedPosition(Rule):
+class PredictedPosition(Rule, stackable=True):
     """Climb towards where the client's momentum points: ρ (w_t + k m_i − w) / ‖·‖ in step k; none in step 0.
 
     rho = 0 takes the gradient at w. `released` keeps two errors of the released code: the opposite sign, and one number
@@ -121,8 +112,7 @@ class PredictedPosition(Rule):
 
     rho: NonNegative
     released: bool = False
-    reads: ClassVar[tuple[str, ...]] = ("momentum", "alpha", "c", "c_i")
-    stackable: ClassVar[bool] = True
+    reads = ("momentum", "alpha", "c", "c_i")
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         ahead = at.start + at.step.to(at.params.buffer.dtype) * client_momentum(client, at) - at.params
@@ -132,12 +122,11 @@ class PredictedPosition(Rule):
 
 
 @dataclass(frozen=True)
-class MixGradients(Rule):
+class MixGradients(Rule, stackable=True):
     """Mix the gradients before and after the climb: (1 − a) g(w) + a g(w + δ).  mix = 1 is SAM, 0 SGD.  (FedSpeed)"""
 
     mix: Share
-    reads: ClassVar[tuple[str, ...]] = ("gradient",)
-    stackable: ClassVar[bool] = True
+    reads = ("gradient",)
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         assert at.gradient is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from math import prod, sqrt
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ LARGEST = 3  # blocks that are most of a network
 
 
 @dataclass(frozen=True)
-class Muon(Optimiser):
+class Muon(Optimiser, stackable=True):
     """Step along the orthogonalised momentum of each matrix, O(U): all its singular values near 1. The rest: AdamW.
 
     M ← μ M + (1 − μ) G; U = μ M + (1 − μ) G with nesterov = True, else M. O by `steps` of Newton–Schulz,
@@ -58,9 +58,8 @@ class Muon(Optimiser):
     other_rate: Positive = 1.0
     precision: Literal["auto", "full", "bfloat16"] = "auto"
     others: Literal["same", "reset"] = newer_field("same")
-    slots: ClassVar[tuple[str, ...]] = ("muon_m", "muon_adamw_m", "muon_adamw_v")
-    counter: ClassVar[str] = "muon_count"
-    stackable: ClassVar[bool] = True
+    slots = ("muon_m", "muon_adamw_m", "muon_adamw_v")
+    counter = "muon_count"
 
     @property
     def rates(self) -> tuple[float, ...]:  # type: ignore[override]

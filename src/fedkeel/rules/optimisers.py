@@ -108,7 +108,7 @@ class Optimiser(Rule):
 
 
 @dataclass(frozen=True)
-class LocalMomentum(Optimiser):
+class LocalMomentum(Optimiser, stackable=True):
     """Heavy-ball momentum of the client's own steps: b ← μ b + (1 − τ) g, and b is the step; b = g in the first one.
 
     momentum = 0 is SGD. nesterov = True steps along g + μ b. dampening = 0 adds the whole gradient: τ is its share that
@@ -120,11 +120,10 @@ class LocalMomentum(Optimiser):
     nesterov: bool = False
     dampening: ShareBelowOne = 0.0
     moments: Moments = "reset"
-    slots: ClassVar[tuple[str, ...]] = ("local_momentum",)
-    counter: ClassVar[str] = "local_momentum_count"
-    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
-    coupled_decay: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    slots = ("local_momentum",)
+    counter = "local_momentum_count"
+    rates = (0.001, 0.003, 0.01, 0.03)
+    coupled_decay = True
 
     def __post_init__(self) -> None:
         require(not (self.nesterov and self.dampening), self, "nesterov needs dampening = 0")
@@ -138,7 +137,7 @@ class LocalMomentum(Optimiser):
 
 
 @dataclass(frozen=True)
-class AdamW(Optimiser):
+class AdamW(Optimiser, stackable=True):
     """Divide the mean of the gradients by the root of the mean of their squares: m̂ / (√v̂ + ε), for each number.
 
     m ← β1 m + (1 − β1) g, v ← β2 v + (1 − β2) g²; m̂ = m / (1 − β1^k), v̂ = v / (1 − β2^k) in step k of the moments.
@@ -152,10 +151,9 @@ class AdamW(Optimiser):
     beta2: ShareBelowOne = 0.999
     eps: Positive = 1e-8
     moments: Moments = "reset"
-    slots: ClassVar[tuple[str, ...]] = ("adamw_m", "adamw_v")
-    counter: ClassVar[str] = "adamw_count"
-    rates: ClassVar[tuple[float, ...]] = (1e-4, 3e-4, 1e-3, 3e-3)
-    stackable: ClassVar[bool] = True
+    slots = ("adamw_m", "adamw_v")
+    counter = "adamw_count"
+    rates = (1e-4, 3e-4, 1e-3, 3e-3)
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         m = mix(moments["adamw_m"], tree, self.beta1)
@@ -164,7 +162,7 @@ class AdamW(Optimiser):
 
 
 @dataclass(frozen=True)
-class Adagrad(Optimiser):
+class Adagrad(Optimiser, stackable=True):
     """Divide the gradient by the root of the sum of all squares so far: g / (√s + ε), s ← s + g², for each number.
 
     initial = 0 is where s begins: the larger, the shorter the first steps. eps keeps the division by a zero s harmless.
@@ -175,10 +173,9 @@ class Adagrad(Optimiser):
     eps: Positive = 1e-10
     initial: NonNegative = 0.0
     moments: Moments = "reset"
-    slots: ClassVar[tuple[str, ...]] = ("adagrad_sum",)
-    counter: ClassVar[str] = "adagrad_count"
-    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
-    stackable: ClassVar[bool] = True
+    slots = ("adagrad_sum",)
+    counter = "adagrad_count"
+    rates = (0.001, 0.003, 0.01, 0.03)
 
     def first_moments(self, params: Tree) -> State:
         return {"adagrad_sum": float(self.initial) * params.ones()}
@@ -189,7 +186,7 @@ class Adagrad(Optimiser):
 
 
 @dataclass(frozen=True)
-class Lion(Optimiser):
+class Lion(Optimiser, stackable=True):
     """Step by the sign of a mean of gradients: sign(β1 m + (1 − β1) g), then m ← β2 m + (1 − β2) g; sign(0) = 0.
 
     beta1 = 0 is the sign of the gradient. beta2 = 0 keeps the last gradient alone for m. Every number moves by the
@@ -201,10 +198,9 @@ class Lion(Optimiser):
     beta1: ShareBelowOne = 0.9
     beta2: ShareBelowOne = 0.99
     moments: Moments = "reset"
-    slots: ClassVar[tuple[str, ...]] = ("lion_m",)
-    counter: ClassVar[str] = "lion_count"
-    rates: ClassVar[tuple[float, ...]] = (3e-5, 1e-4, 3e-4, 1e-3)
-    stackable: ClassVar[bool] = True
+    slots = ("lion_m",)
+    counter = "lion_count"
+    rates = (3e-5, 1e-4, 3e-4, 1e-3)
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         m = moments["lion_m"]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 
-from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
+from fedkeel.core.rule import Local, Rule, State, newer_field
 from fedkeel.core.trees import Tree, where
 from fedkeel.ranges import Count, NonNegative
-from fedkeel.rules.layers import HEAD, Patterns, matcher, names_of
+from fedkeel.rules.layers import HEAD, NamesLayers, Patterns, matcher
 
 __all__ = ["BeginMerged", "KeepModel", "LearnMerge", "Merge", "OwnModel", "PrivateLayers"]
 
 
 @dataclass(frozen=True)
-class PrivateLayers(Rule):
+class PrivateLayers(NamesLayers, stackable=True):
     """Parameters that match never leave the client; the server's own stay as they were first made.
 
     (FedPer, Arivazhagan et al. 2019)
     """
 
     patterns: Patterns = (HEAD,)
-    stackable: ClassVar[bool] = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
         return {"private": params.only(matcher(self.patterns))}
@@ -44,10 +39,8 @@ class PrivateLayers(Rule):
 
 
 @dataclass(frozen=True)
-class KeepModel(Rule):
+class KeepModel(Rule, stackable=True):
     """Remember the model at the end of a client's own work: what is judged as its personal model."""
-
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"kept": params}
@@ -57,14 +50,13 @@ class KeepModel(Rule):
 
 
 @dataclass(frozen=True)
-class OwnModel(Rule):
+class OwnModel(Rule, stackable=True):
     """A second model that never leaves, pulled towards the global one: g + λ (w − w_t).
 
     lam = 0 trains each client alone.  (Ditto, Li et al. 2021)
     """
 
     lam: NonNegative
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"own": params}
@@ -80,7 +72,7 @@ class OwnModel(Rule):
 
 
 @dataclass(frozen=True)
-class Merge(Rule):
+class Merge(NamesLayers, stackable=True):
     """Take in as much of the global head as helps: θ = own + (global − own) ⊙ W, W learned in [0, 1].
 
     In the perturb chain of a measuring phase: move to the merged model; in a training phase's gradient chain: begin
@@ -88,10 +80,6 @@ class Merge(Rule):
     """
 
     patterns: Patterns = (HEAD,)
-    stackable: ClassVar[bool] = True
-
-    def settled(self, setting: Setting) -> Rule:
-        return replace(self, patterns=names_of(self.patterns, setting, self))
 
     def client_slots(self, params: Tree) -> State:
         head = params.only(matcher(self.patterns))
@@ -106,7 +94,7 @@ RECENT = 10  # losses by which FedALA's released code tells that W has converged
 
 
 @dataclass(frozen=True)
-class LearnMerge(Rule):
+class LearnMerge(Rule, stackable=True):
     """Move W against its slope at the merged model: W ← W − η_W g ⊙ (global − own), in [0, 1].  rate = 0 keeps W.
 
     The first time that a client has a head of its own it learns until W has converged: until the mean losses of the
@@ -118,8 +106,7 @@ class LearnMerge(Rule):
     rate: NonNegative = 1.0
     passes: Count = newer_field(1)
     threshold: NonNegative = newer_field(0.1)
-    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
-    stackable: ClassVar[bool] = True
+    reads = ("own_head", "merge")
 
     def passes_needed(self) -> int:
         return self.passes
@@ -157,11 +144,10 @@ class LearnMerge(Rule):
 
 
 @dataclass(frozen=True)
-class BeginMerged(Rule):
+class BeginMerged(Rule, stackable=True):
     """Begin a phase at the merged model, and remember the head it ends with."""
 
-    reads: ClassVar[tuple[str, ...]] = ("own_head", "merge")
-    stackable: ClassVar[bool] = True
+    reads = ("own_head", "merge")
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         own = client["own_head"]

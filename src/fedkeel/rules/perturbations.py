@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import Distilled, Loss, Objective
+from fedkeel.core.layout import Layout
+from fedkeel.core.objectives import Distilled, Loss
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import NonNegative, Positive
@@ -27,31 +28,29 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Sam(Rule):
+class Sam(Rule, stackable=True):
     """Climb along the local gradient: ρ g / ‖g‖.  rho = 0 takes the gradient at w.  (SAM, Foret et al. 2021)"""
 
     rho: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree.unit(), client
 
 
 @dataclass(frozen=True)
-class Ascent(Rule):
+class Ascent(Rule, stackable=True):
     """Climb by the gradient itself, not its direction: ρ g.  rho = 0 takes the gradient at w.  (FedSpeed)"""
 
     rho: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.rho * tree, client
 
 
 @dataclass(frozen=True)
-class AdaptiveSam(Rule):
+class AdaptiveSam(Rule, stackable=True):
     """Climb further where weights are large: ρ T² g / ‖T g‖ with T = |w| + η, and 1 for biases.
 
     rho = 0 takes the gradient at w. eta = 0 leaves weights that are zero in their place.  (ASAM, Kwon et al. 2021;
@@ -60,8 +59,7 @@ class AdaptiveSam(Rule):
 
     rho: NonNegative
     eta: NonNegative = 0.2
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         weights = at.params.only(lambda name: "bias" not in name)
@@ -70,7 +68,7 @@ class AdaptiveSam(Rule):
 
 
 @dataclass(frozen=True)
-class GlobalDirection(Rule):
+class GlobalDirection(Rule, stackable=True):
     """Climb against the last global move this client saw: ρ (w_old − w_t) / ‖w_old − w_t‖, the same in every step.
 
     w_old is the model received when it last took part; the first time there is none. rho = 0 takes the gradient at w.
@@ -78,7 +76,6 @@ class GlobalDirection(Rule):
     """
 
     rho: NonNegative
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"last_seen": params, "seen": params.scalar(0.0)}
@@ -91,7 +88,7 @@ class GlobalDirection(Rule):
 
 
 @dataclass(frozen=True)
-class AlongMomentum(Rule):
+class AlongMomentum(Rule, stackable=True):
     """Look ahead along the server's last move m and climb against it: γ m − ρ m / ‖m‖, the same in every step.
 
     gamma = 0 does not look ahead. rho = 0 does not climb. Without a gradient of its own; the first round has no
@@ -100,8 +97,7 @@ class AlongMomentum(Rule):
 
     gamma: NonNegative = 0.85
     rho: NonNegative = 0.05
-    reads: ClassVar[tuple[str, ...]] = ("velocity",)
-    stackable: ClassVar[bool] = True
+    reads = ("velocity",)
 
     def broadcast(self, message: State, server: State) -> State:
         return message | {"velocity": server["velocity"]}
@@ -112,7 +108,7 @@ class AlongMomentum(Rule):
 
 
 @dataclass(frozen=True)
-class LastServerStep(Rule):
+class LastServerStep(Rule, stackable=True):
     """FedLESAM's released code: shift tensor number l by −ρ u[l] / Σ_j |u[j]|, where u = w_t − w_(t−1) is flat.
 
     A number per tensor, taken from the first entries of the flat vector: an indexing error kept for comparison.
@@ -120,7 +116,6 @@ class LastServerStep(Rule):
     """
 
     rho: NonNegative
-    stackable: ClassVar[bool] = True
 
     def server_slots(self, params: Tree) -> State:
         return {"previous": params}
@@ -140,16 +135,20 @@ def by_tensor_number(direction: Tree) -> Tree:
     first = torch.cat([leaf.reshape((*direction.buffer.shape[:-1], -1)) for _, leaf in direction.items()], -1)
     first = first[..., : len(direction)]
     shares: Tensor = first / (first.abs().sum(-1, keepdim=True) + 1e-7)
-    axes = direction.buffer.shape[:-1]
+    return fill_tensors(dict(zip(direction, shares.unbind(-1), strict=True)), direction.layout)
+
+
+def fill_tensors(numbers: Mapping[str, Tensor] | Tree, layout: Layout) -> Tree:
+    """Each tensor of a layout filled with its number."""
     filled = {}
-    for number, (name, shape) in enumerate(direction.layout.shapes.items()):
-        value = shares[..., number].reshape(axes + (1,) * len(shape))
-        filled[name] = value.expand(axes + shape)
-    return Tree.of(filled, direction.layout)
+    for name, shape in layout.shapes.items():
+        number = numbers[name]
+        filled[name] = number.reshape(number.shape + (1,) * len(shape)).expand(number.shape + shape)
+    return Tree.of(filled, layout)
 
 
 @dataclass(frozen=True)
-class AdmmPerturbation(Rule):
+class AdmmPerturbation(Rule, stackable=True):
     """Climb along the gradient less two duals: δ = ρ (g − μ_i − s) / ‖·‖, μ_i ← μ_i + δ − s after every step.
 
     The server's s = ρ · mean_i μ_i / ‖·‖ draws the clients' perturbations together. rho = 0 takes the gradient at w.
@@ -157,8 +156,7 @@ class AdmmPerturbation(Rule):
     """
 
     rho: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def server_slots(self, params: Tree) -> State:
         return {"s": params.zeros()}
@@ -182,7 +180,7 @@ class AdmmPerturbation(Rule):
 
 
 @dataclass(frozen=True)
-class DistilAscent(Rule):
+class DistilAscent(Rule, stackable=True):
     """Climb on the distance to the global model's outputs, descend on the loss: ρ Λ ⊙ g_P / ‖g_P‖.
 
     Λ = 1, or when `adaptive` |w − w_t| normalised along the first axis of each tensor. At w = w_t the distance is flat,
@@ -193,7 +191,6 @@ class DistilAscent(Rule):
     rho: NonNegative
     adaptive: bool = False
     temperature: Positive = 3.0
-    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs_gradient", Distilled(self.temperature))
@@ -216,7 +213,7 @@ def along_first_axis(leaf: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SharedLayers(Rule):
+class SharedLayers(Rule, stackable=True):
     """Climb layer by layer, less where the client differs from the global model: ρ (1 − Λ_l) ‖w_l‖ g_l / ‖g_l‖.
 
     Λ_l = ‖w_l − w_t,l‖ / √n_l, divided by the largest of them. rho = 0 takes the gradient at w. A reconstruction: no
@@ -224,8 +221,7 @@ class SharedLayers(Rule):
     """
 
     rho: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         moved = (at.params - at.message["params"]).map(lambda leaf: leaf.square().mean().sqrt())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.objectives import Loss, Objective
+from fedkeel.core.objectives import Loss
 from fedkeel.core.rule import Local, Rule, State
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.custom_op import as_custom_op
@@ -20,21 +19,18 @@ __all__ = ["AdaptiveRadius", "MeasureAlignment", "MeasureLoss", "MeasureNorm", "
 
 
 @dataclass(frozen=True)
-class MeasureLoss(Rule):
+class MeasureLoss(Rule, stackable=True):
     """Report the mean loss of this phase: in a phase that trains nothing, of the model as received."""
-
-    stackable: ClassVar[bool] = True
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
         return report | {"loss_before": at.loss}, client
 
 
 @dataclass(frozen=True)
-class MeasureNorm(Rule):
+class MeasureNorm(Rule, stackable=True):
     """The mean gradient norm over `batches` probe batches: h_i = (1/B) Σ_b ‖∇L(w_t; b)‖.  (FedSCAM)"""
 
     batches: Count
-    stackable: ClassVar[bool] = True
 
     def client_slots(self, params: Tree) -> State:
         return {"norm": params.scalar(0.0)}
@@ -45,7 +41,7 @@ class MeasureNorm(Rule):
 
 
 @dataclass(frozen=True)
-class PilotRadius(Rule):
+class PilotRadius(Rule, stackable=True):
     """The last probe batch: add its norm to h_i, and climb by half of the radius that h_i allows.
 
     ρ_pilot = ½ ρ_max / (1 + α_ρ h_i).  (FedSCAM)
@@ -54,8 +50,7 @@ class PilotRadius(Rule):
     rho_max: NonNegative
     alpha_rho: NonNegative
     batches: Count
-    needs_gradient: ClassVar[Objective] = Loss()
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
 
     def client_slots(self, params: Tree) -> State:
         return {} if self.batches > 1 else {"norm": params.scalar(0.0)}
@@ -68,7 +63,7 @@ class PilotRadius(Rule):
 
 
 @dataclass(frozen=True)
-class MeasureAlignment(Rule):
+class MeasureAlignment(Rule, stackable=True):
     """How far the client's pilot step agrees with the last global move, and how heterogeneous that makes it.
 
     c_i = cos(P(−g), P(w_t − w_(t−1))), of the phase's first batch; h̃_i = h_i · max(0, 1 − κ c_i). P keeps `dimensions`
@@ -77,8 +72,7 @@ class MeasureAlignment(Rule):
 
     kappa: NonNegative
     dimensions: Count = 256
-    reads: ClassVar[tuple[str, ...]] = ("norm",)
-    stackable: ClassVar[bool] = True
+    reads = ("norm",)
 
     def server_slots(self, params: Tree) -> State:
         return {"last_move": sketch(params.zeros(), self.dimensions)}
@@ -104,7 +98,7 @@ class MeasureAlignment(Rule):
 
 
 @dataclass(frozen=True)
-class AdaptiveRadius(Rule):
+class AdaptiveRadius(Rule, stackable=True):
     """SAM with a radius that shrinks with the client's heterogeneity: ρ_max / (1 + α_ρ h̃_i).
 
     alpha_rho = 0 is SAM with rho_max. rho_max = 0 takes the gradient at w.  (FedSCAM)
@@ -112,13 +106,11 @@ class AdaptiveRadius(Rule):
 
     rho_max: NonNegative
     alpha_rho: NonNegative
-    needs_gradient: ClassVar[Objective] = Loss()
-    reads: ClassVar[tuple[str, ...]] = ("heterogeneity",)
-    stackable: ClassVar[bool] = True
+    needs_gradient = Loss()
+    reads = ("heterogeneity",)
 
     def radius(self, client: State) -> Tensor:
-        radius: Tensor = self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
-        return radius
+        return self.rho_max / (1 + self.alpha_rho * client["heterogeneity"])
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return self.radius(client) * tree.unit(), client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -175,7 +175,7 @@ class Trajectory(Rule):
 
 
 @dataclass(frozen=True)
-class WarmUp(Rule):
+class WarmUp(Rule, stackable=True):
     """Behind a perturbation of radius ρ, which then grows with that of the server: ρ_t / ρ · δ.
 
     ρ_t = ρ_0 + (ρ − ρ_0) min(t / T, 1). rho0 = rho changes nothing.  (FedGloSS, Caldarola et al. 2025)
@@ -184,9 +184,8 @@ class WarmUp(Rule):
     rho: Positive
     warmup: Count
     rho0: NonNegative = 0.001
-    reads: ClassVar[tuple[str, ...]] = ("round",)
-    filters: ClassVar[bool] = True
-    stackable: ClassVar[bool] = True
+    reads = ("round",)
+    filters = True
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree * (warm_up_radius(self.rho, self.rho0, self.warmup, at.message["round"]) / self.rho), client

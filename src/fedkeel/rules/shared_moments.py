@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.layout import Shape
-from fedkeel.core.rule import Local, Rule, State
+from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree
 from fedkeel.ranges import Count, Positive, PositiveShare, ShareBelowOne
+from fedkeel.rules.corrections import Variates
 from fedkeel.rules.muon import SMALLEST, is_tall, orthogonalise_wide
 from fedkeel.rules.optimisers import AdamW, Moments, Optimiser, mix, mix_squares, sum_weights
+from fedkeel.rules.perturbations import fill_tensors
 
 __all__ = ["AlignedAdamW", "Orthogonal", "VariateMomentum"]
 
 
 @dataclass(frozen=True)
-class AlignedAdamW(Optimiser):
+class AlignedAdamW(Optimiser, stackable=True):
     """AdamW whose v begins every round with the mean of the clients' last: m̂ / (√v̂ + ε); m begins at 0.
 
     m̂ = m / (1 − β1^k) in local step k, v̂ = v / (1 − β2^t) in step t of all rounds, which grows by the mean number of
@@ -34,10 +36,9 @@ class AlignedAdamW(Optimiser):
     eps: Positive = 1e-8
     blocks: Literal["tensor", "number"] = "tensor"
     moments: ClassVar[Moments] = "average"  # type: ignore[misc]
-    slots: ClassVar[tuple[str, ...]] = ("adamw_v",)
-    counter: ClassVar[str] = "adamw_count"
-    rates: ClassVar[tuple[float, ...]] = AdamW.rates
-    stackable: ClassVar[bool] = True
+    slots = ("adamw_v",)
+    counter = "adamw_count"
+    rates = AdamW.rates
 
     def shorten(self, v: Tree) -> Tree:
         """What travels of v."""
@@ -50,7 +51,9 @@ class AlignedAdamW(Optimiser):
         return {"adamw_m": params.zeros(), "adamw_v": params.zeros()}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        v = spread(message["adamw_v"], params) if self.blocks == "tensor" else message["adamw_v"]
+        v = message["adamw_v"]
+        if self.blocks == "tensor":
+            v = params.zeros() + fill_tensors(v, params.layout)
         return params, client | {"adamw_m": params.zeros(), "adamw_v": v}
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
@@ -66,18 +69,8 @@ class AlignedAdamW(Optimiser):
         return report | ({"adamw_v": self.shorten(report["adamw_v"])} if "adamw_v" in report else {}), client
 
 
-def spread(numbers: Tree, like: Tree) -> Tree:
-    """Each tensor of `like` filled with its number."""
-    axes = numbers.buffer.shape[:-1]
-    filled = {
-        name: numbers[name].reshape(axes + (1,) * len(shape)).expand(axes + shape)
-        for name, shape in like.layout.shapes.items()
-    }
-    return like.zeros() + Tree.of(filled, like.layout)
-
-
 @dataclass(frozen=True)
-class VariateMomentum(Rule):
+class VariateMomentum(Variates, stackable=True):
     """Correct the client's momentum by control variates, before an oracle: M − c_i + c, M ← (1 − α) M + α g.
 
     M begins at c_i, and its end is the next c_i; c moves by the mean change over all clients, those not selected
@@ -85,19 +78,9 @@ class VariateMomentum(Rule):
     """
 
     alpha: PositiveShare = 0.9
-    stackable: ClassVar[bool] = True
-
-    def server_slots(self, params: Tree) -> State:
-        return {"c": params.zeros()}
-
-    def client_slots(self, params: Tree) -> State:
-        return {"c_i": params.zeros()}
 
     def round_slots(self, params: Tree) -> State:
         return {"variate_m": params.zeros()}
-
-    def broadcast(self, message: State, server: State) -> State:
-        return message | {"c": server["c"]}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
         return params, client | {"variate_m": client["c_i"]}
@@ -110,12 +93,9 @@ class VariateMomentum(Rule):
         m = client["variate_m"]
         return report | {"c_moved": m - client["c_i"]}, client | {"c_i": m}
 
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return update, server | {"c": server["c"] + reports["c_moved"].sum() / reports["population"]}
-
 
 @dataclass(frozen=True)
-class Orthogonal(Optimiser):
+class Orthogonal(Optimiser, stackable=True):
     """Step by the oracle of a norm: O(U) of each matrix, all its singular values near 1; v / ‖v‖ of the rest.
 
     O by `steps` of Newton–Schulz, as Muon has it; a convolution is the matrix of its outputs times all else.
@@ -124,9 +104,8 @@ class Orthogonal(Optimiser):
 
     steps: Count = 5
     moments: ClassVar[Moments] = "reset"  # type: ignore[misc]
-    slots: ClassVar[tuple[str, ...]] = ()  # it has none
-    rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.01, 0.03)
-    stackable: ClassVar[bool] = True
+    slots = ()  # it has none
+    rates = (0.001, 0.003, 0.01, 0.03)
 
     def turn(self, tree: Tree, moments: State, count: Tensor) -> tuple[Tree, State]:
         return tree.map_by_shape(self.judge), moments

@@ -1,9 +1,8 @@
-"""Private layers under any method: what the server knows of a model is its shared layers."""
+"""What clients share with the server: buffers; and, where some layers are private, the other layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,12 +18,32 @@ HINT = "drop PrivateLayers, or choose another method for the shared layers"
 
 
 @dataclass(frozen=True)
-class Confined(Rule):
+class ShareBuffers(Rule, stackable=True):
+    """Clients begin with the server's buffers, which become the weighted average of theirs: b ← Σ p_i b_i.
+
+    Buffers are what a model keeps besides its weights: running statistics of batch norms.
+    """
+
+    def broadcast(self, message: State, server: State) -> State:
+        return message | {"buffers": server["buffers"]}
+
+    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
+        return params, client | {"buffers": message["buffers"]}
+
+    def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
+        return report | {"buffers": client["buffers"]}, client
+
+    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
+        weights = reports["weights"] / reports["weights"].sum()
+        return update, server | {"buffers": reports["buffers"].average(weights)}
+
+
+@dataclass(frozen=True)
+class Confined(Rule, stackable=True):
     """A rule that sees and remembers the shared layers alone; those that match `private` pass unchanged."""
 
     inner: Rule
     private: Patterns
-    stackable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for trait in ("needs_gradient", "random", "asks", "reads", "stages"):

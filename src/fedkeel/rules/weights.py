@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -87,8 +87,7 @@ class Fair(Weighting):
         lr: Tensor = reports["lr"]
         length = (reports["delta"].norm() / lr).square()
         curvature = self.q * loss ** (self.q - 1) * length + loss**self.q / lr
-        weights: Tensor = loss**self.q / lr / curvature.sum()
-        return weights
+        return loss**self.q / lr / curvature.sum()
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,7 @@ class ByEffort(Weighting):
             pull = self.mu * lr
             lost = -torch.expm1(steps * torch.log1p(-pull.clamp(max=0.5)))  # 1 − (1 − ημ)^K would cancel for small ημ
             effort = torch.where(pull < 0.5, lost, 1 - (1 - pull) ** steps) / pull
-        weights: Tensor = shares * (shares * lr * (steps if self.mu else effort)).sum() / (lr * effort)
-        return weights
+        return shares * (shares * lr * (steps if self.mu else effort)).sum() / (lr * effort)
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class ByDiscrepancy(Weighting):
     a: AnyFinite = 0.5
     b: AnyFinite = 0.1
     metric: Metric = "kl"
-    asks: ClassVar[tuple[str, ...]] = ("histogram",)
+    asks = ("histogram",)
 
     def __call__(self, reports: State, server: State) -> Tensor:
         counts = reports["histogram"]
@@ -165,5 +163,4 @@ class ByDiscrepancy(Weighting):
             return divergence / divergence.sum().clamp(min=1e-12)
         if self.metric == "cosine":
             return 1 - torch.cosine_similarity(labels, even, dim=-1)
-        far: Tensor = torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)
-        return far
+        return torch.linalg.vector_norm(labels - even, ord=1 if self.metric == "l1" else 2, dim=-1)

@@ -40,9 +40,8 @@ from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import CHUNK, Task
 from fedkeel.randomness import key
 from fedkeel.rules import ClipHere, ClipNorm, DecayHere, KeepModel, WeightDecay
-from fedkeel.rules.buffers import ShareBuffers
 from fedkeel.rules.rates import FollowSchedule
-from fedkeel.rules.sharing import confine
+from fedkeel.rules.sharing import ShareBuffers, confine
 from fedkeel.runs.experiment import from_python, lost
 from fedkeel.runs.plan import Plan
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from for_each import for_each
 
 from fedkeel.data.partition.classwise import _fill_up
-from fedkeel.data.partition.dirichlet import FORMS, Dirichlet
+from fedkeel.data.partition.dirichlet import Dirichlet, Form
 from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.heterogeneity import score
 from fedkeel.data.partition.iid import Iid, QuantitySkew
@@ -88,7 +88,7 @@ def test_hsu_divides_alpha_by_the_number_of_classes() -> None:
     assert abs(np.mean(hsu) - np.mean(fls)) < 0.05
 
 
-@for_each("form", FORMS)
+@for_each("form", get_args(Form))
 def test_a_large_alpha_is_iid_and_a_small_one_is_not(form: str) -> None:
     labels = CIFAR[:20_000]
     scores = [score(Dirichlet(a, 20, form).divide(labels, 3).histogram(labels, 10)) for a in (1e6, 10.0, 0.5, 0.05)]

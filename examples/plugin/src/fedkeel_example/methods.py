@@ -1,7 +1,6 @@
 """FedProx with a pull that cannot grow without bound."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -10,11 +9,10 @@ from fedkeel.ranges import NonNegative
 
 
 @dataclass(frozen=True)
-class BoundedPull(fk.Rule):
+class BoundedPull(fk.Rule, stackable=True):
     """Pull back to where the round started, by at most μ: g + μ tanh(w − w_t).  mu = 0 is FedAvg."""
 
     mu: NonNegative
-    stackable: ClassVar[bool] = True
 
     def step(self, tree, client, at):
         return tree + self.mu * (at.params - at.start).elementwise(torch.tanh), client

@@ -79,8 +79,7 @@ def corrupt(images: Tensor, name: str, severity: int, keys: Keys) -> Tensor:
 
 def corrupt_array(images: NDArray[np.uint8], name: str, severity: int, keys: Keys) -> NDArray[np.uint8]:
     """Corrupt the arrays of a data set."""
-    result: NDArray[np.uint8] = corrupt(torch.from_numpy(np.array(images)), name, severity, keys).numpy()
-    return result
+    return corrupt(torch.from_numpy(np.array(images)), name, severity, keys).numpy()
 
 
 def check_severity(severity: int) -> None:

@@ -33,7 +33,7 @@ def convert(path: Path, draft: Draft, check: bool) -> None:
     writers: dict[str, list[Writer]] = {"train": [], "test": [], "all": []}
     for part, name, x, y in read_users(path):
         if y:
-            writers[part].append((name, read_pixels(name, x), np.array(y, np.int64)))
+            writers[part].append((name, read_pixels(name, x), read_labels(name, y)))
     if writers["all"] and (writers["train"] or writers["test"]):
         raise DataError(
             f"{path} holds split and unsplit files at once", hint="give LEAF's folder data, or data/all_data"
@@ -55,6 +55,16 @@ def read_pixels(writer: str, x: Sequence[Any]) -> NDArray[np.uint8]:
     if len(values) != len(x) or not ((values >= 0) & (values <= 1)).all():
         raise DataError(f"the samples of writer {writer!r} are not {len(x)} times 784 numbers between 0 and 1")
     return np.rint(values * 255).astype(np.uint8)
+
+
+def read_labels(writer: str, y: Sequence[Any]) -> NDArray[np.int64]:
+    try:
+        labels = np.array(y, np.float64)
+    except (ValueError, TypeError):
+        labels = np.full(1, np.nan)
+    if labels.ndim != 1 or not (labels == np.rint(labels)).all():
+        raise DataError(f"the labels of writer {writer!r} are not whole numbers")
+    return labels.astype(np.int64)
 
 
 def fetch(draft: Draft) -> None:

@@ -31,14 +31,14 @@ def read_users(path: Path) -> Iterator[User]:
     for name, content in read_files(path, lambda name: name.endswith(".json"), Room(path, WHOLE, FILE)):
         with reading(name, ValueError, RecursionError):
             document = json.loads(content)
-        if not isinstance(document, dict) or "user_data" not in document:
-            continue
-        for user, data in document["user_data"].items():
-            if not isinstance(data, dict) or "x" not in data or "y" not in data:
+        users = document.get("user_data") if isinstance(document, dict) else None
+        for user, data in users.items() if isinstance(users, dict) else ():
+            x, y = (data.get(part) if isinstance(data, dict) else None for part in ("x", "y"))
+            if not isinstance(x, list) or not isinstance(y, list):
                 raise DataError(f"{name} has no samples 'x' and 'y' for user {user!r}")
-            if len(data["x"]) != len(data["y"]):
-                raise DataError(f"{name} has {len(data['x'])} inputs and {len(data['y'])} labels for user {user!r}")
-            yield User(part_of(name), user, data["x"], data["y"])
+            if len(x) != len(y):
+                raise DataError(f"{name} has {len(x)} inputs and {len(y)} labels for user {user!r}")
+            yield User(part_of(name), user, x, y)
 
 
 def part_of(name: str) -> str:

@@ -58,8 +58,7 @@ class Windows(Lazy):
         return len(self.starts), self.length
 
     def __getitem__(self, rows: Any) -> NDArray[np.uint8]:
-        cut: NDArray[np.uint8] = self.text[self.starts[rows][..., None] + np.arange(self.length)]
-        return cut
+        return self.text[self.starts[rows][..., None] + np.arange(self.length)]
 
 
 def plain_text(lines: str) -> str:
@@ -176,7 +175,7 @@ def join_windows(role: str, x: Iterable[str], y: Iterable[str]) -> str:
     windows, letters = list(x), list(y)
     if not windows:
         return ""
-    text = windows[0] + "".join(letters)
+    text = "".join(map(str, (windows[0], *letters)))
     if any(text[i : i + LENGTH] != window for i, window in enumerate(windows)):
         raise DataError(f"the windows of role {role!r} do not follow each other letter by letter")
     return text

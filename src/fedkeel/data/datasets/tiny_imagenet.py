@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel.data.datasets.cards import make_source
-from fedkeel.data.storage.archives import Room, read_files
+from fedkeel.data.storage.archives import Room, read_files, reading
 from fedkeel.data.storage.download import fetch_from_hub
 from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.pictures import decode_image
@@ -53,7 +53,8 @@ def convert(per_class: tuple[int, int]) -> Callable[[Path, Draft, bool], None]:
 def read_synsets(path: Path) -> dict[str, str]:
     """The WordNet identifier of each validation image."""
     for name, content in read_files(path, lambda name: bool(ANNOTATIONS.search(name)), Room(path, MOST)):
-        lines = [line.split("\t") for line in content.decode().splitlines()]
+        with reading(name, UnicodeDecodeError):
+            lines = [line.split("\t") for line in content.decode().splitlines()]
         if any(len(fields) < 2 for fields in lines):
             raise DataError(f"{name} has a line that names no class")
         return {fields[0]: fields[1] for fields in lines}

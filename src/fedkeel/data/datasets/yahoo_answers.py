@@ -13,6 +13,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -60,13 +61,9 @@ def save(draft: Draft, rows_of: Callable[[str], Iterator[Row]]) -> None:
     vocabulary = build_vocabulary(text for _, text in rows_of("train"))
     for split in ("train", "test"):
         with draft.split(split) as writer:
-            batch: list[Row] = []
-            for row in rows_of(split):
-                batch.append(row)
-                if len(batch) == BATCH:
-                    writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
-                    batch = []
-            writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
+            rows = rows_of(split)
+            while batch := list(islice(rows, BATCH)):
+                writer.write(encode([text for _, text in batch], vocabulary), [label for label, _ in batch])
     (draft.folder / "vocabulary.txt").write_text("\n".join(vocabulary), "utf-8", newline="\n")
 
 

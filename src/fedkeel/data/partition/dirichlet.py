@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,7 @@ import numpy as np
 from fedkeel import randomness
 from fedkeel.data.partition.class_pools import Pools
 from fedkeel.data.partition.classwise import divide_class_wise
-from fedkeel.data.partition.log_dirichlet import Concentration, Floats, log_dirichlet
+from fedkeel.data.partition.log_dirichlet import Concentration, log_dirichlet
 from fedkeel.data.partition.partition import Checked, Integers, Partition
 from fedkeel.data.partition.sequential_assignment import divide_exactly, divide_refilling
 from fedkeel.ranges import Count, Whole
@@ -46,41 +45,12 @@ class Dirichlet(Checked):
 
     def divide(self, labels: Integers, key: int, *, groups: Integers | None = None) -> Partition:
         pools = Pools.of(labels, key, by_label=self.form == "fedfsa-released")
-        return FORMS[self.form](self, pools, key)
-
-
-def _priors(self: Dirichlet, pools: Pools, key: int) -> Floats:
-    return log_dirichlet(randomness.key(key, "priors"), self.alpha, rows=self.clients, columns=pools.classes)
-
-
-def _refill(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    return divide_refilling(pools, _priors(self, pools, key), key)
-
-
-def _exact(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    return divide_exactly(pools, _priors(self, pools, key), key)
-
-
-def _hsu(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    priors = log_dirichlet(randomness.key(key, "priors"), self.alpha / pools.classes, self.clients, pools.classes)
-    return divide_exactly(pools, priors, key, one_by_one=True)
-
-
-def _class_wise(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    return divide_class_wise(pools, self.alpha, self.clients, self.min_size, key)
-
-
-def _fedfsa_released(self: Dirichlet, pools: Pools, key: int) -> Partition:
-    priors = _priors(self, pools, key)
-    if pools.classes > 1:
-        priors[:, 0] = -np.inf  # its draw is uniform on [p_0, 1] instead of [0, 1]
-    return divide_exactly(pools, priors, key)
-
-
-FORMS: dict[Form, Callable[[Dirichlet, Pools, int], Partition]] = {
-    "client-prior-exact": _exact,
-    "client-prior-refill": _refill,
-    "hsu": _hsu,
-    "class-wise": _class_wise,
-    "fedfsa-released": _fedfsa_released,
-}
+        if self.form == "class-wise":
+            return divide_class_wise(pools, self.alpha, self.clients, self.min_size, key)
+        alpha = self.alpha / pools.classes if self.form == "hsu" else self.alpha
+        priors = log_dirichlet(randomness.key(key, "priors"), alpha, rows=self.clients, columns=pools.classes)
+        if self.form == "client-prior-refill":
+            return divide_refilling(pools, priors, key)
+        if self.form == "fedfsa-released" and pools.classes > 1:
+            priors[:, 0] = -np.inf  # its draw is uniform on [p_0, 1] instead of [0, 1]
+        return divide_exactly(pools, priors, key, one_by_one=self.form == "hsu")

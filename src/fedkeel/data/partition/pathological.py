@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,7 +47,7 @@ class Pathological(Checked):
                 f"clients cannot hold {self.classes} classes of a data set with {pools.classes}",
                 hint=f"use classes={pools.classes} or fewer",
             )
-        return FORMS[self.form](self, pools, key)
+        return {"shards": _shards, "shuffled": _shuffled, "cyclic": _cyclic}[self.form](self, pools, key)
 
 
 def _shuffled(self: Pathological, pools: Pools, key: int) -> Partition:
@@ -116,10 +115,3 @@ def _class_orders(clients: int, classes: int, key: int) -> Integers:
     """A random order of the classes for each client."""
     lots = randomness.bits(randomness.bits(randomness.key(key, "class orders"), clients), classes)
     return np.argsort(lots, axis=1, kind="stable")
-
-
-FORMS: dict[Form, Callable[[Pathological, Pools, int], Partition]] = {
-    "shards": _shards,
-    "shuffled": _shuffled,
-    "cyclic": _cyclic,
-}

@@ -34,7 +34,10 @@ OPENERS: dict[bytes, Callable[[Path], IO[bytes]]] = {
     b"\xfd7zXZ\x00": lambda path: cast(IO[bytes], lzma.open(path)),
 }
 """How packed files start, and what unpacks them."""
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError)
+DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError,
+    RuntimeError,  # of a zip archive that is encrypted, or packed in a way that Python does not know
+)  # fmt: skip
 AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
 

@@ -35,7 +35,7 @@ from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.kernels.operators import StackedPass
-from fedkeel.problems.features import read_features
+from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
 from fedkeel.problems.task import Task
