@@ -17,8 +17,7 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import passes
+from fedkeel.engines.cost import Clock, passes
 from fedkeel.engines.engine import ClientOutcome, Engine, ScoreRequest, Training
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine

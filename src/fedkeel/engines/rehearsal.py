@@ -24,6 +24,7 @@ from fedkeel.core.round import (
 )
 from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
+from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
@@ -72,6 +73,12 @@ def rehearse_client(method: Method, task: Task, message: State | None = None, st
     facts = client_facts(task, int(task.clients.sizes.argmax()), 1, lr)
     report, after = local_round(method, _zero_gradient, message, state, work, lr, facts)
     return Rehearsal(message, report, after)
+
+
+def expected_messages(method: Method, task: Task) -> Rehearsal:
+    """Return the form of what nodes may send, known in advance, so that no node can make the server reserve memory."""
+    message, report, _ = rehearse_client(method, task)
+    return Rehearsal(sent(method, message), report, init_client(method, task.initial, task.buffers))
 
 
 def _zero_gradient(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:

@@ -15,7 +15,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
-from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import Clock
 from fedkeel.engines.engine import (
     ClientOutcome,
     Training,

@@ -17,8 +17,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, start_client
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import finite
+from fedkeel.engines.cost import Clock, finite
 from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_all
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace

@@ -27,10 +27,9 @@ from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
-from fedkeel.runs.frames import client_rows, make_frame, round_rows
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.record import RoundRecord, counted, result
+from fedkeel.runs.record import RoundRecord, client_rows, counted, make_frame, result, round_rows
 from fedkeel.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite, stack, state_bytes
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import finite, passes, sent, uploaded
+from fedkeel.engines.cost import Clock, finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training, client_state
 from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork

@@ -18,11 +18,11 @@ from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
-from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.mods import Mod, carry_mods
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, RequestError
 

@@ -21,13 +21,12 @@ from fedkeel.engines.engine import ClientOutcome, Training, known_facts
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms, check_known, read_facts
 from fedkeel.engines.flower.client import LOST, SCORED, TRAINED
-from fedkeel.engines.flower.message_schema import expected_messages
-from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.flower.node_registry import NodeRegistry, Watch
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
 from fedkeel.engines.flower.site_ledger import SiteLedger
 from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
-from fedkeel.engines.flower.watch import Watch
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task

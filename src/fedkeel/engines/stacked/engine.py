@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.core.method import Method
+from fedkeel.core.objectives import Value
 from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
-from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import Clock
 from fedkeel.engines.engine import (
     ClientOutcome,
     ScoreRequest,
@@ -32,7 +34,7 @@ from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift,
 from fedkeel.engines.stacked.early_finishers import DropFinished
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
-from fedkeel.engines.stacked.stacked_batches import RowStore, plan_stack
+from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
 
@@ -187,3 +189,17 @@ class StackedEngine:
 
     def close(self) -> None:
         pass
+
+
+def describe_network(task: Task) -> dict[str, str]:
+    """Say which functions of a network run stacked, by a pass of two clients with the first samples of one."""
+    workspace = choose_workspace(task)
+    if not workspace.by_kernels:
+        client = int(task.clients.sizes.argmax())
+        one = task.batch(client, np.arange(min(2, int(task.clients.sizes[client])))).tensors
+        batch = StackedBatch(tuple(torch.stack([part, part]) for part in one), None, (len(one[0]),) * 2)
+        if task.stochastic:
+            batch = batch._replace(noise=torch.zeros(2, dtype=torch.int64, device=task.device))
+        buffers = None if task.buffers is None else task.buffers.expand(2)
+        workspace(task.initial.expand(2), batch, Value(), {}, buffers)
+    return workspace.report.lines()
