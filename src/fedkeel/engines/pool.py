@@ -24,7 +24,7 @@ from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.worker import unpack
 from fedkeel.errors import RunError
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.task import Part, Scores, Task
 
 ATTEMPTS = 4  # that a piece of work is begun when its worker dies
 
@@ -183,16 +183,16 @@ class PoolEngine:
         return deal(costs, self.crew.size) if self.stacks else [[i] for i in longest_first(costs)]
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        parts = self.parts(split)
+        share = max(1, -(-len(parts or ()) // (2 * self.crew.size)))
+        pieces = [None] if parts is None else [parts[i : i + share] for i in range(0, len(parts), share)]
         model = self.crew.lend(params), self.crew.lend(buffers)
-        pieces: list[tuple[Any, ...]]
-        if self.task.device.type != "cpu":  # one device scores a whole split at once
-            pieces = [(self.number, *model, split, None)]
-        else:
-            parts = list(self.task.parts(split))
-            share = max(1, -(-len(parts) // (2 * self.crew.size)))
-            pieces = [(self.number, *model, split, parts[i : i + share]) for i in range(0, len(parts), share)]
-        found = dict(self.run_on_workers("score", pieces))
+        found = dict(self.run_on_workers("score", [(self.number, *model, split, piece) for piece in pieces]))
         return [scores for i in range(len(pieces)) for scores in found[i]]
+
+    def parts(self, split: str) -> list[Part] | None:
+        """List the parts of a split that workers share; None where one device scores a whole split at once."""
+        return list(self.task.parts(split)) if self.task.device.type == "cpu" else None
 
     def evaluate_many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
         """Give each worker a model, a few at a time: all of them may not fit into memory."""
@@ -200,9 +200,8 @@ class PoolEngine:
         while batch := list(islice(waiting, 2 * self.crew.size)):
             pieces = []
             for model in batch:
-                parts = list(self.task.parts(model.split)) if self.task.device.type == "cpu" else None
                 lent = self.crew.lend(model.params), self.crew.lend(model.buffers)
-                pieces.append((self.number, *lent, model.split, parts))
+                pieces.append((self.number, *lent, model.split, self.parts(model.split)))
             found = dict(self.run_on_workers("score", pieces))
             scores += [found[i] for i in range(len(batch))]
         return scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -121,12 +122,6 @@ class Watched(Rule):
     def round_slots(self, params: Tree) -> State:
         return self.stands_for.round_slots(params)
 
-    def broadcast(self, message: State, server: State) -> State:
-        return self.call("broadcast", message, server)
-
-    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        return self.call("start", params, client, message)
-
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
         if stepped.layout != tree.layout:
@@ -142,17 +137,6 @@ class Watched(Rule):
                     f'call it otherwise: "own_{name}"',
                 )
         return reported, after
-
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return self.call("server_step", update, server, reports)
-
-    def remember(self, server: State) -> State:
-        after: State = self.call("remember", server)
-        return after
-
-    def deploy(self, model: State, server: State) -> State:
-        deployed: State = self.call("deploy", model, server)
-        return deployed
 
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
@@ -198,6 +182,10 @@ class Watched(Rule):
                 raise MethodError(
                     f"{name_of(self)}.{stage} changes the shape of slot {slot!r}.", "give it its shape in client_slots"
                 )
+
+
+for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of these than `call` does
+    setattr(Watched, stage, partialmethod(Watched.call, stage))
 
 
 def _versions(slots: list[Any]) -> list[int]:

@@ -10,7 +10,6 @@ A line follows what it covers. Folders of older versions have no such file, and 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 from fedkeel.errors import FolderError, explain_os_errors
@@ -30,15 +29,6 @@ def read_text(path: Path, hint: str = "restore it from a copy") -> str:
 def checksum(text: str, before: int = 0) -> int:
     """Compute the checksum of a text that follows what has the checksum `before`."""
     return zlib.crc32(text.encode("utf-8", "surrogateescape"), before)
-
-
-def sums_of(lines: Iterable[str]) -> list[int]:
-    """Compute for each line the checksum of all lines up to it."""
-    found, total = [], 0
-    for line in lines:
-        total = checksum(f"{line}\n", total)
-        found.append(total)
-    return found
 
 
 def line_of(name: object, total: int) -> str:

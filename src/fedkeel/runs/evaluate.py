@@ -86,15 +86,12 @@ class Judge:
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
 
-    def due(self, round: int) -> bool:
-        return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
-
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
         """Measure the model that is deployed, where this round is an evaluated one.
 
         Where it is not the one that is trained, those of the latter are `plain_…`.
         """
-        if not self.due(round):
+        if not self.plan.evaluates(round):
             return {}
         began = time.perf_counter()
         found: Measures = {}

@@ -172,9 +172,7 @@ class Run:
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}
         state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
-        for name, tensor in module.state_dict().items():
-            if name in state:
-                tensor.copy_(state[name].to(tensor.device))
+        module.load_state_dict(state, strict=False)
         if frozen:
             check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module

@@ -208,7 +208,7 @@ class Loop:
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)
         lr = self.plan.lr_at(t)
-        policy = self.plan.evaluation if self.judge.due(t + 1) else None
+        policy = self.plan.evaluation if self.plan.evaluates(t + 1) else None
         personal = PersonalScores({}, {})
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)

@@ -111,10 +111,7 @@ class FlowerEngine:
     ) -> dict[int, ClientOutcome]:
         """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
         began, left, sound = time.monotonic(), self.terms.deadline, dict[int, ClientOutcome]()
-        contents = {
-            client: self.compose(records, round, lr, self.state_digest(client, state))
-            for client, state in states.items()
-        }
+        contents = {client: self.compose(records, round, lr, state_digest(state)) for client, state in states.items()}
         for again in (False, True):
             asked, contents = contents, {}
             for client, reply in self.exchange(asked, round, left, MessageType.TRAIN):
@@ -156,10 +153,6 @@ class FlowerEngine:
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
-    def state_digest(self, client: int, state: State | None) -> int:
-        """Return the digest of the client's state that the server has counted with."""
-        return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
-
     def compose(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
         facts: dict[str, Any] = {
             "round": round,
@@ -182,7 +175,7 @@ class FlowerEngine:
             log.warning("round %d: node %d (client %d) lost its state: restored", round + 1, node, client)
             return self.compose({**records, **pack(state, "state/")}, round, lr, digest(state))
         log.warning("round %d: node %d (client %d) lost its state: it restarts from zero", round + 1, node, client)
-        return self.compose(records, round, lr, self.state_digest(client, state), restart=True)
+        return self.compose(records, round, lr, state_digest(state), restart=True)
 
     # ---- replies -------------------------------------------------------------------------------------------------
     def read_reply(self, reply: Message, client: int, round: int, lr: float) -> ClientOutcome | None:
@@ -259,3 +252,8 @@ class FlowerEngine:
 
     def close(self) -> None:
         self.on_close()
+
+
+def state_digest(state: State | None) -> int:
+    """Return the digest of the client's state that the server has counted with."""
+    return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
