@@ -18,6 +18,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeel.core.states import write_text
 from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
@@ -36,7 +37,7 @@ from fedkeel.federation.operations import Operations
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
+from fedkeel.runs.folder import EXPERIMENT, read_settings
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
@@ -20,7 +21,6 @@ from fedkeel.federation.site_files import LABEL
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.folder import write_text
 from fedkeel.runs.plan import Division
 
 log = logging.getLogger("fedkeel")

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.runs.checksums import read_text
-from fedkeel.runs.folder import write_text
 
 if TYPE_CHECKING:  # it needs Flower, which those who only read these files need not have
     from fedkeel.engines.flower.node_registry import NodeRegistry
@@ -40,7 +40,10 @@ def ask_sizes(
     if rule not in (FIXED, AT_START):
         raise RequestError(f"membership is {FIXED} or {AT_START}, not {rule}.", f'membership = "{FIXED}"')
     file, clients = beside(out, SIZES), registry.clients
-    before = [int(size) for size in json.loads(read_text(file))] if file.exists() else []
+    try:
+        before = [int(size) for size in json.loads(read_text(file))] if file.exists() else []
+    except (ValueError, TypeError):
+        raise FolderError(f"{file} is damaged: it lists each client's samples.", "restore it from a copy") from None
     if before and (len(before) > clients or (len(before) < clients and rule == FIXED)):
         raise RunError(f"{file} counts {len(before)} clients, not {clients}.", "choose another folder")
     if rule == AT_START or not before:

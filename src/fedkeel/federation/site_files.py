@@ -75,13 +75,13 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
             names, *rows = csv.reader(lines)
     except (OSError, UnicodeError, csv.Error, ValueError) as error:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
+    names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")
-    rows = [row for row in rows if row]
     for number, row in enumerate(rows, 2):
-        if len(row) != len(names):
+        if row and len(row) != len(names):
             raise DataError(f"line {number} of {file} has {len(row)} cells, not {len(names)}.", "is it cut short?")
-    return {name.strip(): [row[place] for row in rows] for place, name in enumerate(names)}
+    return {name: [row[place] for row in rows if row] for place, name in enumerate(names)}
 
 
 def read_parquet(file: Path) -> Mapping[str, Sequence[Any]]:

@@ -11,7 +11,6 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, round_of
 from fedkeel.runs.checksums import SUMS, checksum, read_sums, read_text
@@ -41,16 +40,6 @@ def folder_name(label: str) -> str:
     if len(name.encode()) > 150:  # most systems end at 255 bytes
         name = f"{name[:40]}-{hashlib.sha256(label.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
     return f"{name}-" if RESERVED.fullmatch(name) else name
-
-
-def write_text(path: Path, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise FolderError(
-            f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
-        ) from None
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
