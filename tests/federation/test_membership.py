@@ -107,7 +107,7 @@ def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):
 def test_a_damaged_list_of_sizes_is_one_line(tmp_path, text):
     (tmp_path / "run-clients.json").write_text(text)
     with pytest.raises(FolderError, match="is damaged: it lists each client's samples"):
-        ask_sizes(tmp_path / "run", SimpleNamespace(clients=3), 0.0, 1000.0)
+        ask_sizes(tmp_path / "run", SimpleNamespace(clients=3), 0.0, Terms())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

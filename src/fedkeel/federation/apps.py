@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -198,12 +197,12 @@ def serve(
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side = describe_without_sizes(plan, count)
-            sizes = ask_sizes(out, roster, wait, terms.norm_factor, membership, terms.minimum)
+            sizes = ask_sizes(out, roster, wait, terms, membership)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
-        roster.wait(count, wait, max(1, math.ceil(terms.minimum * count - 1e-9)))
+        roster.wait(count, wait, terms.count_needed(count))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None

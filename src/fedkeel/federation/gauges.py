@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError
-from fedkeel.runs.checksums import read_text
+from fedkeel.runs.folder import read_text
 
 METRICS = ".prom"
 RUNNING, FINISHED, STOPPED = 0.0, 1.0, 2.0

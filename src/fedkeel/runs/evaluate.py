@@ -75,11 +75,6 @@ class Judge:
     tested: Known = field(default_factory=Known)
     validated: Known = field(default_factory=Known)
 
-    @property
-    def unchanged(self) -> dict[int, list[Scores]]:
-        """Scores on clients' own test sets, of those who have not trained since."""
-        return self.tested.unchanged
-
     def settle(self, trained: Iterable[int]) -> None:
         """Note that a round is complete in which these clients trained."""
         policy, clients = self.plan.evaluation, list(trained)

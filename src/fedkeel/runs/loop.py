@@ -117,7 +117,7 @@ class Loop:
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
-            self.judge.unchanged.update(found.scores)
+            self.judge.tested.unchanged.update(found.scores)
             self.callbacks.restore(found.followed, found.round)
         lines = self.folder.lines_of(None if found is None else found.round)
         read_environment(self.folder.path)  # to know that it can be read
@@ -138,7 +138,7 @@ class Loop:
             self.folder.sync()
             places, identity = self.store.save(), self.experiment.fingerprint()
             followed, base = self.callbacks.save(self.folder.checkpoints, identity), self.task.base
-            Checkpoint(self.done, self.server, places, self.judge.unchanged, base, followed=followed).save(
+            Checkpoint(self.done, self.server, places, self.judge.tested.unchanged, base, followed=followed).save(
                 self.folder.checkpoints, identity
             )
             checkpoint.prune(self.folder.checkpoints)

@@ -15,8 +15,7 @@ from filelock import FileLock, Timeout
 from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import prune, remove
-from fedkeel.runs.checksums import SUMS, checksum, line_of
-from fedkeel.runs.folder import EXPERIMENT, RESULT, ROUNDS, TIMING, read_experiment, rounds_in
+from fedkeel.runs.folder import EXPERIMENT, RESULT, ROUNDS, SUMS, TIMING, checksum, line_of, read_experiment, rounds_in
 from fedkeel.runs.record import RoundRecord
 
 

@@ -79,7 +79,7 @@ class FlowerEngine:
         self.watch.begin_round(round + 1, message["params"], clients)
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
-        needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
+        needed = self.terms.count_needed(len(clients))
         sound: dict[int, ClientOutcome] = {}
         for attempt in range(1, self.terms.attempts + 1):
             missing = [client for client in clients if not self.has_answered(sound.get(client))]

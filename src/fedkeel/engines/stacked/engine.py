@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 
 import numpy as np
@@ -31,7 +31,7 @@ from fedkeel.engines.engine import (
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.engines.scoring import Scorer
 from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift, unstack
-from fedkeel.engines.stacked.early_finishers import DropFinished
+from fedkeel.engines.stacked.early_finishers import drop_finished
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
 from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
@@ -41,19 +41,8 @@ from fedkeel.problems.task import Scores, Task
 log = logging.getLogger("fedkeel")
 
 
-Sender = Callable[[Sequence[int], Task], tuple[State, Tensor, int | None]]
+Sender = Callable[[Sequence[int]], tuple[State, Tensor, int | None]]
 """Gives the message to the clients of a stack, the learning rate, and the client axis of both (`local_round`)."""
-
-
-@dataclass(frozen=True)
-class SameMessage:
-    """The same message for all clients."""
-
-    message: State
-    lr: float
-
-    def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
-        return self.message, torch.tensor(self.lr, dtype=task.dtype, device=task.device), None
 
 
 class StackedEngine:
@@ -83,7 +72,7 @@ class StackedEngine:
         self.store = RowStore(task, data_budget(task.device))
         self.lift = lift or choose_lift(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
-        self.scan = DropFinished(self.graphs if task.device.type == "cuda" else scan_steps)
+        self.scan = partial(drop_finished, self.graphs if task.device.type == "cuda" else scan_steps)
         self.together, self.described = together, task.module is None
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
@@ -93,7 +82,8 @@ class StackedEngine:
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[ClientOutcome]:
         given = [client_state(self.method, self.task, state) for state in states]
-        return self.train_from(SameMessage(message, lr), round, clients, given)
+        rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
+        return self.train_from(lambda _: (message, rate, None), round, clients, given)
 
     def train_from(
         self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
@@ -149,7 +139,7 @@ class StackedEngine:
         self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
     ) -> list[ClientOutcome]:
         began = time.perf_counter()
-        message, rate, axis = sender(clients, self.task)
+        message, rate, axis = sender(clients)
         if self.store.hold(clients):
             self.graphs.clear()  # what was captured reads from where rows no longer lie
         phases = [
