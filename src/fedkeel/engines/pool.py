@@ -19,11 +19,11 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.engines.cost import Clock, passes
 from fedkeel.engines.engine import ClientOutcome, Engine, ScoreRequest, Training
+from fedkeel.engines.measure import Job
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.worker import unpack
 from fedkeel.errors import RunError
-from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Part, Scores, Task
 
 ATTEMPTS = 4  # that a piece of work is begun when its worker dies
@@ -104,15 +104,9 @@ def longest_first(costs: Sequence[float]) -> list[int]:
     return sorted(range(len(costs)), key=lambda i: -costs[i])
 
 
-def pickle_engine(
-    problem: Problem,
-    method: Method,
-    training: Training,
-    make_task: Callable[[Problem], Task],
-    where: str,
-    kind: Callable[[Task, Method, Training], Engine] = SerialEngine,
-) -> bytes:
+def pickle_engine(job: Job, where: str, kind: Callable[[Task, Method, Training], Engine] = SerialEngine) -> bytes:
     """Pickle a function that makes an engine elsewhere."""
+    problem, method, training, make_task = job.task.problem, job.method, job.training, job.make_task
 
     def make() -> Engine:
         return kind(make_task(problem), method, training)
@@ -136,28 +130,19 @@ class PoolEngine:
     where: ClassVar[str] = "workers"
     number = 0  # of its engines at the workers
 
-    def __init__(
-        self,
-        crew: Crew,
-        task: Task,
-        method: Method,
-        training: Training,
-        make_task: Callable[[Problem], Task],
-        *,
-        stacks: bool = False,
-    ):
+    def __init__(self, crew: Crew, job: Job, *, stacks: bool = False):
         self.crew, self.seconds, self.stacks = crew, Clock(), stacks
         try:
-            self.prepare(task, method, training, make_task)
+            self.prepare(job)
         except BaseException:
             self.close()
             raise
 
-    def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
+    def prepare(self, job: Job) -> None:
         """Have every worker make its engine, in place of any earlier one."""
-        self.task, self.method, self.training = task, method, training
+        self.task, self.method, self.training = job.task, job.method, job.training
         kind = StackedEngine if self.stacks else SerialEngine
-        self.crew.set_up(self.number, pickle_engine(task.problem, method, training, make_task, self.where, kind))
+        self.crew.set_up(self.number, pickle_engine(job, self.where, kind))
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
