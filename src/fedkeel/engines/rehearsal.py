@@ -125,7 +125,8 @@ class Watched(Rule):
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
         if stepped.layout != tree.layout:
-            raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
+            line = f"{name_of(self)}.step returns a tree laid out like the one it was given."
+            raise MethodError(line, "return tree itself, or what arithmetic makes of it: 0.5 * tree")
         return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:

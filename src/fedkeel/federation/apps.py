@@ -93,7 +93,8 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
         share = float(context.run_config.get("site-test", 0.0))
         problem = node_problem(plan, source, client, clients, settings, trust, share, context.run_config)
     if not 0 <= client < len(problem.data.sizes):
-        raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
+        line = f"partition-id {client} is not one of {len(problem.data.sizes)} clients."
+        raise RequestError(line, "they are counted from 0")
     device = device_of(str(settings.get("device", "auto")))
     task = task_maker(plan, device, torch.float32)(problem)
     engine = SerialEngine(task, method_of(plan, task), plan.training)

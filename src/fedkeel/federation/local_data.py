@@ -124,7 +124,8 @@ def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust
             describe_form(card),
         )
     if labels.shape != inputs.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}.")
+        line = f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}."
+        raise DataError(line, describe_form(card))
     if len(labels) and not 0 <= labels.min() <= labels.max() < card.classes:
         raise DataError(
             f"{name} gave labels from {labels.min()} to {labels.max()}, outside 0 … {card.classes - 1}.",

@@ -68,7 +68,10 @@ def answer(
 
 def client_number(context: Context) -> int:
     """Return the client's number. The node's own id is random and means nothing."""
-    return int(context.node_config["partition-id"])
+    try:
+        return int(context.node_config["partition-id"])
+    except (KeyError, TypeError, ValueError):
+        raise RequestError("this node does not say which client it is.", "--node-config 'partition-id=3 …'") from None
 
 
 def introduce(node: Node, message: Message, context: Context) -> Message:

@@ -86,7 +86,8 @@ class Simulation:
         try:
             grid = self.grids.get(timeout=START)
         except queue.Empty:
-            raise RunError(f"Flower's simulation did not start within {START:g} seconds.") from None
+            line = f"Flower's simulation did not start within {START:g} seconds."
+            raise RunError(line, "use --engine serial, which gives the same bits") from None
         if isinstance(grid, BaseException):
             raise RunError(f"Flower's simulation did not start: {grid}", "use --engine serial") from grid
         return grid
