@@ -87,14 +87,13 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
         source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
-    if source == PARTITION:
-        problem = problem_of(plan)
-    else:
+    problem = problem_of(plan) if source == PARTITION else None
+    clients = clients if problem is None else len(problem.data.sizes)
+    if not 0 <= client < clients:
+        raise RequestError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
+    if problem is None:
         share = float(context.run_config.get("site-test", 0.0))
         problem = node_problem(plan, source, client, clients, settings, trust, share, context.run_config)
-    if not 0 <= client < len(problem.data.sizes):
-        line = f"partition-id {client} is not one of {len(problem.data.sizes)} clients."
-        raise RequestError(line, "they are counted from 0")
     device = device_of(str(settings.get("device", "auto")))
     task = task_maker(plan, device, torch.float32)(problem)
     engine = SerialEngine(task, method_of(plan, task), plan.training)

@@ -43,12 +43,10 @@ def node_problem(
     clients: int,
     settings: Mapping[str, Any],
     trust: Trust,
-    share: float = 0.0,
-    config: Mapping[str, Any] = MappingProxyType({}),
+    share: float,
+    config: Mapping[str, Any],
 ) -> Problem:
     """A node's problem: its own data, read where the node's settings say; a share of them is for tests."""
-    if not 0 <= client < clients:
-        raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     if isinstance(plan.source, Problem):
         parts = read_site(plan.source, source, settings, config, trust)
         aside = set_aside(key(plan.seed, "site test", client), len(parts[0]), share)

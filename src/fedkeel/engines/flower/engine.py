@@ -153,15 +153,12 @@ class FlowerEngine:
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
-    def compose(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
-        facts: dict[str, Any] = {
-            "round": round,
-            "lr": lr,
-            "state": state,
-            "copy": self.terms.copy,
-            "restart": False,
-            "final": self.final,
-        } | more
+    def compose(
+        self, records: Mapping[str, Any], round: int, lr: float, state: int, *, restart: bool = False
+    ) -> RecordDict:
+        """Compose a message to a node: `state` is the digest of what it should remember; without it, it may restart."""
+        facts: dict[str, Any] = {"round": round, "lr": lr, "state": state, "restart": restart}
+        facts |= {"copy": self.terms.copy, "final": self.final}
         if self.watch.head:  # an empty text is none that Flower counts
             facts["audit"] = self.watch.head
         return RecordDict({**records, "config": ConfigRecord(facts)})
