@@ -105,7 +105,7 @@ class There:
 
 
 def pool(task: Task, method: Method, training: Training) -> Engine:
-    return ProcessesEngine(task, method, training, workers=2, make_task=Task)
+    return ProcessesEngine(Job(task, method, training, Task, 2))
 
 
 def variants(name: str, given: argparse.Namespace) -> dict[str, Callable[[], Here | There]]:

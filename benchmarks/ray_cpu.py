@@ -31,6 +31,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree, stack
 from fedkeel.engines.engine import Training
 from fedkeel.engines.machine import processor, steady
+from fedkeel.engines.measure import Job
 from fedkeel.engines.pool import PoolEngine
 from fedkeel.engines.processes import ProcessCrew, ProcessesEngine
 from fedkeel.engines.ray_connection import connected
@@ -104,8 +105,8 @@ def compare(work: Work, method: str, workers: int, turns: int) -> None:
     """Print a line: both engines, and the median of their ratios."""
     rule = build(method)
     engines: dict[str, Callable[[Task, Training], PoolEngine]] = {
-        "processes": lambda task, training: ProcessesEngine(task, rule, training, workers=workers, make_task=Task),
-        "ray": lambda task, training: RayEngine(task, rule, training, workers=workers, make_task=Task),
+        "processes": lambda task, training: ProcessesEngine(Job(task, rule, training, Task, workers)),
+        "ray": lambda task, training: RayEngine(Job(task, rule, training, Task, workers)),
     }
     made: dict[str, Rounds] = {}
     try:

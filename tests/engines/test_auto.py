@@ -31,13 +31,13 @@ class Pool(SerialEngine):
     name = "processes"
     opened: list[Pool] = []  # noqa: RUF012
 
-    def __init__(self, task, method, training, *, workers, make_task):
-        super().__init__(task, method, training)
+    def __init__(self, job):
+        self.prepare(job)
         self.closed = False
         Pool.opened.append(self)
 
-    def prepare(self, task, method, training, make_task):
-        super().__init__(task, method, training)
+    def prepare(self, job):
+        super().__init__(job.task, job.method, job.training)
 
     def close(self):
         self.closed = True
@@ -232,11 +232,12 @@ def test_a_real_pool_can_be_prepared_again():
     """As after measuring: what the workers were made for before leaves no trace."""
     problem = small_problem()
     method, training, task = build("fedavg"), Training(0, 2, 4), Task(problem)
-    short = Job(task, method, training, Task, 1, RemainingWork(3, [0, 1, 5])).shorten(0.0, [0, 1, 5])
-    pool = ProcessesEngine(short.task, method, short.training, workers=1, make_task=short.make_task)
+    job = Job(task, method, training, Task, 1, RemainingWork(3, [0, 1, 5]))
+    short = job.shorten(0.0, [0, 1, 5])
+    pool = ProcessesEngine(short)
     try:
         assert measure.time_round(pool, short) > 0
-        pool.prepare(task, method, training, Task)
+        pool.prepare(job)
         message = {"params": task.initial}
         found = pool.train(message, 0, 0.1, [0, 1, 5], [None] * 3)
     finally:

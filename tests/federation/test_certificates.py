@@ -12,7 +12,7 @@ import torch
 from deployments import HOST, MISSING, deployed, has_saved, is_done
 
 import fedkeel as fk
-from fedkeel.federation.deploy_files import read_template
+from fedkeel.federation.export import read_template
 from fedkeel.runs.finished_run import load_run
 from fedkeel.runs.folder import read_rounds
 

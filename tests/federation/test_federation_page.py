@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 import fedkeel as fk
 from fedkeel.core.round import init_server
 from fedkeel.core.trees import tensors
-from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "federation.md"

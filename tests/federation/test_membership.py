@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedkeel.engines.flower.checks import Terms
 from fedkeel.errors import FolderError, RequestError, RunError
 from fedkeel.federation.apps import node_of, serve
 from fedkeel.federation.history import list_rounds, roll_back
+from fedkeel.federation.membership import ask_sizes
 from fedkeel.federation.operations import Operations
 from fedkeel.runs.folder import read_rounds
 
@@ -99,6 +101,13 @@ def test_a_federation_may_grow_but_its_clients_keep_their_numbers(folders):
         go_on(folders, experiment(3))
     with pytest.raises(RequestError, match="membership is fixed or at-start"):
         go_on(folders, experiment(3), clients=4, rule="sometimes")
+
+
+@pytest.mark.parametrize("text", ["[40, 40", "40", "[null]"])
+def test_a_damaged_list_of_sizes_is_one_line(tmp_path, text):
+    (tmp_path / "run-clients.json").write_text(text)
+    with pytest.raises(FolderError, match="is damaged: it lists each client's samples"):
+        ask_sizes(tmp_path / "run", SimpleNamespace(clients=3), 0.0, Terms())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])

@@ -157,8 +157,9 @@ def test_the_connection_and_the_clock(keys, tmp_path, today):
         certificate(keys, "ca")  # another federation's
         assert ("connection", "failed") in wrong(found(keys, address, now=today))
     assert ("connection", "failed") in wrong(found(keys, address, now=today))  # it is gone
-    with pytest.raises(RequestError, match="HOST:PORT"):
-        found(keys, "server", now=today)
+    for wrong_address in ("server", "server:x", "server:²", "127.0.0.1:70000"):
+        with pytest.raises(RequestError, match="HOST:PORT"):
+            found(keys, wrong_address, now=today)
 
 
 def test_clocks_that_differ():

@@ -32,7 +32,9 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
         ("x,y,label\n1,high,0\n", "holds a word in sample 1: 'high'"),
         ("x,y,label\n1,2\n", "line 2 of .* has 2 cells, not 3"),
         ("x,y,label\n1,2,0.5\n", "holds fractions"),
+        ("x,y,label\n1,2,0\n\n1,2\n", "line 4 of .* has 2 cells"),
         ("x,x,label\n1,2,0\n", "names a column twice"),
+        ("x,y, x,label\n1,2,3,0\n", "names a column twice"),
         ("", "not a CSV file"),
     ],
 )

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import fedkeel as fk
 from fedkeel.core.objectives import Loss
-from fedkeel.engines.stacked.describe_network import describe_network
+from fedkeel.engines.stacked.engine import describe_network
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ModelError

@@ -166,7 +166,7 @@ def test_codes_weigh_two_rows_for_each_class_besides():
 
 def test_the_wire_of_a_federation_carries_what_is_counted():
     pytest.importorskip("flwr", reason="flwr is not installed")
-    from fedkeel.engines.flower.message_schema import expected_messages
+    from fedkeel.engines.rehearsal import expected_messages
 
     given = fk.Experiment(problem=small_problem((7, 4)), method="fedper", rounds=1, participation=0.5, batch_size=4)
     task = task_maker(given.plan, torch.device("cpu"), torch.float32)(problem_of(given.plan))

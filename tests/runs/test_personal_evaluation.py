@@ -151,7 +151,7 @@ def test_a_model_is_judged_again_only_when_it_was_trained(tmp_path, monkeypatch,
     counts.clear()
     resumed = fk.run(exp, out=tmp_path, engine=engine)
     assert all(least <= count <= most for count in counts[:2])  # also the first round after a crash
-    monkeypatch.setattr(judging.Judge, "settle", lambda judge, clients: judge.unchanged.clear())
+    monkeypatch.setattr(judging.Judge, "settle", lambda judge, clients: judge.tested.unchanged.clear())
     thorough = fk.run(exp, engine=engine)
     assert [r.extra for r in resumed.records] == [r.extra for r in found.records]
     assert [r.extra for r in thorough.records] == [r.extra for r in found.records]

@@ -108,7 +108,7 @@ def show(
     What was `tuned` for each method does not.
     """
     from fedkeel.errors import require_known
-    from fedkeel.runs.places import NOT_AVERAGED
+    from fedkeel.runs.environment import NOT_AVERAGED
     from fedkeel.studies.compare import common_target, document, machines, unfair, unfinished
 
     for key in unfair(groups, tuned):

@@ -159,7 +159,7 @@ def list_free() -> Iterator[tuple[str, str]]:
 def try_network(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
     from fedkeel.cli.estimate import blank_problem
-    from fedkeel.engines.stacked.describe_network import describe_network
+    from fedkeel.engines.stacked.engine import describe_network
     from fedkeel.errors import ModelError
     from fedkeel.problems.task import Task
 

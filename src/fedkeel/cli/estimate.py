@@ -18,9 +18,9 @@ from fedkeel.core.trees import tensors
 from fedkeel.data import load
 from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.data.storage.loading import source_of
-from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import uses_onednn
 from fedkeel.engines.memory import activation_bytes, frozen_bytes, state_budget
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task

@@ -53,10 +53,10 @@ def leaderboard(
     from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns
     from fedkeel.cli.training import Machine, Target
+    from fedkeel.core.states import write_text
     from fedkeel.errors import MethodError, ModelError, writing
     from fedkeel.methods import build
     from fedkeel.papers.reproduce import place_of
-    from fedkeel.runs.folder import write_text
     from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 

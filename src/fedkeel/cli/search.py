@@ -140,7 +140,7 @@ def describe_rung(rung: Rung) -> dict[str, Any]:
 
 def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
     """Every try of every rung, a line each."""
-    from fedkeel.runs.folder import write_text
+    from fedkeel.core.states import write_text
 
     lines = [
         {
@@ -160,7 +160,7 @@ def write_winner(file: Path, experiment: Experiment) -> None:
     """The winning composition as an experiment that `fedkeel run` takes."""
     import tomli_w
 
-    from fedkeel.runs.folder import write_text
+    from fedkeel.core.states import write_text
 
     write_text(file, tomli_w.dumps(experiment.save()))
     say(stderr(), "winner", "bold green", f"fedkeel run {file}")

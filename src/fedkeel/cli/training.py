@@ -17,11 +17,10 @@ from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, dev
 from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
-from fedkeel.runs.checksums import read_sums
 from fedkeel.runs.environment import check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
-from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json
+from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json, read_sums
 from fedkeel.runs.following import name_callbacks
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all

@@ -87,5 +87,5 @@ def read_epochs(table: Mapping[str, Any]) -> ClientEpochs:
     """Read a table of a file or of Python."""
     kind: Any = EpochsByClient if "clients" in table else EpochsBySize
     check_table(kind, table, ExperimentError, "epochs", "key")
-    made: ClientEpochs = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+    made: ClientEpochs = kind(**table)
     return made

@@ -142,19 +142,19 @@ class CodeBottleneck(Objective):
     beta: NonNegative = 1e-3
     asks: ClassVar[tuple[str, ...]] = ("key",)
     of: ClassVar[str] = "sampled"
+    usual: ClassVar[bool] = False  # the direction of the divergence: from the code to the prior
 
     def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
         code, prior = output[:2], prior_of(target, given)
-        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*prior, *code)
+        apart = divergence(*code, *prior) if self.usual else divergence(*prior, *code)
+        return sampled_cross_entropy(output[2], target) + self.beta * apart
 
 
 @dataclass(frozen=True)
 class UsualBottleneck(CodeBottleneck):
     """The same with the usual direction of the divergence, β KL(q(z|x) ‖ r_y)."""
 
-    def losses(self, output: tuple[Tensor, Tensor, Tensor], target: Tensor, given: Given) -> Tensor:
-        code, prior = output[:2], prior_of(target, given)
-        return sampled_cross_entropy(output[2], target) + self.beta * divergence(*code, *prior)
+    usual: ClassVar[bool] = True
 
 
 def prior_of(target: Tensor, given: Given) -> tuple[Tensor, Tensor]:

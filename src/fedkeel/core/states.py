@@ -52,6 +52,17 @@ def write_atomically(path: Path, fill: Callable[[Path], Any], *, synced: bool = 
         ) from error
 
 
+def write_text(path: Path, text: str, *, synced: bool = True) -> None:
+    """Write a text whole; refuse one that holds a name of a file which is not UTF-8."""
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        raise FolderError(
+            f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
+        ) from None
+    write_atomically(path, lambda temporary: temporary.write_bytes(body), synced=synced)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     if WINDOWS and path.is_dir():  # it opens no folder, and flushes only what may be written to

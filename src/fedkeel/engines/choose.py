@@ -180,13 +180,10 @@ class Contest:
         if perfect >= min(self.seconds.values()):
             self.left_out["processes"] = "would not pay for its start"
             return
-        pool = ProcessesEngine(
-            short.task, short.method, short.training, workers=self.workers, make_task=short.make_task
-        )
+        pool = ProcessesEngine(short)
         try:
             seconds = scale * time_round(pool, short)
-            ready = partial(pool.prepare, job.task, job.method, job.training, job.make_task)
-            self.seconds["processes"] = seconds + time_call(ready, job.task.device)
+            self.seconds["processes"] = seconds + time_call(partial(pool.prepare, job), job.task.device)
         except BaseException:
             pool.close()
             raise
@@ -217,14 +214,14 @@ def make_engine(name: str, job: Job) -> Engine:
         return make_ray_engine(job)
     if name == "serial":
         return SerialEngine(task, job.method, job.training)
-    return ProcessesEngine(task, job.method, job.training, workers=job.workers or cores(), make_task=job.make_task)
+    return ProcessesEngine(job)
 
 
 def make_ray_engine(job: Job, *, stacks: bool = False) -> Engine:
     """Start workers on Ray, where Ray is installed."""
     from fedkeel.engines.ray_crew import RayEngine
 
-    return RayEngine(job.task, job.method, job.training, workers=job.workers, make_task=job.make_task, stacks=stacks)
+    return RayEngine(job, stacks=stacks)
 
 
 def make_flower_engine(job: Job) -> Engine:
@@ -237,4 +234,4 @@ def make_flower_engine(job: Job) -> Engine:
         raise RequestError(
             f"the engine flower needs a package that is not installed: {error.name}", 'pip install "fedkeel[flower]"'
         ) from None
-    return start_simulation(job.task, job.method, job.training, job.make_task, job.workers)
+    return start_simulation(job)

@@ -1,8 +1,9 @@
-"""What a round cost, and whether its numbers are numbers."""
+"""What a round costs: seconds, backward passes, and what travels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from fedkeel.core.contract import FACTS
 from fedkeel.core.method import Method
@@ -10,6 +11,26 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import Training
 from fedkeel.problems.task import Task
+
+
+class Clock(dict[str, float]):
+    """Adds up seconds by part of the work: `clock.add("data", 0.1)`; parts never added are zero."""
+
+    def __missing__(self, part: str) -> float:
+        return 0.0
+
+    def add(self, part: str, seconds: float) -> None:
+        self[part] = self[part] + seconds
+
+    def merge(self, other: Mapping[str, float]) -> None:
+        for part, seconds in other.items():
+            self.add(part, seconds)
+
+    def take(self) -> dict[str, float]:
+        """Return what was counted since the last call, and start anew."""
+        counted = dict(self)
+        self.clear()
+        return counted
 
 
 def finite(value: float) -> float | None:

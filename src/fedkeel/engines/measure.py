@@ -57,7 +57,9 @@ class Job:
         training, make = replace(self.training, epochs=1, steps=None), self.make_task
 
         def make_short(problem: Problem) -> Task:
-            return shorten_task(make(problem), share, training.batch_size)
+            task = make(problem)
+            task.clients = FewerSamples(task.clients, share, training.batch_size)
+            return task
 
         task, left = make_short(self.task.problem), RemainingWork(1, list(clients))
         return Job(task, self.method, training, make_short, self.workers, left)
@@ -73,11 +75,6 @@ class FewerSamples:
 
     def rows(self, client: int, rows: Rows) -> Sample:
         return self.clients.rows(client, rows)
-
-
-def shorten_task(task: Task, share: float, batch_size: int) -> Task:
-    task.clients = FewerSamples(task.clients, share, batch_size)
-    return task
 
 
 def now(device: torch.device) -> float:

@@ -17,15 +17,14 @@ import torch
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import passes
+from fedkeel.engines.cost import Clock, passes
 from fedkeel.engines.engine import ClientOutcome, Engine, ScoreRequest, Training
+from fedkeel.engines.measure import Job
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.worker import unpack
 from fedkeel.errors import RunError
-from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Scores, Task
+from fedkeel.problems.task import Part, Scores, Task
 
 ATTEMPTS = 4  # that a piece of work is begun when its worker dies
 
@@ -105,15 +104,9 @@ def longest_first(costs: Sequence[float]) -> list[int]:
     return sorted(range(len(costs)), key=lambda i: -costs[i])
 
 
-def pickle_engine(
-    problem: Problem,
-    method: Method,
-    training: Training,
-    make_task: Callable[[Problem], Task],
-    where: str,
-    kind: Callable[[Task, Method, Training], Engine] = SerialEngine,
-) -> bytes:
+def pickle_engine(job: Job, where: str, kind: Callable[[Task, Method, Training], Engine] = SerialEngine) -> bytes:
     """Pickle a function that makes an engine elsewhere."""
+    problem, method, training, make_task = job.task.problem, job.method, job.training, job.make_task
 
     def make() -> Engine:
         return kind(make_task(problem), method, training)
@@ -137,28 +130,19 @@ class PoolEngine:
     where: ClassVar[str] = "workers"
     number = 0  # of its engines at the workers
 
-    def __init__(
-        self,
-        crew: Crew,
-        task: Task,
-        method: Method,
-        training: Training,
-        make_task: Callable[[Problem], Task],
-        *,
-        stacks: bool = False,
-    ):
+    def __init__(self, crew: Crew, job: Job, *, stacks: bool = False):
         self.crew, self.seconds, self.stacks = crew, Clock(), stacks
         try:
-            self.prepare(task, method, training, make_task)
+            self.prepare(job)
         except BaseException:
             self.close()
             raise
 
-    def prepare(self, task: Task, method: Method, training: Training, make_task: Callable[[Problem], Task]) -> None:
+    def prepare(self, job: Job) -> None:
         """Have every worker make its engine, in place of any earlier one."""
-        self.task, self.method, self.training = task, method, training
+        self.task, self.method, self.training = job.task, job.method, job.training
         kind = StackedEngine if self.stacks else SerialEngine
-        self.crew.set_up(self.number, pickle_engine(task.problem, method, training, make_task, self.where, kind))
+        self.crew.set_up(self.number, pickle_engine(job, self.where, kind))
 
     def train(
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
@@ -184,16 +168,16 @@ class PoolEngine:
         return deal(costs, self.crew.size) if self.stacks else [[i] for i in longest_first(costs)]
 
     def evaluate(self, params: Tree, buffers: Tree | None, split: str) -> list[Scores]:
+        parts = self.parts(split)
+        share = max(1, -(-len(parts or ()) // (2 * self.crew.size)))
+        pieces = [None] if parts is None else [parts[i : i + share] for i in range(0, len(parts), share)]
         model = self.crew.lend(params), self.crew.lend(buffers)
-        pieces: list[tuple[Any, ...]]
-        if self.task.device.type != "cpu":  # one device scores a whole split at once
-            pieces = [(self.number, *model, split, None)]
-        else:
-            parts = list(self.task.parts(split))
-            share = max(1, -(-len(parts) // (2 * self.crew.size)))
-            pieces = [(self.number, *model, split, parts[i : i + share]) for i in range(0, len(parts), share)]
-        found = dict(self.run_on_workers("score", pieces))
+        found = dict(self.run_on_workers("score", [(self.number, *model, split, piece) for piece in pieces]))
         return [scores for i in range(len(pieces)) for scores in found[i]]
+
+    def parts(self, split: str) -> list[Part] | None:
+        """List the parts of a split that workers share; None where one device scores a whole split at once."""
+        return list(self.task.parts(split)) if self.task.device.type == "cpu" else None
 
     def evaluate_many(self, models: Iterable[ScoreRequest]) -> list[list[Scores]]:
         """Give each worker a model, a few at a time: all of them may not fit into memory."""
@@ -201,9 +185,8 @@ class PoolEngine:
         while batch := list(islice(waiting, 2 * self.crew.size)):
             pieces = []
             for model in batch:
-                parts = list(self.task.parts(model.split)) if self.task.device.type == "cpu" else None
                 lent = self.crew.lend(model.params), self.crew.lend(model.buffers)
-                pieces.append((self.number, *lent, model.split, parts))
+                pieces.append((self.number, *lent, model.split, self.parts(model.split)))
             found = dict(self.run_on_workers("score", pieces))
             scores += [found[i] for i in range(len(batch))]
         return scores

@@ -9,18 +9,16 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO, cast
 
-from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.engines.engine import Training
+from fedkeel.engines.machine import cores
+from fedkeel.engines.measure import Job
 from fedkeel.engines.pool import PoolEngine, describe_setting
 from fedkeel.engines.worker import pack, receive, send
 from fedkeel.errors import RunError
-from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Task
 
 
 class Worker:
@@ -137,7 +135,5 @@ class ProcessesEngine(PoolEngine):
     name = "processes"
     where = "worker processes"
 
-    def __init__(
-        self, task: Task, method: Method, training: Training, *, workers: int, make_task: Callable[[Problem], Task]
-    ):
-        super().__init__(ProcessCrew(workers), task, method, training, make_task)
+    def __init__(self, job: Job):
+        super().__init__(ProcessCrew(job.workers or cores()), job)

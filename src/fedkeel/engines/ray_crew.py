@@ -10,23 +10,21 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
-from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, all_finite, state_bytes
-from fedkeel.engines.engine import KeptState, StatesLost, Training
+from fedkeel.engines.engine import KeptState, StatesLost
 from fedkeel.engines.machine import steady
+from fedkeel.engines.measure import Job
 from fedkeel.engines.pool import ATTEMPTS, PoolEngine, WorkerDied, describe_setting
 from fedkeel.engines.ray_connection import connected, count_workers, import_ray
 from fedkeel.engines.worker import Desk, pack, unpack
 from fedkeel.errors import RunError
-from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Task
 from fedkeel.text import first_line
 
 log = logging.getLogger("fedkeel")
@@ -254,16 +252,7 @@ class RayEngine(PoolEngine):
 
     where = "workers on Ray"
 
-    def __init__(
-        self,
-        task: Task,
-        method: Method,
-        training: Training,
-        *,
-        workers: int | None,
-        make_task: Callable[[Problem], Task],
-        stacks: bool = False,
-    ):
-        crew = RayCrew.join(workers, task.device)
+    def __init__(self, job: Job, *, stacks: bool = False):
+        crew = RayCrew.join(job.workers, job.task.device)
         self.name, self.number = "ray-stacked" if stacks else "ray", next(crew.numbers)
-        super().__init__(crew, task, method, training, make_task, stacks=stacks)
+        super().__init__(crew, job, stacks=stacks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from fedkeel.core.round import (
 )
 from fedkeel.core.rule import LOCAL_STAGES, Local, Rule, State, Weighting
 from fedkeel.core.trees import Tree, stack, tensors
+from fedkeel.engines.cost import sent
 from fedkeel.engines.engine import client_facts
 from fedkeel.errors import MethodError
 from fedkeel.problems.task import Task
@@ -74,6 +76,12 @@ def rehearse_client(method: Method, task: Task, message: State | None = None, st
     return Rehearsal(message, report, after)
 
 
+def expected_messages(method: Method, task: Task) -> Rehearsal:
+    """Return the form of what nodes may send, known in advance, so that no node can make the server reserve memory."""
+    message, report, _ = rehearse_client(method, task)
+    return Rehearsal(sent(method, message), report, init_client(method, task.initial, task.buffers))
+
+
 def _zero_gradient(params: Tree, batch: Any, objective: Objective, message: State, buffers: Tree | None) -> Gradient:
     return Gradient(params.zeros(), params.scalar(), buffers)
 
@@ -114,16 +122,11 @@ class Watched(Rule):
     def round_slots(self, params: Tree) -> State:
         return self.stands_for.round_slots(params)
 
-    def broadcast(self, message: State, server: State) -> State:
-        return self.call("broadcast", message, server)
-
-    def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        return self.call("start", params, client, message)
-
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         stepped, after = self.call("step", tree, client, at)
         if stepped.layout != tree.layout:
-            raise MethodError(f"{name_of(self)}.step returns a tree laid out like the one it was given.")
+            line = f"{name_of(self)}.step returns a tree laid out like the one it was given."
+            raise MethodError(line, "return tree itself, or what arithmetic makes of it: 0.5 * tree")
         return stepped, after
 
     def finish(self, report: State, client: State, at: Local) -> tuple[State, State]:
@@ -135,17 +138,6 @@ class Watched(Rule):
                     f'call it otherwise: "own_{name}"',
                 )
         return reported, after
-
-    def server_step(self, update: Tree, server: State, reports: State) -> tuple[Tree, State]:
-        return self.call("server_step", update, server, reports)
-
-    def remember(self, server: State) -> State:
-        after: State = self.call("remember", server)
-        return after
-
-    def deploy(self, model: State, server: State) -> State:
-        deployed: State = self.call("deploy", model, server)
-        return deployed
 
     def call(self, stage: str, *given: Any) -> Any:
         """Call a stage; refuse one that reads missing slots, writes into its arguments or returns the wrong types."""
@@ -191,6 +183,10 @@ class Watched(Rule):
                 raise MethodError(
                     f"{name_of(self)}.{stage} changes the shape of slot {slot!r}.", "give it its shape in client_slots"
                 )
+
+
+for stage in RETURNS.keys() - vars(Watched).keys():  # no more is checked of these than `call` does
+    setattr(Watched, stage, partialmethod(Watched.call, stage))
 
 
 def _versions(slots: list[Any]) -> list[int]:

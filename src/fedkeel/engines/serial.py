@@ -15,7 +15,7 @@ from fedkeel.core.rule import State
 from fedkeel.core.trees import Stacking, Tree
 from fedkeel.data.batches import sample_keys
 from fedkeel.data.clients import Rows
-from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import Clock
 from fedkeel.engines.engine import (
     ClientOutcome,
     Training,
@@ -65,23 +65,20 @@ class SerialEngine:
         scales = scale_rates(self.method, round, lengths)
         mean = rate * mean_scale(self.method, lengths, scales)
         facts = client_facts(self.task, client, sent_steps(self.method, lengths), mean)
-        work = [self.phase_work(round, client, i, phase, plans[i], scales[i]) for i, phase in enumerate(phases)]
+        work = []
+        for i, phase in enumerate(phases):
+            sizes = rate.new_tensor([float(len(rows)) for rows in plans[i]])
+            work.append(PhaseWork(self.step_inputs(round, client, i, phase, plans[i], scales[i]), sizes / sizes.sum()))
         state = client_state(self.method, self.task, state)
         report, state = local_round(self.method, self.gradient, message, state, work, rate, facts)
         spent = self.seconds["data"] + self.seconds["gradients"] - spent
         self.seconds.add("rules", time.perf_counter() - began - spent)
         return ClientOutcome(client, report, state)
 
-    def phase_work(
-        self, round: int, client: int, index: int, phase: Phase, plan: list[Rows], scales: list[float] | None
-    ) -> PhaseWork:
-        """Make the work of a phase; inputs of steps are made one at a time, as they are used."""
-        sizes = torch.tensor([len(rows) for rows in plan], dtype=self.task.dtype, device=self.task.device)
-        return PhaseWork(self.step_inputs(round, client, index, phase, plan, scales), sizes / sizes.sum())
-
     def step_inputs(
         self, round: int, client: int, index: int, phase: Phase, plan: list[Rows], scales: list[float] | None
     ) -> Iterator[StepInput]:
+        """Make the inputs of a phase's steps one at a time, as they are used."""
         of = key(self.training.seed, "samples", round, client, index)
         random = self.task.needs_keys or any(rule.random for rule in phase.rules)
         keys = step_keys(self.training, round, client, index, len(plan), self.task.device) if random else None

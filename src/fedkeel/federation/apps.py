@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -18,6 +17,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeel.core.states import write_text
 from fedkeel.engines.choose import Choice
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms
@@ -36,7 +36,7 @@ from fedkeel.federation.operations import Operations
 from fedkeel.importing import Trust
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import EXPERIMENT, read_settings, write_text
+from fedkeel.runs.folder import EXPERIMENT, read_settings
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
@@ -87,13 +87,13 @@ def node_of(experiment: Experiment, context: Context, trust: Trust = Trust.TYPED
     if source != PARTITION:  # where data are the nodes' own, each may say how it reads them
         own = "data" in settings
         source, trust = str(settings.get("data", source)), Trust.TYPED if own else trust  # typed where the node runs
-    if source == PARTITION:
-        problem = problem_of(plan)
-    else:
+    problem = problem_of(plan) if source == PARTITION else None
+    clients = clients if problem is None else len(problem.data.sizes)
+    if not 0 <= client < clients:
+        raise RequestError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
+    if problem is None:
         share = float(context.run_config.get("site-test", 0.0))
         problem = node_problem(plan, source, client, clients, settings, trust, share, context.run_config)
-    if not 0 <= client < len(problem.data.sizes):
-        raise RequestError(f"partition-id {client} is not one of {len(problem.data.sizes)} clients.")
     device = device_of(str(settings.get("device", "auto")))
     task = task_maker(plan, device, torch.float32)(problem)
     engine = SerialEngine(task, method_of(plan, task), plan.training)
@@ -197,12 +197,12 @@ def serve(
             roster.on_join = lambda: write_text(beside(out, NODES), json.dumps(roster.owners))
         if problem is None:
             roster.side = describe_without_sizes(plan, count)
-            sizes = ask_sizes(out, roster, wait, terms.norm_factor, membership, terms.minimum)
+            sizes = ask_sizes(out, roster, wait, terms, membership)
             problem, count = server_problem(plan, sizes, test, config, site_test > 0), sum(size > 0 for size in sizes)
         prepared = prepare(experiment, out, on, closing, problem)
         loop = prepared.loop
         roster.side = roster.side or describe_side(plan, loop.task, loop.method)
-        roster.wait(count, wait, max(1, math.ceil(terms.minimum * count - 1e-9)))
+        roster.wait(count, wait, terms.count_needed(count))
         bounds = SlotBounds(terms.norm_factor, beside(out, BOUNDS))
         bounds.restore()
         sites = SiteLedger(sites_file(out), site_test) if site_test else None

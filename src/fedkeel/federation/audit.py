@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import FolderError
-from fedkeel.runs.checksums import read_text
+from fedkeel.runs.folder import read_text
 
 AUDIT = "-audit.jsonl"
 START = "0" * 64

@@ -1,4 +1,4 @@
-"""An experiment as a Flower app: a folder for `flwr run`."""
+"""An experiment as a Flower app: a folder for `flwr run`, with the files that run it in containers and by systemd."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import tomli_w
 
+from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
-from fedkeel.federation.deploy_files import read_template, write_deploy_files
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
 from fedkeel.federation.site_files import LABEL
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.folder import write_text
 from fedkeel.runs.plan import Division
 
 log = logging.getLogger("fedkeel")
 
 SCRIPTS = ("make_keys.sh", "superlink.sh", "supernode.sh")
 FILES = ("pyproject.toml", "client_app.py", "server_app.py", *SCRIPTS, "README.md")
+PLAIN = {
+    "Dockerfile": "Dockerfile",
+    "superlink.service": "fedkeel-superlink.service",
+    "supernode@.service": "fedkeel-supernode@.service",
+    "status.timer": "fedkeel-status.timer",
+}
+"""Templates that are copied as they are, and what they are called in the app."""
 
 
 def export(
@@ -106,11 +113,11 @@ def describe_data(data: str, source: Division | Problem) -> dict[str, str]:
         what = "all data of the problem" if isinstance(source, Problem) else source.card.name
         return {"settings": "", "about_data": f"Every node has {what} and takes its part of it."}
     if data == FOLDER:
-        files = "CSV or Parquet\ntables, or images in a folder for each class" if own else (
+        kinds = "CSV or Parquet\ntables, or images in a folder for each class" if own else (
             "`train_images.npy` and\n`train_labels.npy`"
         )  # fmt: skip
         about = (
-            f"Each node has its own data in the folder that its setting `data-dir` names: {files}:\n"
+            f"Each node has its own data in the folder that its setting `data-dir` names: {kinds}:\n"
             f"{form}.\nPut each node's own folder in place of `/data/site-$i` below."
         )
         return {"settings": ' "data-dir=\\"/data/site-$i\\""', "about_data": about}
@@ -129,3 +136,26 @@ def name_app(experiment: Experiment) -> dict[str, str]:
     own = secrets.token_hex(2)
     title = json.dumps(f"{method} on {dataset}, {rounds} rounds")[1:-1]  # quotes would end a TOML string
     return {"name": name, "title": title, "out": f"~/fedkeel-runs/{name}-{experiment.fingerprint()}-{own}"}
+
+
+# ---- files that run an app -----------------------------------------------------------------------------------------
+def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_folders: bool) -> list[Path]:
+    """Write them into the app's folder `deploy`; `own_folders`: each node reads its data-dir."""
+    place = folder / "deploy"
+    for template, name in PLAIN.items():
+        write_text(place / name, read_template(template))
+    run = values["out"].removeprefix("~/")
+    write_text(place / "fedkeel-status.service", read_template("status.service").format(run=run))
+    data = ', "${{SITE_{node}:?the folder of node {node}}}:/data:ro"' if own_folders else ""
+    settings = ", 'data-dir=\"/data\"'" if own_folders else ""
+    service = read_template("compose_node.yaml")
+    services = "".join(service.format(node=i, settings=settings, data=data.format(node=i)) for i in range(nodes))
+    states = "".join(f", state-{i}: {{}}" for i in range(nodes))
+    facts = {"nodes": nodes, "last": nodes - 1, "name": values["name"], "services": services, "states": states}
+    write_text(place / "compose.yaml", read_template("compose.yaml").format(**facts))
+    return [place / name for name in (*PLAIN.values(), "fedkeel-status.service", "compose.yaml")]
+
+
+def read_template(name: str) -> str:
+    """Read a template of this package."""
+    return files("fedkeel.federation").joinpath("templates", f"{name}.template").read_text(encoding="utf-8")

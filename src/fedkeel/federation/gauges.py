@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from fedkeel.core.states import write_atomically
+from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError
-from fedkeel.runs.checksums import read_text
+from fedkeel.runs.folder import read_text
 
 METRICS = ".prom"
 RUNNING, FINISHED, STOPPED = 0.0, 1.0, 2.0
 FINE, ENDED, SILENT, INCOMPLETE = 0, 3, 4, 5
 """Exit codes of `fedkeel site status`."""
-MEANING = {
-    "state": "0 running, 1 finished, 2 stopped by an error",
-    "rounds_done": "Rounds that are done",
-    "rounds_asked": "Rounds that were asked for",
-    "clients": "Clients of the federation that have data",
-    "clients_connected": "Clients that have a node",
-    "clients_asked": "Clients that the last round asked",
-    "clients_counted": "Clients whose reports the last round counted",
-    "refused_total": "Replies and nodes that were refused since the start",
-    "absent_total": "Clients that had no node or were late, since the start",
-    "round_seconds": "Duration of the last round",
-    "loss": "Training loss of the last round",
-    "accuracy": "Accuracy of the last evaluated model",
-    "last_change_timestamp_seconds": "When the last round ended, or the server started or stopped",
-}
+
+
+def gauge(meaning: str, value: float = 0.0) -> Any:
+    """Declare a number by what it means, and what it is at first."""
+    return field(default=value, metadata={"meaning": meaning})
 
 
 @dataclass
 class Gauges:
     """The numbers; NaN where there is none yet."""
 
-    state: float = RUNNING
-    rounds_done: float = 0.0
-    rounds_asked: float = 0.0
-    clients: float = 0.0
-    clients_connected: float = 0.0
-    clients_asked: float = 0.0
-    clients_counted: float = 0.0
-    refused_total: float = 0.0
-    absent_total: float = 0.0
-    round_seconds: float = float("nan")
-    loss: float = float("nan")
-    accuracy: float = float("nan")
-    last_change_timestamp_seconds: float = 0.0
+    state: float = gauge("0 running, 1 finished, 2 stopped by an error", RUNNING)
+    rounds_done: float = gauge("Rounds that are done")
+    rounds_asked: float = gauge("Rounds that were asked for")
+    clients: float = gauge("Clients of the federation that have data")
+    clients_connected: float = gauge("Clients that have a node")
+    clients_asked: float = gauge("Clients that the last round asked")
+    clients_counted: float = gauge("Clients whose reports the last round counted")
+    refused_total: float = gauge("Replies and nodes that were refused since the start")
+    absent_total: float = gauge("Clients that had no node or were late, since the start")
+    round_seconds: float = gauge("Duration of the last round", math.nan)
+    loss: float = gauge("Training loss of the last round", math.nan)
+    accuracy: float = gauge("Accuracy of the last evaluated model", math.nan)
+    last_change_timestamp_seconds: float = gauge("When the last round ended, or the server started or stopped")
 
     def write(self, file: Path) -> None:
         """Write all, so that a reader sees the old file or the new one."""
         lines = []
-        for name, value in asdict(self).items():
+        for one in fields(self):
+            name, value = one.name, getattr(self, one.name)
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP fedkeel_{name} {MEANING[name]}.", f"# TYPE fedkeel_{name} {kind}"]
+            lines += [f"# HELP fedkeel_{name} {one.metadata['meaning']}.", f"# TYPE fedkeel_{name} {kind}"]
             lines += [f"fedkeel_{name} {value!r}".replace("nan", "NaN").replace("inf", "+Inf")]
-        text = "\n".join(lines) + "\n"
-        write_atomically(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"), synced=False)
+        write_text(file, "\n".join(lines) + "\n", synced=False)
 
     def touch(self) -> None:
         self.last_change_timestamp_seconds = time.time()
@@ -68,7 +60,7 @@ def read_gauges(file: Path) -> Gauges:
     """Read the numbers back."""
     found = dict(re.findall(r"^fedkeel_(\w+) (\S+)$", read_text(file, "start the server: it writes it anew"), re.M))
     try:
-        return Gauges(**{field.name: float(found[field.name]) for field in fields(Gauges)})
+        return Gauges(**{one.name: float(found[one.name]) for one in fields(Gauges)})
     except (KeyError, ValueError):
         raise FolderError(f"{file} is damaged.", "start the server: it writes it anew") from None
 

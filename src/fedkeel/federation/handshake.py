@@ -9,7 +9,7 @@ from typing import Any
 from fedkeel.core.method import Method
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree
-from fedkeel.engines.flower.message_schema import expected_messages
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.federation.own_problem import describe_sample
 from fedkeel.methods import composition
 from fedkeel.problems.problem import Problem

@@ -15,7 +15,15 @@ from fedkeel.data.clients import Rows
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError
-from fedkeel.federation.own_problem import LOADER, FormRows, SiteRows, place_at_server, place_at_site, read_site
+from fedkeel.federation.own_problem import (
+    LOADER,
+    FormRows,
+    SiteRows,
+    data_folder,
+    place_at_server,
+    place_at_site,
+    read_site,
+)
 from fedkeel.importing import Trust, look_up
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key, permutation
@@ -35,12 +43,10 @@ def node_problem(
     clients: int,
     settings: Mapping[str, Any],
     trust: Trust,
-    share: float = 0.0,
-    config: Mapping[str, Any] = MappingProxyType({}),
+    share: float,
+    config: Mapping[str, Any],
 ) -> Problem:
     """A node's problem: its own data, read where the node's settings say; a share of them is for tests."""
-    if not 0 <= client < clients:
-        raise DataError(f"partition-id {client} is not one of {clients} clients.", "they are counted from 0")
     if isinstance(plan.source, Problem):
         parts = read_site(plan.source, source, settings, config, trust)
         aside = set_aside(key(plan.seed, "site test", client), len(parts[0]), share)
@@ -92,10 +98,9 @@ def describe_form(card: DatasetCard) -> str:
 
 def read_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
     """Read train_images.npy and train_labels.npy, as `fedkeel datasets` lays them out."""
-    if "data-dir" not in settings:
-        raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
+    folder = data_folder(settings)
     try:
-        return open_split(card, Path(str(settings["data-dir"])).expanduser(), "train")
+        return open_split(card, folder, "train")
     except DataError as error:  # its own hint is to fetch the data set anew
         raise DataError(error.message, describe_form(card)) from error
 
@@ -117,7 +122,8 @@ def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust
             describe_form(card),
         )
     if labels.shape != inputs.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}.")
+        line = f"{name} gave {labels.dtype} labels of shape {labels.shape}, not {inputs.shape[:1]}."
+        raise DataError(line, describe_form(card))
     if len(labels) and not 0 <= labels.min() <= labels.max() < card.classes:
         raise DataError(
             f"{name} gave labels from {labels.min()} to {labels.max()}, outside 0 … {card.classes - 1}.",
@@ -139,8 +145,6 @@ def check_values(card: DatasetCard, inputs: NDArray[Any]) -> None:
         return
     rows = np.unique(np.linspace(0, len(inputs) - 1, SAMPLED).astype(np.int64))  # a node looks every round
     values = np.asarray(inputs[rows])
-    if missing := count_missing(values):
-        raise DataError(f"{missing} of this node's inputs are missing.", "leave such samples out, or fill them")
     low, high, most = values.min().item(), values.max().item(), largest(card)
     if low < 0 or high > most or (not card.vocabulary and high * NARROW < most):
         raise DataError(

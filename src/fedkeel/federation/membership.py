@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RequestError, RunError
-from fedkeel.runs.checksums import read_text
-from fedkeel.runs.folder import write_text
+from fedkeel.runs.folder import read_text
 
 if TYPE_CHECKING:  # it needs Flower, which those who only read these files need not have
+    from fedkeel.engines.flower.checks import Terms
     from fedkeel.engines.flower.node_registry import NodeRegistry
 
 log = logging.getLogger("fedkeel")
@@ -29,9 +29,7 @@ def beside(out: Path, suffix: str) -> Path:
     return out.with_name(f"{out.name}{suffix}")
 
 
-def ask_sizes(
-    out: Path, registry: NodeRegistry, wait: float, factor: float, rule: str = FIXED, minimum: float = 1.0
-) -> list[int]:
+def ask_sizes(out: Path, registry: NodeRegistry, wait: float, terms: Terms, rule: str = FIXED) -> list[int]:
     """Return how many samples each client has, and keep the answer beside the run.
 
     By the rule "fixed" all nodes are asked once. By "at-start" those that are there are asked at every start: a client
@@ -40,15 +38,18 @@ def ask_sizes(
     if rule not in (FIXED, AT_START):
         raise RequestError(f"membership is {FIXED} or {AT_START}, not {rule}.", f'membership = "{FIXED}"')
     file, clients = beside(out, SIZES), registry.clients
-    before = [int(size) for size in json.loads(read_text(file))] if file.exists() else []
+    try:
+        before = [int(size) for size in json.loads(read_text(file))] if file.exists() else []
+    except (ValueError, TypeError):
+        raise FolderError(f"{file} is damaged: it lists each client's samples.", "restore it from a copy") from None
     if before and (len(before) > clients or (len(before) < clients and rule == FIXED)):
         raise RunError(f"{file} counts {len(before)} clients, not {clients}.", "choose another folder")
     if rule == AT_START or not before:
         known = sum(size > 0 for size in before) or clients
-        registry.wait(clients, wait, clients if rule == FIXED else max(1, math.ceil(minimum * known - 1e-9)))
+        registry.wait(clients, wait, clients if rule == FIXED else terms.count_needed(known))
         old = [*before, *[0] * (clients - len(before))]
         sizes = [registry.sizes.get(client, old[client]) for client in range(clients)]
-        check_sizes(sizes, factor)
+        check_sizes(sizes, terms.norm_factor)
         for client, (was, now) in enumerate(zip(old, sizes, strict=True)):
             if before and was != now:
                 log.info("client %d had %d samples and counts with %d from now on", client, was, now)

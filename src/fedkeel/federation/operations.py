@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.core.trees import Tree
-from fedkeel.engines.flower.watch import Watch
+from fedkeel.engines.flower.node_registry import Watch
 from fedkeel.federation.audit import AUDIT, AuditLog
 from fedkeel.federation.gauges import FINISHED, METRICS, STOPPED, Gauges
 from fedkeel.federation.history import keep_checkpoint

@@ -83,12 +83,17 @@ def read_site(
             raise DataError(f"{source} gave parts by other names.", f"expected: {describe_sample(problem)}")
         parts = to_tensors(given, source)
     else:
-        if "data-dir" not in settings:
-            raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
-        folder = Path(str(settings["data-dir"])).expanduser()
+        folder = data_folder(settings)
         whose, parts = str(folder), read_folder(folder, config, like)
     check_parts(problem, like, parts, whose)
     return parts
+
+
+def data_folder(settings: Mapping[str, Any]) -> Path:
+    """Return where a node's settings say that its data are."""
+    if "data-dir" not in settings:
+        raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
+    return Path(str(settings["data-dir"])).expanduser()
 
 
 def read_folder(folder: Path, config: Mapping[str, Any], like: Sample) -> Sample:

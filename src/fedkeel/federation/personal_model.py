@@ -61,7 +61,5 @@ def load_personal_model(
     buffers = state.get("buffers", buffers)
     module = copy.deepcopy(task.module).eval()
     found = {name: leaf for tree in (params, buffers) if tree is not None for name, leaf in tree.items()}
-    for name, tensor in module.state_dict().items():
-        if name in found:
-            tensor.copy_(found[name])
+    module.load_state_dict(found, strict=False)
     return module

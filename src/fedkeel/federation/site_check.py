@@ -112,7 +112,7 @@ def judge_dates(name: str, begins: datetime, ends: datetime, now: datetime) -> F
 def check_connection(keys: Path, superlink: str, now: datetime) -> Iterator[Finding]:
     """Reach the server as a node does, and compare clocks where it says what time it has."""
     host, _, port = superlink.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or int(port) > 65_535:
         raise RequestError(f"a SuperLink is HOST:PORT, not {superlink}", "for example: server.example.org:8000")
     try:
         trusted = ssl.create_default_context(cafile=str(keys / "ca.crt"))
@@ -168,14 +168,13 @@ def read_node_settings(text: str) -> dict[str, Any]:
 def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool) -> Iterator[Finding]:
     """Make the node of an exported app as it will be made: its data, its model, room for its state, its device."""
     from fedkeel.federation.apps import node_of, read_app
-    from fedkeel.importing import Trust
 
     settings = {"partition-id": client, "state-dir": f"~/.fedkeel/state-{client}", **settings}
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-        experiment, _ = read_app(app, trust)
         context: Any = SimpleNamespace(node_config=settings, run_config=config)
-        node = node_of(experiment, context, Trust.TYPED if trust else Trust.INSTALLED)
+        experiment, level = read_app(app, trust)
+        node = node_of(experiment, context, level)
     except FedkeelError as error:
         yield Finding("data", FAILED, error.message, error.hint or "")
         return

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedkeel.data.storage.pictures import decode_image
 from fedkeel.data.tables import SUFFIXES
 from fedkeel.errors import DataError, nearest
+from fedkeel.text import first_line
 
 IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
@@ -61,7 +62,8 @@ def read_table(file: Path, columns: Sequence[str], label: str, like: Sample) -> 
         )
     inputs, target = np.stack([numbers[name] for name in wanted], 1), numbers[label]
     if not like[1].is_floating_point() and not np.array_equal(target, np.round(target)):
-        raise DataError(f"column {label} of {file} holds fractions, and the label of this problem is a class.")
+        line = f"column {label} of {file} holds fractions, and the label of this problem is a class."
+        raise DataError(line, "write classes as 0, 1, 2, or name another column with --label")
     return (
         torch.from_numpy(inputs).reshape(-1, *like[0].shape[1:]).to(like[0].dtype),
         torch.from_numpy(target).reshape(-1, *like[1].shape[1:]).to(like[1].dtype),
@@ -75,13 +77,13 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
             names, *rows = csv.reader(lines)
     except (OSError, UnicodeError, csv.Error, ValueError) as error:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
+    names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")
-    rows = [row for row in rows if row]
     for number, row in enumerate(rows, 2):
-        if len(row) != len(names):
+        if row and len(row) != len(names):
             raise DataError(f"line {number} of {file} has {len(row)} cells, not {len(names)}.", "is it cut short?")
-    return {name.strip(): [row[place] for row in rows] for place, name in enumerate(names)}
+    return {name: [row[place] for row in rows if row] for place, name in enumerate(names)}
 
 
 def read_parquet(file: Path) -> Mapping[str, Sequence[Any]]:
@@ -93,7 +95,7 @@ def read_parquet(file: Path) -> Mapping[str, Sequence[Any]]:
         read: Mapping[str, Sequence[Any]] = parquet.read_table(file).to_pydict()
         return read
     except (OSError, ArrowException) as error:
-        raise DataError(f"{file} is not a Parquet file: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{file} is not a Parquet file: {first_line(error)}", "write it anew, or as CSV") from None
 
 
 def to_numbers(file: Path, name: str, cells: Sequence[Any]) -> NDArray[np.float64]:
@@ -119,7 +121,8 @@ def read_images(classes: Sequence[Path], like: Sample) -> Sample:
     """Read images from a folder for each class, which its number names; all are brought to the problem's size."""
     shape = tuple(like[0].shape[1:])
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise DataError(f"images have the shape (1 or 3, height, width), and a sample of this problem {shape}.")
+        line = f"images have the shape (1 or 3, height, width), and a sample of this problem {shape}."
+        raise DataError(line, "put tables there, or write a loader: --data module:function")
     pictures, labels = list[Tensor](), list[int]()
     for folder in classes:
         for file in sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES):

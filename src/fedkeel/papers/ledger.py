@@ -17,7 +17,7 @@ from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.spectra import Spectra, cut_spectra
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.places import describe_place
+from fedkeel.runs.environment import describe_place
 from fedkeel.typed_values import read_line, show_value
 
 log = logging.getLogger("fedkeel")

@@ -11,7 +11,7 @@ from fedkeel.papers import Cell, Table
 from fedkeel.papers.ledger import Entry, longest, measured
 from fedkeel.papers.noise import SHARE, TIMES, UNREPEATED, Noise, NoiseOfLedger
 from fedkeel.papers.reproduce import runs_of, settings_of
-from fedkeel.runs.places import keep_one_place
+from fedkeel.runs.environment import keep_one_place
 
 ENOUGH = 3  # seeds of one cell from which its own noise is taken
 EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged

@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from fedkeel import __version__
+from fedkeel.core.states import write_text
 from fedkeel.errors import RequestError, writing
 from fedkeel.report.content import Content, content
 from fedkeel.report.drawing import Chart, embed
@@ -20,7 +21,6 @@ from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 from fedkeel.report.tables import cards, commands, summary
-from fedkeel.runs.folder import write_text
 from fedkeel.text import plural
 
 MOST_BYTES = 6_000_000

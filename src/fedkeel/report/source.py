@@ -13,11 +13,9 @@ from typing import Any
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.problems.policy import Evaluation
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.checksums import read_text
-from fedkeel.runs.environment import ClientFacts, describe_leak, leaks, read_clients
+from fedkeel.runs.environment import ClientFacts, describe_leak, describe_place, keep_one_place, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, from_python
-from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds
-from fedkeel.runs.places import describe_place, keep_one_place
+from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds, read_text
 from fedkeel.runs.record import RoundRecord, describe_stop, judged_on
 from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.text import make_printable

@@ -9,7 +9,7 @@ from operator import attrgetter
 from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import Row, Spread, evaluated
-from fedkeel.runs.places import NOT_AVERAGED, keep_one_place
+from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration

@@ -52,14 +52,14 @@ class Moment:
 
     def find(self, metric: str | None, on: str = "test") -> tuple[str, float | None]:
         """Find a metric in the last round, and what it is called there; None in rounds that are not evaluated."""
-        plan, record = self.experiment.plan, self.record
+        record = self.record
         if metric is None:
             judged = judged_on([record]) or "accuracy"
             metric = judged.removeprefix("test_") if on == "validation" else judged
         known = {name for name in (*record.extra, "accuracy", "loss", "drift") if record.measure(name) is not None}
         name = f"validation_{metric}" if on == "validation" else metric
         name = "test_loss" if name == "loss" and "test_loss" in known else name
-        is_evaluated = record.round % plan.evaluate_every == 0 or record.round == plan.rounds
+        is_evaluated = self.experiment.plan.evaluates(record.round)
         if is_evaluated and name not in known and name not in record.extra:
             hint = "validation = 0.1 sets a share aside" if on == "validation" else nearest(name, known, "measures")
             raise RequestError(f"no measure of this run is called: {name}", hint)

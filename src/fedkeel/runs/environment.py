@@ -1,4 +1,7 @@
-"""Where a run took place: recorded beside it, never part of its identity."""
+"""Where a run took place: recorded beside it, never part of its identity.
+
+Seconds depend on it: those measured in one place are averaged, those of several are not.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -24,7 +27,11 @@ from fedkeel.runs.plan import Division, Plan
 BY_SAMPLE = "by sample"
 """All copies of a sample are trained on, or none; runs up to version 0.1.0 do not say so."""
 
+NOT_AVERAGED = "none are averaged across them"
+
 PACKAGES = ("fedkeel", "torch", "numpy", "safetensors", "scikit-learn")
+
+T = TypeVar("T")
 
 
 def environment(
@@ -163,3 +170,28 @@ def _git(*words: str, folder: Path | None = None) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("ascii", "replace").strip()
+
+
+def describe_place(environment: Mapping[str, Any], timing: Mapping[str, Any]) -> str:
+    """Device, engines, precision and machine of a run, in words; empty where nothing is known of them."""
+    if not environment:
+        return ""
+    engine, machine = engines_of(environment), environment.get("machine")
+    words = " ".join(str(word) for word in (environment.get("device"), engine, environment.get("precision")) if word)
+    words += f" on {machine}" if isinstance(machine, str) and environment.get("device") == "cpu" else ""
+    return f"{words}, several at once" if timing.get("shared") else words
+
+
+def engines_of(environment: Mapping[str, Any]) -> str:
+    """Name the engine, or all that took part where a run went on with another."""
+    given = environment.get("engines")
+    listed = [one.get("engine") for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    return " and ".join(dict.fromkeys(str(name) for name in (*listed, environment.get("engine"))))
+
+
+def keep_one_place(items: Sequence[T], place_of: Callable[[T], str]) -> list[T]:
+    """Keep the items of the place that most of them share; of two such places, those of the first."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(place_of(item), []).append(item)
+    return max(groups.values(), key=len, default=[])

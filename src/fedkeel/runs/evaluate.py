@@ -17,8 +17,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, start_client
 from fedkeel.core.rule import State
 from fedkeel.data.clients import ClientData
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import finite
+from fedkeel.engines.cost import Clock, finite
 from fedkeel.engines.engine import Engine, ScoreRequest, client_state, evaluate_all
 from fedkeel.engines.scoring import Scorer
 from fedkeel.problems.gradients import Workspace
@@ -76,26 +75,18 @@ class Judge:
     tested: Known = field(default_factory=Known)
     validated: Known = field(default_factory=Known)
 
-    @property
-    def unchanged(self) -> dict[int, list[Scores]]:
-        """Scores on clients' own test sets, of those who have not trained since."""
-        return self.tested.unchanged
-
     def settle(self, trained: Iterable[int]) -> None:
         """Note that a round is complete in which these clients trained."""
         policy, clients = self.plan.evaluation, list(trained)
         for known in (self.tested, self.validated):
             known.settle(clients, before=policy is None or policy.when == "before")
 
-    def due(self, round: int) -> bool:
-        return round % self.plan.evaluate_every == 0 or round == self.plan.rounds
-
     def evaluate(self, engine: Engine, server: State, round: int) -> Measures:
         """Measure the model that is deployed, where this round is an evaluated one.
 
         Where it is not the one that is trained, those of the latter are `plain_…`.
         """
-        if not self.due(round):
+        if not self.plan.evaluates(round):
             return {}
         began = time.perf_counter()
         found: Measures = {}

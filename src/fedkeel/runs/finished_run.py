@@ -27,10 +27,9 @@ from fedkeel.runs.checkpoint import check_base
 from fedkeel.runs.environment import describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
-from fedkeel.runs.frames import client_rows, make_frame, round_rows
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.record import RoundRecord, counted, result
+from fedkeel.runs.record import RoundRecord, client_rows, counted, make_frame, result, round_rows
 from fedkeel.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -173,9 +172,7 @@ class Run:
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}
         state |= {name: tensor for tree in self.at(which).deployed.values() for name, tensor in tree.items()}
-        for name, tensor in module.state_dict().items():
-            if name in state:
-                tensor.copy_(state[name].to(tensor.device))
+        module.load_state_dict(state, strict=False)
         if frozen:
             check_base(self.path or Path(), self.base, digest_tensors(frozen))
         return module

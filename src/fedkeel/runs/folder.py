@@ -11,10 +11,8 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.core.states import write_atomically
 from fedkeel.errors import FolderError, explain_os_errors
 from fedkeel.runs.checkpoint import list_checkpoints, round_of
-from fedkeel.runs.checksums import SUMS, checksum, read_sums, read_text
 from fedkeel.runs.record import RoundRecord
 from fedkeel.written_values import read_toml
 
@@ -26,6 +24,9 @@ RESULT = "result.json"
 TIMING = "timing.json"
 ENVIRONMENT = "environment.json"
 CLIENTS = "clients.json"
+SUMS = "sums.txt"
+"""Checksums of the plain files, each in a line that follows what it covers: `2 0d4a1185` is of the first two rounds,
+`result.json 5ed1ab2f` of the result. Folders of older versions have no such file, and are read without it."""
 
 FORMAT = 1
 """The form of a run folder: it rises only when an older fedkeel would misread a newer folder; 0.1.0 wrote no number."""
@@ -43,14 +44,13 @@ def folder_name(label: str) -> str:
     return f"{name}-" if RESERVED.fullmatch(name) else name
 
 
-def write_text(path: Path, text: str) -> None:
+def read_text(path: Path, hint: str = "restore it from a copy") -> str:
+    """Read a file of a run as text; what cannot be read is an error in one line."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise FolderError(
-            f"cannot write {path}: a name in it is not UTF-8.", "call files and folders by names in UTF-8"
-        ) from None
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
+        with explain_os_errors(f"cannot read {path}", "put the file back, or allow it to be read; nothing was changed"):
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FolderError(f"{path} is damaged: it is not text ({error.reason}).", hint) from None
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -112,6 +112,26 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FolderError(f"{file} is damaged: it is not a table.", hint)
     return data
+
+
+# ---- checksums -----------------------------------------------------------------------------------------------------
+def checksum(text: str, before: int = 0) -> int:
+    """Compute the checksum of a text that follows what has the checksum `before`."""
+    return zlib.crc32(text.encode("utf-8", "surrogateescape"), before)
+
+
+def line_of(name: object, total: int) -> str:
+    return f"{name} {total:08x}\n"
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Read the checksum of each name; a half-written last line does not count."""
+    file = folder / SUMS
+    if not file.exists():
+        return {}
+    text = read_text(file, "restore it from a copy, or remove it: rounds are then read unchecked")
+    pairs = (line.split(" ", 1) for line in text.split("\n")[:-1])
+    return {pair[0]: pair[-1] for pair in pairs}
 
 
 # ---- rounds --------------------------------------------------------------------------------------------------------

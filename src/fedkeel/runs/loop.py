@@ -15,8 +15,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.round import broadcast, deploy, init_server, server_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite, stack, state_bytes
-from fedkeel.engines.clock import Clock
-from fedkeel.engines.cost import finite, passes, sent, uploaded
+from fedkeel.engines.cost import Clock, finite, passes, sent, uploaded
 from fedkeel.engines.engine import ClientOutcome, Engine, RoundRequest, Training, client_state
 from fedkeel.engines.machine import delay_signals, used_by_others
 from fedkeel.engines.measure import RemainingWork
@@ -118,7 +117,7 @@ class Loop:
             self.done = self.saved = found.round
             self.server = found.server
             self.store.restore(found.places)
-            self.judge.unchanged.update(found.scores)
+            self.judge.tested.unchanged.update(found.scores)
             self.callbacks.restore(found.followed, found.round)
         lines = self.folder.lines_of(None if found is None else found.round)
         read_environment(self.folder.path)  # to know that it can be read
@@ -139,7 +138,7 @@ class Loop:
             self.folder.sync()
             places, identity = self.store.save(), self.experiment.fingerprint()
             followed, base = self.callbacks.save(self.folder.checkpoints, identity), self.task.base
-            Checkpoint(self.done, self.server, places, self.judge.unchanged, base, followed=followed).save(
+            Checkpoint(self.done, self.server, places, self.judge.tested.unchanged, base, followed=followed).save(
                 self.folder.checkpoints, identity
             )
             checkpoint.prune(self.folder.checkpoints)
@@ -209,7 +208,7 @@ class Loop:
         answering = self.participation.answering(t, selected)
         message = broadcast(self.method, self.server)
         lr = self.plan.lr_at(t)
-        policy = self.plan.evaluation if self.judge.due(t + 1) else None
+        policy = self.plan.evaluation if self.plan.evaluates(t + 1) else None
         personal = PersonalScores({}, {})
         if policy is not None and policy.when == "before":
             personal = self.judge.personal(engine, self.server, policy, selected)

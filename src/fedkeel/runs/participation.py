@@ -59,7 +59,9 @@ class Participation:
                     "clients are counted from 0",
                 )
             if self.sizes[client] == 0:
-                raise ExperimentError(f"participants of round {round + 1} name client {client}, which has no data.")
+                raise ExperimentError(
+                    f"participants of round {round + 1} name client {client}, which has no data.", "leave it out"
+                )
         if len(set(clients)) < len(clients) or not clients:
             raise ExperimentError(
                 f"participants of round {round + 1} are empty or repeat a client: {list(clients)}",

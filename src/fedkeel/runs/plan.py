@@ -99,6 +99,10 @@ class Plan:
         """Who takes part, of clients with so many samples each."""
         return Participation(self.seed, sizes, self.participation, self.unavailable, self.participants)
 
+    def evaluates(self, round: int) -> bool:
+        """Whether models are scored after a round, counted from 1."""
+        return round % self.evaluate_every == 0 or round == self.rounds
+
     def most_epochs(self, size: float) -> float:
         """Return the local epochs of a client of that size; the most, where they are drawn."""
         if self.steps is not None:

@@ -7,15 +7,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.rule import State
+from fedkeel.errors import RequestError
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.ranges import Amount, Count, Whole
 from fedkeel.text import make_printable, shorten
 from fedkeel.typed_values import read_line
 
+if TYPE_CHECKING:
+    import pandas
+
 LAST = 50  # how many evaluated rounds "mean of the last" covers
+COLUMNS = ("accuracy", "loss", "drift", "backward_passes", "bytes_down", "bytes_up", "seconds")
 
 
 @dataclass(frozen=True)
@@ -128,3 +133,35 @@ def result(
         data[part] = sum(getattr(record, part) for record in records)
     trained = {} if plain is None else {"plain_digest": digest(plain)}
     return data | {"fingerprint": fingerprint, "model_digest": digest(deployed)} | trained
+
+
+# ---- as tables of pandas, which is optional ------------------------------------------------------------------------
+def make_frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Make a DataFrame of rows; say what to install where there is no pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise RequestError("a DataFrame needs pandas, which is not installed.", "pip install pandas") from error
+    return pandas.DataFrame(list(rows))
+
+
+def round_rows(records: Sequence[RoundRecord], **named: Any) -> list[dict[str, Any]]:
+    """One row for each round: what it measured and what it cost."""
+    return [
+        {**named, "round": record.round, **{name: getattr(record, name) for name in COLUMNS}, **record.extra}
+        for record in records
+    ]
+
+
+def client_rows(
+    records: Sequence[RoundRecord], sizes: Sequence[int] | None = None, **named: Any
+) -> list[dict[str, Any]]:
+    """One row for each client and evaluated round, with its scores; `sizes` are of their training data."""
+    rows = []
+    for record in records:
+        for client in range(max(map(len, record.clients.values()), default=0)):
+            scores = {name: values[client] for name, values in record.clients.items()}
+            if any(value is not None for value in scores.values()):
+                size = {} if sizes is None or client >= len(sizes) else {"size": sizes[client]}
+                rows.append({**named, "round": record.round, "client": client, **size, **scores})
+    return rows

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 import tomli_w
 from filelock import FileLock, Timeout
 
+from fedkeel.core.states import write_text
 from fedkeel.errors import FolderError, RunError, explain_os_errors
 from fedkeel.runs.checkpoint import prune, remove
-from fedkeel.runs.checksums import SUMS, checksum, line_of, sums_of
-from fedkeel.runs.folder import EXPERIMENT, RESULT, ROUNDS, TIMING, read_experiment, rounds_in, write_text
+from fedkeel.runs.folder import EXPERIMENT, RESULT, ROUNDS, SUMS, TIMING, checksum, line_of, read_experiment, rounds_in
 from fedkeel.runs.record import RoundRecord
 
 
@@ -100,20 +101,18 @@ class RunFolder:
 
     def begin(self, lines: Sequence[str]) -> list[RoundRecord]:
         """Go on after these lines; later ones, and a half-written last one, are cut off."""
-        sums = sums_of(lines)
-        self.total = sums[-1] if sums else 0
+        sums = list(accumulate(lines, lambda total, line: checksum(f"{line}\n", total), initial=0))
+        self.total = sums[-1]
         # first, so that at no moment there are more sums than lines
-        write_text(self.path / SUMS, "".join(line_of(number, total) for number, total in enumerate(sums, 1)))
+        write_text(self.path / SUMS, "".join(line_of(number, total) for number, total in enumerate(sums[1:], 1)))
         write_text(self.path / ROUNDS, "".join(f"{line}\n" for line in lines))
         for old in (self.path / RESULT, *self.path.glob(".*.partial")):
             remove(old)
         prune(self.checkpoints)
-        try:
+        with explain_os_errors(f"cannot write into {self.path}", "choose another folder"):
             self.checkpoints.mkdir(exist_ok=True)
             self.lines = open(self.path / ROUNDS, "a", encoding="utf-8", newline="\n")
             self.sums = open(self.path / SUMS, "a", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise FolderError(f"cannot write {error.filename}: {error.strerror}", "choose another folder") from error
         return [RoundRecord.loads(line) for line in lines]
 
     def append(self, record: RoundRecord) -> None:

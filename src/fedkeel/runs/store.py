@@ -52,9 +52,6 @@ class ClientStore:
         self.places = dict(places)
         self.checkpoints = (frozenset(), frozenset(places.values()))
 
-    def __len__(self) -> int:
-        return len({*self.places, *self.memory})
-
     def get(self, client: int) -> State | None:
         state = self.memory.pop(client, None)
         if state is None:

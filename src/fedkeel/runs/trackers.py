@@ -14,9 +14,8 @@ from typing import Any
 from fedkeel.errors import RequestError
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.frames import FACTS
 from fedkeel.runs.loop import Progress
-from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.record import COLUMNS, RoundRecord
 from fedkeel.typed_values import flatten
 
 PROJECT = "fedkeel"  # what runs are filed under
@@ -24,7 +23,7 @@ PROJECT = "fedkeel"  # what runs are filed under
 
 def numbers(record: RoundRecord) -> dict[str, float]:
     """Return every number of a round by name, without those that are missing."""
-    found = {name: record.measure(name) for name in (*FACTS, *record.extra)}
+    found = {name: record.measure(name) for name in (*COLUMNS, *record.extra)}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.runs.folder import read_json, write_text
+from fedkeel.core.states import write_text
+from fedkeel.runs.folder import read_json
 
 CHOICE = "sweep.json"
 

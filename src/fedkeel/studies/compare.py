@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.analysis.intervals import paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
+from fedkeel.runs.environment import describe_place, keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
-from fedkeel.runs.frames import make_frame
-from fedkeel.runs.places import describe_place, keep_one_place
-from fedkeel.runs.record import describe_stop, judged_on
+from fedkeel.runs.record import describe_stop, judged_on, make_frame
 from fedkeel.studies import cost_to_target as cost
 from fedkeel.typed_values import flatten
 

@@ -17,11 +17,12 @@ from fedkeel.analysis.filtered import by, compare_divergence, find_filter
 from fedkeel.analysis.landscape import Landscape, line, plane, random_direction
 from fedkeel.analysis.similarity import pairwise_cka
 from fedkeel.analysis.spectrum import heterogeneity, summarise_bands
+from fedkeel.core.states import write_text
 from fedkeel.core.trees import Tree
 from fedkeel.errors import require_known
 from fedkeel.rules import ByAgreement
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.folder import read_json, write_text
+from fedkeel.runs.folder import read_json
 from fedkeel.runs.record import nonfinite_to_null
 from fedkeel.studies.embed import gather_points, project
 from fedkeel.studies.extent import Extent

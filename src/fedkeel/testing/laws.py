@@ -12,8 +12,8 @@ import torch
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, state_bytes, tensors
 from fedkeel.engines.cost import uploaded
-from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.machine import has_pools
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import FedkeelError
 from fedkeel.importing import Trust
 from fedkeel.methods import composition

@@ -1,5 +1,7 @@
 """A node is whose client it says it is, once; claims that cannot be true are refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
@@ -9,8 +11,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedkeel.engines.flower import node_registry
 from fedkeel.engines.flower.checks import Terms
+from fedkeel.engines.flower.client import client_number
 from fedkeel.engines.flower.node_registry import NodeRegistry
-from fedkeel.errors import ExperimentError, RunError
+from fedkeel.errors import ExperimentError, RequestError, RunError
 
 assert TaskIdentity.run_id == 1
 
@@ -158,3 +161,10 @@ def test_no_node_has_more_samples_than_can_be(caplog):
     roster = NodeRegistry(Nodes({7: says(0, size=10**15)}), 2, "x")
     roster.update()
     assert roster.nodes == {}
+
+
+@pytest.mark.parametrize("settings", [{}, {"partition-id": "first"}, {"partition-id": None}])
+def test_a_node_that_does_not_say_its_client_is_told_how(settings):
+    with pytest.raises(RequestError, match="does not say which client") as caught:
+        client_number(SimpleNamespace(node_config=settings))
+    assert "partition-id=3" in caught.value.hint

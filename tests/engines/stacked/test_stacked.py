@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedkeel.engines.engine import Training
 from fedkeel.engines.scoring import KernelNetwork, Scorer, merge_parts
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.engines.stacked.client_mapping import choose_lift, lift_by_broadcast, lift_by_vmap, unstack
-from fedkeel.engines.stacked.early_finishers import DropFinished
+from fedkeel.engines.stacked.early_finishers import drop_finished
 from fedkeel.engines.stacked.engine import StackedEngine
 from fedkeel.engines.stacked.graphs import Graph, GraphScan
 from fedkeel.engines.stacked.scoring import largest_layer
@@ -359,7 +359,7 @@ def test_replayed_steps_equal_serial_ones_while_clients_leave(name: str) -> None
         widths.append(len(steps.clients))
         return graphs(phase, body, carry, fixed, steps)
 
-    engine.scan = DropFinished(watched)
+    engine.scan = partial(drop_finished, watched)
     serial = train(SerialEngine(one, method, training), method, one, rounds)
     assert difference(train(engine, method, other, rounds), serial) < 1e-12
     assert graphs.graphs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.rule import State
-from fedkeel.core.states import write_atomically
+from fedkeel.core.states import write_text
 from fedkeel.core.trees import Tree
 
 log = logging.getLogger("fedkeel")
@@ -83,10 +83,8 @@ class SlotBounds:
             self.largest[name] = self.usual(name, here)
             self.recent.setdefault(name, deque(maxlen=RECENT)).extend(here)
         if self.file is not None:
-            text = json.dumps(
-                {"recent": {name: [*sizes] for name, sizes in self.recent.items()}, "largest": self.largest}
-            )
-            write_atomically(self.file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+            recent = {name: [*sizes] for name, sizes in self.recent.items()}
+            write_text(self.file, json.dumps({"recent": recent, "largest": self.largest}))
 
     def restore(self) -> bool:
         """Read what an earlier session has remembered; False where there is nothing that can be read."""

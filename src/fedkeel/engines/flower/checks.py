@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -44,6 +45,10 @@ class Terms:
 
     def __post_init__(self) -> None:
         check_fields(self, ExperimentError, "a federation")
+
+    def count_needed(self, clients: int) -> int:
+        """Count how many of so many clients must answer: one at least, where any is asked."""
+        return min(clients, max(1, math.ceil(self.minimum * clients - 1e-9)))
 
 
 def error_line(reply: Message) -> str:

@@ -18,11 +18,11 @@ from fedkeel.core.trees import all_finite
 from fedkeel.engines.cost import whole
 from fedkeel.engines.flower.checks import FAILED
 from fedkeel.engines.flower.memory import NodeMemory, keep_witness, witness_file
-from fedkeel.engines.flower.message_schema import expected_messages
 from fedkeel.engines.flower.mods import Mod, carry_mods
 from fedkeel.engines.flower.records import NEVER, digest, pack, unpack
 from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import FedkeelError, RequestError
 
@@ -68,7 +68,10 @@ def answer(
 
 def client_number(context: Context) -> int:
     """Return the client's number. The node's own id is random and means nothing."""
-    return int(context.node_config["partition-id"])
+    try:
+        return int(context.node_config["partition-id"])
+    except (KeyError, TypeError, ValueError):
+        raise RequestError("this node does not say which client it is.", "--node-config 'partition-id=3 …'") from None
 
 
 def introduce(node: Node, message: Message, context: Context) -> Message:

@@ -21,13 +21,12 @@ from fedkeel.engines.engine import ClientOutcome, Training, known_facts
 from fedkeel.engines.flower.bounds import SlotBounds
 from fedkeel.engines.flower.checks import Terms, check_known, read_facts
 from fedkeel.engines.flower.client import LOST, SCORED, TRAINED
-from fedkeel.engines.flower.message_schema import expected_messages
-from fedkeel.engines.flower.node_registry import NodeRegistry
+from fedkeel.engines.flower.node_registry import NodeRegistry, Watch
 from fedkeel.engines.flower.records import Refused, digest, pack, unpack
 from fedkeel.engines.flower.reply_transport import LATE, exchange_messages
 from fedkeel.engines.flower.site_ledger import SiteLedger
 from fedkeel.engines.flower.site_scores import add_scores, check_scores, empty_scores, summarise
-from fedkeel.engines.flower.watch import Watch
+from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.errors import RunError
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
@@ -80,7 +79,7 @@ class FlowerEngine:
         self.watch.begin_round(round + 1, message["params"], clients)
         known = dict(zip(clients, states, strict=True))
         records = pack(sent(self.method, message), "message/")
-        needed = math.ceil(self.terms.minimum * len(clients) - 1e-9)
+        needed = self.terms.count_needed(len(clients))
         sound: dict[int, ClientOutcome] = {}
         for attempt in range(1, self.terms.attempts + 1):
             missing = [client for client in clients if not self.has_answered(sound.get(client))]
@@ -112,10 +111,7 @@ class FlowerEngine:
     ) -> dict[int, ClientOutcome]:
         """Ask each client once; ask those that have lost their state once more, with what the server can give them."""
         began, left, sound = time.monotonic(), self.terms.deadline, dict[int, ClientOutcome]()
-        contents = {
-            client: self.compose(records, round, lr, self.state_digest(client, state))
-            for client, state in states.items()
-        }
+        contents = {client: self.compose(records, round, lr, state_digest(state)) for client, state in states.items()}
         for again in (False, True):
             asked, contents = contents, {}
             for client, reply in self.exchange(asked, round, left, MessageType.TRAIN):
@@ -157,19 +153,12 @@ class FlowerEngine:
         return [(nodes[node], reply) for node, reply in answers.items() if isinstance(reply, Message)]
 
     # ---- states --------------------------------------------------------------------------------------------------
-    def state_digest(self, client: int, state: State | None) -> int:
-        """Return the digest of the client's state that the server has counted with."""
-        return int(state[TICKET]) if state is not None and TICKET in state else digest(state)
-
-    def compose(self, records: Mapping[str, Any], round: int, lr: float, state: int, **more: Any) -> RecordDict:
-        facts: dict[str, Any] = {
-            "round": round,
-            "lr": lr,
-            "state": state,
-            "copy": self.terms.copy,
-            "restart": False,
-            "final": self.final,
-        } | more
+    def compose(
+        self, records: Mapping[str, Any], round: int, lr: float, state: int, *, restart: bool = False
+    ) -> RecordDict:
+        """Compose a message to a node: `state` is the digest of what it should remember; without it, it may restart."""
+        facts: dict[str, Any] = {"round": round, "lr": lr, "state": state, "restart": restart}
+        facts |= {"copy": self.terms.copy, "final": self.final}
         if self.watch.head:  # an empty text is none that Flower counts
             facts["audit"] = self.watch.head
         return RecordDict({**records, "config": ConfigRecord(facts)})
@@ -183,7 +172,7 @@ class FlowerEngine:
             log.warning("round %d: node %d (client %d) lost its state: restored", round + 1, node, client)
             return self.compose({**records, **pack(state, "state/")}, round, lr, digest(state))
         log.warning("round %d: node %d (client %d) lost its state: it restarts from zero", round + 1, node, client)
-        return self.compose(records, round, lr, self.state_digest(client, state), restart=True)
+        return self.compose(records, round, lr, state_digest(state), restart=True)
 
     # ---- replies -------------------------------------------------------------------------------------------------
     def read_reply(self, reply: Message, client: int, round: int, lr: float) -> ClientOutcome | None:
@@ -260,3 +249,8 @@ class FlowerEngine:
 
     def close(self) -> None:
         self.on_close()
+
+
+def state_digest(state: State | None) -> int:
+    """Return the digest of the client's state that the server has counted with."""
+    return int(state[TICKET]) if state is not None and TICKET in state else digest(state)

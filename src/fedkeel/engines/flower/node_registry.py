@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedkeel.core.trees import Tree
 from fedkeel.engines.flower.checks import compare_sides, read_facts
 from fedkeel.engines.flower.records import Refused
 from fedkeel.engines.flower.reply_transport import exchange_messages
-from fedkeel.engines.flower.watch import Watch
 from fedkeel.errors import RunError
 from fedkeel.ranges import MOST
 
@@ -22,6 +23,21 @@ PATIENCE = 60.0  # seconds a node may take to say who it is: it reads its data f
 LONGEST = 8 * PATIENCE
 PAUSE = 1.0
 INTRODUCTION = 1 << 20  # bytes
+
+
+class Watch:
+    """Is told of every event of a federation by its word; this default does nothing with it."""
+
+    @property
+    def head(self) -> str:
+        """Return what nodes are given to witness."""
+        return ""
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Hear of an event: joined, refused, absent, counted."""
+
+    def begin_round(self, round: int, params: Tree, clients: Sequence[int]) -> None:
+        """Hear that a round begins: its number from 1, the model that is sent, who is asked."""
 
 
 class ClientTaken(Exception):

@@ -10,19 +10,15 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedkeel.core.method import Method
-from fedkeel.engines.engine import Training
 from fedkeel.engines.flower.checks import Terms
 from fedkeel.engines.machine import cores
+from fedkeel.engines.measure import Job
 from fedkeel.engines.pool import pickle_engine
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RunError
-from fedkeel.problems.problem import Problem
-from fedkeel.problems.task import Task
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns; nodes say whether they take a GPU
@@ -50,25 +46,20 @@ def node_from_file(file: str, context: Context) -> Node:
     return Node(client_number(context), load_engine(file))
 
 
-def start_simulation(
-    task: Task,
-    method: Method,
-    training: Training,
-    make_task: Callable[[Problem], Task],
-    workers: int | None,
-) -> FlowerEngine | SerialEngine:
+def start_simulation(job: Job) -> FlowerEngine | SerialEngine:
     """Start a simulation with one node for each client; the server's copy of states is what checkpoints hold.
 
     A process has room for one simulation: while it runs, another engine (of a method's final phase) is a serial one,
     which gives the same bits.
     """
+    task, method, training = job.task, job.method, job.training
     if any(thread.name == THREAD for thread in threading.enumerate()):
         return SerialEngine(task, method, training)
-    engine = pickle_engine(task.problem, method, training, make_task, "simulated nodes")
+    engine = pickle_engine(job, "simulated nodes")
     file = Path(tempfile.mkdtemp(prefix="fedkeel-")) / "engine"
     file.write_bytes(engine)
     clients = len(task.clients.sizes)
-    simulation = Simulation(file, clients, workers or cores(), task.device.type == "cuda")
+    simulation = Simulation(file, clients, job.workers or cores(), task.device.type == "cuda")
     try:
         grid = simulation.start()
         registry = NodeRegistry(grid, clients, patience=START)
@@ -95,7 +86,8 @@ class Simulation:
         try:
             grid = self.grids.get(timeout=START)
         except queue.Empty:
-            raise RunError(f"Flower's simulation did not start within {START:g} seconds.") from None
+            line = f"Flower's simulation did not start within {START:g} seconds."
+            raise RunError(line, "use --engine serial, which gives the same bits") from None
         if isinstance(grid, BaseException):
             raise RunError(f"Flower's simulation did not start: {grid}", "use --engine serial") from grid
         return grid

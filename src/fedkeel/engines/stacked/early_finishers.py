@@ -50,33 +50,28 @@ def plan_cuts(lengths: Sequence[int]) -> list[Cut]:
     return [cut for cut in cuts if cut.first < cut.last]
 
 
-class DropFinished:
-    """A scan that calls another one for parts of a phase, each with the clients that still train.
+def drop_finished(
+    scan: Scan, phase: Phase, body: Body, carry: Carry, context: PhaseContext, steps: StackedSteps
+) -> tuple[Carry, Tensor]:
+    """Scan a phase in parts, each with the clients that still train.
 
     The clients of a stack are ordered by their steps, the longest first; where they are not, nothing is dropped.
     """
-
-    def __init__(self, scan: Scan):
-        self.scan = scan
-
-    def __call__(
-        self, phase: Phase, body: Body, carry: Carry, context: PhaseContext, steps: StackedSteps
-    ) -> tuple[Carry, Tensor]:
-        lengths = (steps.sizes > 0).sum(0).tolist()
-        plan = plan_cuts(lengths) if lengths == sorted(lengths, reverse=True) else []
-        if len(plan) < 2:
-            return self.scan(phase, body, carry, context, steps)
-        task, clients = steps.store.task, len(lengths)
-        losses = torch.zeros((clients, len(steps.sizes)), dtype=task.dtype, device=task.device)
-        carry, finished = add_client_axis(carry, clients), []  # those who leave, the last of the stack first
-        for first, last, width in plan:
-            if width < clients:
-                finished.append(slice_clients(carry, width, clients))
-                carry, context, clients = slice_clients(carry, 0, width), slice_context(context, width), width
-            carry, part_losses = self.scan(phase, body, carry, context, steps.part(first, last, width))
-            losses[:width, first:last] = part_losses
-            carry = add_client_axis(carry, width)
-        return concatenate([carry, *reversed(finished)]), losses
+    lengths = (steps.sizes > 0).sum(0).tolist()
+    plan = plan_cuts(lengths) if lengths == sorted(lengths, reverse=True) else []
+    if len(plan) < 2:
+        return scan(phase, body, carry, context, steps)
+    task, clients = steps.store.task, len(lengths)
+    losses = torch.zeros((clients, len(steps.sizes)), dtype=task.dtype, device=task.device)
+    carry, finished = add_client_axis(carry, clients), []  # those who leave, the last of the stack first
+    for first, last, width in plan:
+        if width < clients:
+            finished.append(slice_clients(carry, width, clients))
+            carry, context, clients = slice_clients(carry, 0, width), slice_context(context, width), width
+        carry, part_losses = scan(phase, body, carry, context, steps.part(first, last, width))
+        losses[:width, first:last] = part_losses
+        carry = add_client_axis(carry, width)
+    return concatenate([carry, *reversed(finished)]), losses
 
 
 def slice_clients(state: Any, first: int, last: int) -> Any:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.core.method import Method
+from fedkeel.core.objectives import Value
 from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
-from fedkeel.engines.clock import Clock
+from fedkeel.engines.cost import Clock
 from fedkeel.engines.engine import (
     ClientOutcome,
     ScoreRequest,
@@ -29,29 +31,18 @@ from fedkeel.engines.engine import (
 from fedkeel.engines.memory import clients_that_fit, data_budget
 from fedkeel.engines.scoring import Scorer
 from fedkeel.engines.stacked.client_mapping import add_client_axis, choose_lift, unstack
-from fedkeel.engines.stacked.early_finishers import DropFinished
+from fedkeel.engines.stacked.early_finishers import drop_finished
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace, choose_workspace
 from fedkeel.engines.stacked.graphs import GraphScan
-from fedkeel.engines.stacked.stacked_batches import RowStore, plan_stack
+from fedkeel.engines.stacked.stacked_batches import RowStore, StackedBatch, plan_stack
 from fedkeel.problems.gradients import Workspace
 from fedkeel.problems.task import Scores, Task
 
 log = logging.getLogger("fedkeel")
 
 
-Sender = Callable[[Sequence[int], Task], tuple[State, Tensor, int | None]]
+Sender = Callable[[Sequence[int]], tuple[State, Tensor, int | None]]
 """Gives the message to the clients of a stack, the learning rate, and the client axis of both (`local_round`)."""
-
-
-@dataclass(frozen=True)
-class SameMessage:
-    """The same message for all clients."""
-
-    message: State
-    lr: float
-
-    def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
-        return self.message, torch.tensor(self.lr, dtype=task.dtype, device=task.device), None
 
 
 class StackedEngine:
@@ -81,7 +72,7 @@ class StackedEngine:
         self.store = RowStore(task, data_budget(task.device))
         self.lift = lift or choose_lift(method, task.device)
         self.graphs = GraphScan(self.gradient.separable)
-        self.scan = DropFinished(self.graphs if task.device.type == "cuda" else scan_steps)
+        self.scan = partial(drop_finished, self.graphs if task.device.type == "cuda" else scan_steps)
         self.together, self.described = together, task.module is None
         self.captures = task.device.type == "cuda"  # a number of clients not seen before costs seconds
         self.captured: set[int] = set()
@@ -91,7 +82,8 @@ class StackedEngine:
         self, message: State, round: int, lr: float, clients: Sequence[int], states: Sequence[State | None]
     ) -> list[ClientOutcome]:
         given = [client_state(self.method, self.task, state) for state in states]
-        return self.train_from(SameMessage(message, lr), round, clients, given)
+        rate = torch.tensor(lr, dtype=self.task.dtype, device=self.task.device)
+        return self.train_from(lambda _: (message, rate, None), round, clients, given)
 
     def train_from(
         self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
@@ -147,7 +139,7 @@ class StackedEngine:
         self, sender: Sender, round: int, clients: Sequence[int], states: Sequence[State]
     ) -> list[ClientOutcome]:
         began = time.perf_counter()
-        message, rate, axis = sender(clients, self.task)
+        message, rate, axis = sender(clients)
         if self.store.hold(clients):
             self.graphs.clear()  # what was captured reads from where rows no longer lie
         phases = [
@@ -187,3 +179,17 @@ class StackedEngine:
 
     def close(self) -> None:
         pass
+
+
+def describe_network(task: Task) -> dict[str, str]:
+    """Say which functions of a network run stacked, by a pass of two clients with the first samples of one."""
+    workspace = choose_workspace(task)
+    if not workspace.by_kernels:
+        client = int(task.clients.sizes.argmax())
+        one = task.batch(client, np.arange(min(2, int(task.clients.sizes[client])))).tensors
+        batch = StackedBatch(tuple(torch.stack([part, part]) for part in one), None, (len(one[0]),) * 2)
+        if task.stochastic:
+            batch = batch._replace(noise=torch.zeros(2, dtype=torch.int64, device=task.device))
+        buffers = None if task.buffers is None else task.buffers.expand(2)
+        workspace(task.initial.expand(2), batch, Value(), {}, buffers)
+    return workspace.report.lines()

@@ -60,12 +60,8 @@ class Target:
         # vmap would split a message that is not read for nothing
         message = {} if self.objective.of_problem else self.message
         given = Given(reference, batch.histogram, message, batch.noise, batch.mask)
-        axes = Given._make(self.message_axis if part is message else axis_of(part) for part in given)
+        axes = Given._make(None if part is None else self.message_axis if part is message else 0 for part in given)
         return given, axes
-
-
-def axis_of(part: object) -> int | None:
-    return None if part is None else 0
 
 
 class StackedWorkspace:

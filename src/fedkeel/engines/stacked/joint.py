@@ -53,19 +53,6 @@ class JointTraining(Training):
         return self.runs[run].epochs_of(round, number, size)
 
 
-@dataclass(frozen=True)
-class OwnMessages:
-    """Gives each client the message and the learning rate of its run."""
-
-    requests: Mapping[int, RoundRequest]
-    clients: JoinedClients
-
-    def __call__(self, clients: Sequence[int], task: Task) -> tuple[State, Tensor, int | None]:
-        asked = [self.requests[self.clients.run_of(client)[0]] for client in clients]
-        rates = torch.tensor([request.lr for request in asked], dtype=task.dtype, device=task.device)
-        return stack([request.message for request in asked]), rates, 0
-
-
 class JointEngine:
     """Trains the clients of several runs as one stack, each as it would be trained in its run alone."""
 
@@ -83,6 +70,14 @@ class JointEngine:
     def train(self, requests: Mapping[int, RoundRequest]) -> dict[int, list[ClientOutcome]]:
         """Train one round of the runs that ask for it, by number of run; all ask for the same round."""
         (round,) = {request.round for request in requests.values()}
+        task = self.stacked.task
+
+        def send(clients: Sequence[int]) -> tuple[State, Tensor, int | None]:
+            """Give each client the message and the learning rate of its run."""
+            asked = [requests[self.clients.run_of(client)[0]] for client in clients]
+            rates = torch.tensor([request.lr for request in asked], dtype=task.dtype, device=task.device)
+            return stack([request.message for request in asked]), rates, 0
+
         clients, states = [], []
         for run, request in requests.items():
             engine = self.engines[run]
@@ -90,7 +85,7 @@ class JointEngine:
             states += [client_state(engine.method, engine.task, state) for state in request.states]
         outcomes: dict[int, list[ClientOutcome]] = {run: [] for run in requests}
         before = dict(self.stacked.seconds)
-        for outcome in self.stacked.train_from(OwnMessages(requests, self.clients), round, clients, states):
+        for outcome in self.stacked.train_from(send, round, clients, states):
             run, number = self.clients.run_of(outcome.client)
             report = outcome.report
             if "client" in report:
