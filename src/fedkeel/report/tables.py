@@ -67,11 +67,11 @@ def differences(setting: Setting, measure: str) -> list[str]:
     ]
     told = []
     for group, values in zip(setting.groups[1:], bests[1:], strict=True):
-        pairs = paired_differences(values, bests[0])
-        if pairs is not None and pairs.low is not None and pairs.high is not None:
-            mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
+        found = paired_differences(values, bests[0])
+        if found is not None and found.low is not None and found.high is not None:
+            mean, low, high = (f"{scale * value:+.3g}" for value in (found.mean, found.low, found.high))
             names = f"Best of {group.label} less best of {setting.groups[0].label}"
-            told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.seeds} seeds paired.")
+            told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {found.pairs} seeds paired.")
     return told
 
 

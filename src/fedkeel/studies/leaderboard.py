@@ -24,7 +24,6 @@ from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import LAST
-from fedkeel.studies.compare import Paired, paired_differences
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
@@ -210,8 +209,3 @@ def append_line(file: Path, line: Line) -> None:
 
 def mean(values: Mapping[int, float]) -> float | None:
     return statistics.fmean(values.values()) if values else None
-
-
-def lead(line: Line, baseline: Line, name: str) -> Paired | None:
-    """The mean difference to the baseline over common seeds, with its interval."""
-    return paired_differences(line.values(name), baseline.values(name))
