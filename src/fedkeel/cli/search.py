@@ -46,9 +46,8 @@ def search(
     search.jsonl (every try) and report.html.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster
     from fedkeel.cli.settings import read_file
-    from fedkeel.cli.study_runs import StudyRuns
+    from fedkeel.cli.study_runs import StudyRuns, open_cluster
     from fedkeel.cli.training import Machine, Target
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
@@ -68,7 +67,7 @@ def search(
         return [next(trained) if run is None else run for run in runs]
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(label, one, folder_of(one, out / "tries")) for label, one in requests])
+        return make([Target(one, folder_of(one, out / "tries"), label) for label, one in requests])
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
@@ -89,7 +88,7 @@ def search(
             complain("every candidate of one side failed.", "lower the rates of the grid")
             raise typer.Exit(1)
         finals = [
-            Target(label, one, folder_of(one, out / "final"))
+            Target(one, folder_of(one, out / "final"), label)
             for winner in winners
             for label, one in asked.finals(winner)
         ]

@@ -15,7 +15,6 @@ from fedkeel.cli.pages import Json, examples
 from fedkeel.errors import RunError, require_known
 
 if TYPE_CHECKING:
-    from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.studies.optimiser_grids import Grids
     from fedkeel.studies.sweep import Sweep, Tuned
@@ -59,10 +58,9 @@ def sweep(
     A grid may vary the optimizer too; each is then tuned on learning rates of its own, unless the file gives some.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster
     from fedkeel.cli.settings import read_file
-    from fedkeel.cli.study_runs import StudyRuns
-    from fedkeel.cli.training import Machine, Target
+    from fedkeel.cli.study_runs import StudyRuns, open_cluster
+    from fedkeel.cli.training import Machine
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
@@ -75,24 +73,20 @@ def sweep(
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
-
-    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(label, experiment, out / place_of(experiment)) for label, experiment in requests])
-
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
-        make = StudyRuns(machine, not no_progress, crew)
-        tuned = tune_all(asked, execute, find)
+        runs = StudyRuns(machine, not no_progress, crew)
+        tuned = tune_all(asked, runs.into(out), find)
         if not form:
             show_tuning(tuned, asked.grids)
         tell_tuning(tuned, tuner(data))
         last = [request for one in tuned for request in finals(asked, one)]
         write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
-        ends = execute(last)
+        ends = runs.into(out)(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
     show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
-        reason, hint = reason_of(one, make.errors)
+        reason, hint = reason_of(one, runs.errors)
         complain(f"every setting of {one.method} failed: {reason}", hint)
     if None in ends or any(one.best is None for one in tuned):
         raise typer.Exit(1)
