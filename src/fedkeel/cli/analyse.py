@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedkeel.cli.console import facts, say, stderr, stdout
+from fedkeel.cli.console import facts, in_json, say, stderr, stdout
 from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import Json, argument, examples, option
 
@@ -77,7 +77,6 @@ def analyse(
     from fedkeel.cli.training import runs_in
     from fedkeel.importing import Trust
     from fedkeel.problems.given import find_problem
-    from fedkeel.runs.record import nonfinite_to_null
     from fedkeel.studies.extent import Extent
 
     chosen = {
@@ -93,9 +92,7 @@ def analyse(
     paths, level = runs_in(folder), Trust.given(trust)
     found = analyse_runs(paths, names, extent, device, shared=shared, problem=own, trust=level)
     if json:
-        from json import dumps
-
-        typer.echo(dumps(nonfinite_to_null(found), indent=2))
+        typer.echo(in_json(found))
         return
     console = stdout()
     for path_name, data in found.items():

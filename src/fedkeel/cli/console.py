@@ -47,9 +47,11 @@ def tolerate() -> None:
 
 
 def in_json(data: Any) -> str:
-    """One JSON document, escaped where stdout cannot write every character."""
+    """One JSON document, escaped where stdout cannot write every character; what JSON cannot hold is null or text."""
+    from fedkeel.runs.record import nonfinite_to_null
+
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(data, indent=2, ensure_ascii=plain)
+    text = json.dumps(nonfinite_to_null(data), indent=2, ensure_ascii=plain, default=str)
     # JSON leaves some control codes as they are; as escapes they are the same document
     return text if plain else re.sub(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", _escaped, text)
 
