@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
+from fedkeel.cli.console import count, in_json, megabytes, note, stdout, table
 from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
 from fedkeel.text import duration
@@ -89,7 +89,7 @@ def compare(
     groups = group_runs([load_run(path) for path in paths])
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
-        say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
+        note(f"{again} {what} of an experiment and seed given later, and left out")
     aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
     show(groups, aim, baseline, form, tuned=tuned)
 
@@ -112,16 +112,16 @@ def show(
     from fedkeel.studies.publish import write_csv, write_latex
 
     for key in unfair(groups, tuned):
-        say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
+        note(f"the runs differ in {key}, so more than their methods is compared")
     for told in unfinished(groups):
-        say(stderr(), "note", "bold yellow", told)
+        note(told)
     if len(places := machines(groups)) > 1:
-        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
+        note(f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
     made = Comparison.of(groups, baseline, target)
     base = made.baseline
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
-            say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
+            note(f"{group.label} and {base.label} share no seed: nothing is paired")
     if form in ("latex", "csv"):
         typer.echo((write_latex if form == "latex" else write_csv)(made), nl=False)
     elif form:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.compare import Baseline, Csv, Latex, TargetAccuracy, form_of, show
-from fedkeel.cli.console import complain, describe_score, in_json, say, stderr, stdout, table
+from fedkeel.cli.console import complain, describe_score, in_json, note, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
 from fedkeel.errors import RunError, require_known
@@ -64,22 +64,22 @@ def sweep(
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
-    from fedkeel.studies.samplers import propose, tuner
+    from fedkeel.studies.samplers import propose
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
     form = form_of(json, latex, csv)
     data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
-    asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
+    asked = Sweep.load(data, trust=trust)
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
         runs = StudyRuns(machine, not no_progress, crew)
-        tuned = tune_all(asked, runs.into(out), find)
+        tuned = tune_all(asked, runs.into(out), propose if asked.sampler == "optuna" else tune)
         if not form:
             show_tuning(tuned, asked.grids)
-        tell_tuning(tuned, tuner(data))
+        tell_tuning(tuned, asked.sampler)
         last = [request for one in tuned for request in finals(asked, one)]
         write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
         ends = runs.into(out)(last)
@@ -96,10 +96,9 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
     from fedkeel.studies.sweep import settings_of
 
-    names = [
-        asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
-    ]
     if baseline is not None:
+        firsts = [(method, settings_of(grid)[0]) for method, grid in asked.grids.items()]
+        names = [asked.experiment(*first, asked.seeds[0]).plan.method.name for first in firsts]
         require_known(baseline, names, "this sweep has no method", "methods")
 
 
@@ -108,14 +107,14 @@ def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
     from fedkeel.studies.sweep import unequal
 
     for told in unequal(tuned):
-        say(stderr(), "note", "bold yellow", f"{told}: nothing is left between its values, so give its grid more")
+        note(f"{told}: nothing is left between its values, so give its grid more")
     for one in (one for one in tuned if one.edge):
         if sampler == "optuna":
             edge = f"the best {one.edge} of {one.method} lies at an end of its interval: widen the grid"
         else:
             edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent: "
             edge += "raise it, or shift the grid"
-        say(stderr(), "note", "bold yellow", edge)
+        note(edge)
 
 
 def show_ends(
@@ -131,7 +130,7 @@ def show_ends(
 
     tuning, groups = {"tuning": tuned}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
-        say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
+        note(f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
         show(groups, target, baseline, form, tuning, keys)
