@@ -45,8 +45,9 @@ def datasets(
     Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
     its home when it is first used.
     """
+    from fedkeel.cli.fetching import following
     from fedkeel.cli.listings import Listed, dataset_entry, list_all, write_listing
-    from fedkeel.data import DATASETS
+    from fedkeel.data import DATASETS, import_from
     from fedkeel.data.storage.loading import find_card
     from fedkeel.errors import RequestError
 
@@ -54,7 +55,8 @@ def datasets(
         raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
     listed = list_all("datasets", DATASETS, find_card) if name is None else [Listed(name, find_card(name))]
     if name is not None and source is not None:
-        bring_in(name, source, not no_check)
+        with following(name, progress=True) as follow:
+            import_from(name, source, check=not no_check, progress=follow)
     if json:
         typer.echo(write_listing("datasets", listed, dataset_entry))
         return
@@ -133,14 +135,6 @@ def write_setting(value: Any) -> str:
     from fedkeel.data.partition.registry import write_partition
 
     return write_partition(value) if hasattr(value, "items") else str(value)
-
-
-def bring_in(name: str, source: Path, check: bool) -> None:
-    from fedkeel.cli.fetching import following
-    from fedkeel.data import import_from
-
-    with following(name, progress=True) as follow:
-        import_from(name, source, check=check, progress=follow)
 
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.console import count, facts, in_json, stdout
@@ -40,7 +39,6 @@ def doctor(
 
     With an experiment file: also how much memory it needs, and which operations of its network run stacked.
     """
-    console = stdout()
     sections: dict[str, Rows] = {
         "Versions": list_versions(),
         "Devices": list_devices(),
@@ -58,14 +56,11 @@ def doctor(
     if json:
         typer.echo(in_json({heading: dict(rows) for heading, rows in sections.items()}))
         return
+    console = stdout()
     for heading, rows in sections.items():
-        show_section(console, heading, rows)
-
-
-def show_section(console: Console, heading: str, rows: Rows) -> None:
-    console.print(Text(heading, "bold underline"))
-    console.print(facts((f"  {name}", value) for name, value in rows))
-    console.print()
+        console.print(Text(heading, "bold underline"))
+        console.print(facts((f"  {name}", value) for name, value in rows))
+        console.print()
 
 
 def list_versions() -> Iterator[tuple[str, str]]:
