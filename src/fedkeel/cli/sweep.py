@@ -76,13 +76,14 @@ def sweep(
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
         runs = StudyRuns(machine, not no_progress, crew)
-        tuned = tune_all(asked, runs.into(out), propose if asked.sampler == "optuna" else tune)
+        execute = runs.into(out)
+        tuned = tune_all(asked, execute, propose if asked.sampler == "optuna" else tune)
         if not form:
             show_tuning(tuned, asked.grids)
         tell_tuning(tuned, asked.sampler)
         last = [request for one in tuned for request in finals(asked, one)]
         write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
-        ends = runs.into(out)(last)
+        ends = execute(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
     show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
