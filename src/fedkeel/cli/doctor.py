@@ -117,13 +117,15 @@ def list_requirements() -> list[str]:
 
 def list_extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Packages that only some features need: here, or the command that installs them."""
+    from fedkeel.runs.environment import version_of
+
     found: dict[str, list[str]] = {}
     for line in required:
         match = re.match(r"([\w.-]+).*;.*extra\s*==\s*[\"']([\w-]+)[\"']", line)
         if match:
             found.setdefault(match[2], []).append(match[1])
     for extra, packages in found.items():
-        missing = [name for name in packages if find_spec(name.replace("-", "_")) is None]
+        missing = [name for name in packages if version_of(name) is None]  # modules have other names: pillow, PIL
         yield extra, f"needs {', '.join(missing)}: pip install 'fedkeel[{extra}]'" if missing else "installed"
     for name in ("timm", "torchvision"):
         yield name, "installed" if find_spec(name) else f"for --model {name}:NAME: pip install {name}"
