@@ -155,15 +155,12 @@ def trained(fedkeel):
 @pytest.fixture
 def drawn_only(monkeypatch):
     """No chart of a page is drawn, which takes longest; `drawn_only("Test accuracy")`: no other one is."""
-    from fedkeel.report import drawing, page, reproduction
+    from fedkeel.report import drawing, page
 
     def choose(*titles):
-        for module in (page, reproduction):
-            monkeypatch.setattr(
-                module,
-                "embed",
-                lambda figure, title: drawing.embed(figure, title) if title in titles else "<svg></svg>",
-            )
+        monkeypatch.setattr(
+            page, "embed", lambda figure, title: drawing.embed(figure, title) if title in titles else "<svg></svg>"
+        )
 
     choose()
     return choose

@@ -12,12 +12,13 @@ import typer
 import fedkeel as fk
 from fedkeel.catalogue.cards import every_rule
 from fedkeel.catalogue.keys import KEYS
+from fedkeel.cli.console import count
 from fedkeel.cli.datasets import describe_shape
 from fedkeel.cli.datasets import write_setting as preset_of
 from fedkeel.cli.main import app
-from fedkeel.cli.models import write_parameters
+from fedkeel.cli.models import count_parameters
 from fedkeel.data import load
-from fedkeel.data.partition.heatmap import plot_heatmap
+from fedkeel.data.partition.heatmap import plot_clients
 from fedkeel.data.partition.natural import Natural
 from fedkeel.data.partition.registry import save_partition, write_partition
 from fedkeel.methods import build
@@ -166,7 +167,7 @@ def draw_partition(partition):
     owners = np.minimum(np.random.default_rng(0).geometric(0.2, len(labels)) - 1, 9)
     divided = partition.divide(labels, 0, groups=owners if isinstance(partition, Natural) else None)
     cells, file = divided.histogram(labels, 10), io.BytesIO()
-    plot_heatmap(cells, 1, len(cells), width=7).savefig(file, dpi=110, format="png")
+    plot_clients(cells, len(cells), width=7).savefig(file, dpi=110, format="png")
     return file.getvalue()
 
 
@@ -195,7 +196,7 @@ def models_page():
     for name, card in fk.MODELS.items():
         options = ", ".join(f"`{option}={value}`" for option, value in card.defaults.items())
         about = escape(" ".join(part for part in (card.title + ".", card.about, card.notes) if part))
-        lines.append(f"| `{name}` | {write_parameters(card)} | {about} | {card.takes} | {options} |")
+        lines.append(f"| `{name}` | {count(count_parameters(card))} | {about} | {card.takes} | {options} |")
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,11 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def write_value(value: object) -> str:
+    """A setting's value: numbers in a few digits, others as they are."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def split_words(text: str) -> list[str]:
     """Return what stands between the commas of a text; nothing of what is empty."""
     return [word for word in (word.strip() for word in text.split(",")) if word]

@@ -65,5 +65,5 @@ def test_cost_to_a_target():
     assert (cost.rounds, cost.bytes, cost.seconds, cost.backward_passes) == (3, 330, 1.5, 21)
     assert cost_to(records, 0.51) is None
     assert cost_to(records, 0.5, "loss").rounds == 2  # losses fall: 1, 1/2, 1/3
-    assert spent(records).bytes_up == 40
+    assert spent(records).bytes == 440
     assert cost_to(records, 0.5) == spent(records[:3])

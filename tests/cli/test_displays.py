@@ -35,7 +35,7 @@ def follow(shown, labels):
 
 def test_a_bar_per_run_with_its_last_round():
     console = terminal()
-    follow(Bars(console, 2, 6), ["fedavg", "fedsam"])
+    follow(Bars(console, 6), ["fedavg", "fedsam"])
     last = console.file.getvalue().rpartition("fedavg")[2]
     assert "3/3" in last
     assert "accuracy  87.5 %  loss 0.5" in last
@@ -44,14 +44,14 @@ def test_a_bar_per_run_with_its_last_round():
 
 def test_old_bars_vanish_when_there_is_no_room():
     console = terminal(height=6)
-    follow(Bars(console, 5, 1), list("abcde"))
-    shown = Bars(console, 5, 1)
+    follow(Bars(console, 1), list("abcde"))
+    shown = Bars(console, 1)
     follow(shown, list("abcde"))
     assert [task.description for task in shown.bars.tasks if task.visible] == ["d", "e"]
 
 
 def test_warnings_are_told_above_everything():
-    for make in (lambda console: Bars(console, 1, 1), lambda console: Lines(console, 1), Display):
+    for make in (lambda console: Bars(console, 1), lambda console: Lines(console, 1), Display):
         console = terminal()
         with make(console):
             logging.getLogger("fedkeel").warning("left out client %d", 3)
@@ -64,13 +64,12 @@ def test_measures_that_a_round_lacks_are_left_out():
     assert describe_round(record(1, accuracy=None, drift=None)) == "loss 0.5    "
 
 
-@pytest.mark.parametrize(
-    "make", [lambda console, memory: Bars(console, 1, 6, memory), lambda console, memory: Lines(console, 6, memory)]
-)
-def test_the_memory_of_a_gpu_is_told_where_there_is_one(make):
+@pytest.mark.parametrize("make", [Bars, Lines])
+def test_the_memory_of_a_gpu_is_told_where_there_is_one(make, monkeypatch):
     for held, expected in (((12_340_000_000, 150_000_000_000), True), (None, False)):
         console = Console(file=io.StringIO(), force_terminal=True, width=140, highlight=False)
-        follow(make(console, lambda held=held: held), ["fedavg"])
+        monkeypatch.setattr("fedkeel.cli.progress.gpu_memory", lambda held=held: held)
+        follow(make(console, 6), ["fedavg"])
         assert ("GPU 12.3 GB of 150 GB" in console.file.getvalue()) == expected
         assert ("GPU" in console.file.getvalue()) == expected
 

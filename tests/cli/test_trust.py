@@ -232,7 +232,7 @@ def test_the_command_that_goes_on_says_what_it_takes(hostile, method, ends):
 
     experiment = fk.Experiment(dataset="digits", model="logistic", method=method)
     (hostile.folder / "run" / "result.json").unlink()
-    assert how_to_go_on([Target("x", experiment, hostile.folder / "run")]).endswith(f"run{ends}")
+    assert how_to_go_on([Target(experiment, hostile.folder / "run", "x")]).endswith(f"run{ends}")
 
 
 def test_a_typed_method_does_not_vouch_for_the_files_model(hostile):

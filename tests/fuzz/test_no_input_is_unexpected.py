@@ -32,7 +32,7 @@ from fedkeel.report.source import Source
 from fedkeel.rules import RULES
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.prepare import divide
-from fedkeel.studies.compare import common_target, document, group_runs, machines, unfair, unfinished
+from fedkeel.studies.compare import Comparison, group_runs, machines, unfair, unfinished
 
 SLICE, ALL, STRETCH = 100, 10_000, 500
 CASES = [
@@ -231,7 +231,7 @@ def folder_case(random: Random, path: Path) -> None:
 
 def compared(path: Path) -> None:
     groups = group_runs([fk.load_run(path)])
-    document(groups, groups[0], common_target(groups))
+    Comparison.of(groups).document()
     unfair(groups)
     unfinished(groups)
     machines(groups)

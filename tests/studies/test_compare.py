@@ -14,14 +14,14 @@ from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import (
+    Comparison,
     common_target,
     cost_to,
-    document,
     group_runs,
     judged_as,
     machines,
     mean_and_std,
-    paired,
+    paired_differences,
     unfair,
 )
 from problems import small_problem
@@ -46,13 +46,13 @@ def test_runs_are_grouped_by_all_but_their_seed():
 def test_differences_are_paired_by_seed():
     ours = group_runs([made("fedsam", s, [v]) for s, v in enumerate((0.6, 0.8, 0.7))])[0]
     base = group_runs([made("fedavg", s, [v]) for s, v in enumerate((0.5, 0.6, 0.7, 0.9))])[0]
-    told = paired(ours, base)
-    assert told.seeds == 3
+    told = paired_differences(ours.values("best"), base.values("best"))
+    assert told.pairs == 3
     assert told.mean == pytest.approx(0.1)  # of 0.1, 0.2, 0.0
     half = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom; their deviation is 0.1
     assert (told.low, told.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-6)
-    assert paired(group_runs([made("fedsam", 0, [0.6])])[0], base).low is None
-    assert paired(group_runs([made("fedsam", 7, [0.6])])[0], base) is None
+    assert paired_differences({0: 0.6}, base.values("best")).low is None
+    assert paired_differences({7: 0.6}, base.values("best")) is None
 
 
 def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
@@ -72,7 +72,7 @@ def test_runs_without_an_accuracy_are_compared_by_their_losses():
     groups = group_runs([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
     target = common_target(groups)
     assert target == 1.0  # both came down to it
-    found = document(groups, groups[0], target)
+    found = Comparison(groups, groups[0], target).document()
     assert found["judged_on"] == "test_loss"
     assert [one["cost"]["rounds"] for one in found["methods"]] == [3, 2]
 
@@ -103,7 +103,7 @@ def test_a_method_that_takes_samples_from_the_clients_is_told():
 def test_a_comparison_as_data():
     groups = group_runs([made(m, s, [v]) for m, v in (("fedavg", 0.5), ("fedsam", 0.6)) for s in (0, 1)])
     assert common_target(groups) == 0.5
-    found = document(groups, groups[0], 0.55)
+    found = Comparison(groups, groups[0], 0.55).document()
     plain, sam = found["methods"]
     assert plain["cost"] is None
     assert plain["difference"] is None
@@ -118,12 +118,12 @@ def test_what_is_reported_is_compared_where_every_run_tells_it():
         return replace(run, result=run.result | ({} if reported is None else {"reported": reported}))
 
     whole = group_runs([personal(m, s, 0.9, v) for m, v in (("fedavg", 0.5), ("fedper", 0.7)) for s in (0, 1)])
-    found = document(whole, whole[0], 0.5)
+    found = Comparison(whole, whole[0], 0.5).document()
     assert found["difference_of"] == "reported"
     assert [one["reported"]["mean"] for one in found["methods"]] == pytest.approx([0.5, 0.7])
     assert found["methods"][1]["difference"]["mean"] == pytest.approx(0.2)
     partly = group_runs([personal("fedavg", 0, 0.9, 0.5), personal("fedper", 0, 0.8, None)])
-    found = document(partly, partly[0], 0.5)
+    found = Comparison(partly, partly[0], 0.5).document()
     assert found["difference_of"] == "best"
     assert found["methods"][1]["difference"]["mean"] == pytest.approx(-0.1)
     assert judged_as(group_runs([made("fedavg", 0, [0.5])])) == []

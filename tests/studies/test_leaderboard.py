@@ -10,7 +10,8 @@ from for_each import for_each
 
 import fedkeel as fk
 from fedkeel.errors import MethodError, RequestError
-from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, lead, read_lines
+from fedkeel.studies.compare import paired_differences
+from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, read_lines
 from fedkeel.studies.leaderboard_page import write_page
 
 EXPERIMENT = {
@@ -66,7 +67,7 @@ def test_what_was_not_run_is_named_and_not_guessed():
 def test_differences_are_paired_and_failures_are_told():
     board = Leaderboard.load(BOARD)
     base, other = line(board, "fedavg", [0.5, 0.6]), line(board, "fedprox", [0.6, 0.8])
-    told = lead(other, base, "last")
+    told = paired_differences(other.values("last"), base.values("last"))
     assert told.mean == pytest.approx(0.15)
     assert told.low < 0.15 < told.high
     failed = Line("small", base.identity, "fedsam", 2, {}, None)

@@ -1,6 +1,7 @@
 """Comparisons as tables for papers and spreadsheets."""
 
 import csv
+import dataclasses
 import io
 
 import pytest
@@ -11,7 +12,7 @@ from fedkeel.analysis.intervals import paired_p_value
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
-from fedkeel.studies.compare import group_runs
+from fedkeel.studies.compare import Comparison, group_runs
 from fedkeel.studies.publish import escape_latex, guard, write_csv, write_latex
 from problems import small_problem
 
@@ -40,7 +41,7 @@ def test_the_p_value_is_that_of_a_paired_t_test():
 
 def test_latex_has_the_best_bold_and_marks_what_differs():
     base, better, same = groups(fedavg=[0.5, 0.6, 0.7], fedsam=[0.6, 0.71, 0.79], fedprox=[0.4, 0.7, 0.65])
-    lines = write_latex([base, better, same], base).splitlines()
+    lines = write_latex(Comparison([base, better, same], base, 0.5)).splitlines()
     rows = {line.split(" & ")[0]: line.split(" & ")[1:] for line in lines if " & " in line}
     assert rows["Method"] == ["Best", "Last", r"Mean of last \\"]
     assert rows["fedavg"][0] == r"$60.00 \pm 10.00$"
@@ -53,7 +54,7 @@ def test_latex_has_the_best_bold_and_marks_what_differs():
 
 def test_csv_has_the_numbers_in_full():
     base, better = groups(fedavg=[0.5, 0.6, 0.7], fedsam=[0.6, 0.71, 0.79])
-    first, second = csv.DictReader(io.StringIO(write_csv([base, better], base)))
+    first, second = csv.DictReader(io.StringIO(write_csv(Comparison([base, better], base, 0.5))))
     assert (first["method"], first["difference"], first["p"], first["significant"], first["top"]) == (
         "fedavg", "", "", "", "false",
     )  # fmt: skip
@@ -63,7 +64,7 @@ def test_csv_has_the_numbers_in_full():
     assert float(second["p"]) == pytest.approx(paired_p_value([0.1, 0.11, 0.09]))
     assert (second["significant"], second["top"]) == ("true", "true")
     one = groups(fedavg=[0.5], fedsam=[0.6])
-    assert r"$\mathbf{60.00}$ &" in write_latex(one, one[0])  # one seed: no deviation, no test
+    assert r"$\mathbf{60.00}$ &" in write_latex(Comparison(one, one[0], 0.5))  # one seed: no deviation, no test
 
 
 def test_names_are_no_commands():
@@ -75,3 +76,10 @@ def test_names_are_no_commands():
 def test_one_kind_of_output_at_a_time(capsys, tmp_path):
     assert call(["compare", str(tmp_path), "--latex", "--csv"]) != 0
     assert "one of --json, --latex and --csv" in capsys.readouterr().err
+
+
+def test_runs_that_have_reached_nothing_yet_are_a_row_without_numbers():
+    begun = group_runs([dataclasses.replace(made("fedavg", 0, 0.5), records=[], result={})])
+    (row,) = csv.DictReader(io.StringIO(write_csv(Comparison(begun, begun[0], 0.0))))
+    assert (row["method"], row["best_mean"], row["top"]) == ("fedavg", "", "false")
+    assert r"fedavg & -- & -- & -- \\" in write_latex(Comparison(begun, begun[0], 0.0))

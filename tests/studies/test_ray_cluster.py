@@ -1,6 +1,7 @@
 """Runs on a local Ray of two workers: one is killed, its run resumes, and results are those of serial runs."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import ray
 import fedkeel as fk
 from fedkeel.engines.ray_connection import import_ray
 from fedkeel.runs.folder import read_rounds
-from fedkeel.studies.ray_cluster import RunRequest, choose_on_ray, execute, finished_result, hire, runs_on_ray
+from fedkeel.studies.ray_cluster import RunRequest, choose_on_ray, hire, is_finished, runs_on_ray
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,7 +67,7 @@ def test_a_killed_worker_costs_nothing_but_time(two_workers, tmp_path, caplog):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    ends = execute([r for _, r in asked], two_workers)
+    ends = runs_on_ray([(r.out, r) for _, r in asked], two_workers)
     killer.join()
     assert killed
     assert "died; another takes its place" in caplog.text
@@ -74,7 +75,7 @@ def test_a_killed_worker_costs_nothing_but_time(two_workers, tmp_path, caplog):
         assert end.result == fk.run(exp, engine="serial").result
 
 
-def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_workers, tmp_path):
+def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_workers, tmp_path, caplog):
     exp, done = request(tmp_path / "done")
     fk.run(exp, out=done.out, engine="serial")
     stamp = os.stat(os.path.join(done.out, "rounds.jsonl")).st_mtime_ns
@@ -82,20 +83,18 @@ def test_what_is_finished_is_not_made_again_and_a_failure_stops_nobody(two_worke
     (tmp_path / "taken" / "thesis.tex").write_text("precious")
     _, wrong = request(tmp_path / "taken")
     _, fresh = request(tmp_path / "fresh", seed=5)
-    told = []
-    ends = execute([done, wrong, fresh], two_workers, told.append)
-    assert [bool(end.result) for end in ends] == [True, False, True]
-    assert "holds something that is not a run" in ends[1].problem
+    ends = runs_on_ray([("done", done), ("wrong", wrong), ("fresh", fresh)], two_workers)
+    assert [end is not None for end in ends] == [True, False, True]
+    assert re.search("wrong failed: .* holds something that is not a run", caplog.text)
     assert os.stat(os.path.join(done.out, "rounds.jsonl")).st_mtime_ns == stamp
-    assert {end.request.out for end in told} == {r.out for r in (done, wrong, fresh)}
-    assert finished_result(fresh) == ends[2].result
+    assert [is_finished(r) for r in (done, wrong, fresh)] == [True, False, True]
 
 
 def test_more_rounds_extend_a_finished_run(two_workers, tmp_path):
     _, short = request(tmp_path / "run", rounds=2)
     exp, longer = request(tmp_path / "run", rounds=4)
-    assert execute([short], two_workers)[0].result["rounds"] == 2
-    assert execute([longer], two_workers)[0].result == fk.run(exp, engine="serial").result
+    assert runs_on_ray([("short", short)], two_workers)[0].result["rounds"] == 2
+    assert runs_on_ray([("longer", longer)], two_workers)[0].result == fk.run(exp, engine="serial").result
 
 
 def test_a_sweep_gets_its_runs(two_workers, tmp_path, caplog):

@@ -10,9 +10,9 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.cli.search import folder_of
 from fedkeel.core.objectives import Calibrated
 from fedkeel.errors import RequestError
+from fedkeel.papers.reproduce import name_folder
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
@@ -198,11 +198,11 @@ def test_optuna_proposes_what_the_first_rung_likes():
     assert again == drawn
 
 
-def test_a_run_of_another_experiment_is_never_taken_for_this_one(tmp_path):
+def test_a_run_of_another_experiment_is_never_taken_for_this_one():
     one = fk.Experiment(dataset="digits", rounds=3)
-    assert folder_of(one, tmp_path) == folder_of(one.with_(rounds=9), tmp_path)
+    assert name_folder(one) == name_folder(one.with_(rounds=9))
     others = (one.with_(seed=1), one.with_(lr=0.3), one.with_(method=fk.method("fedavg", weights=fk.Uniform())))
-    assert len({folder_of(other, tmp_path) for other in (one, *others)}) == 4
+    assert len({name_folder(other) for other in (one, *others)}) == 4
 
 
 def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):

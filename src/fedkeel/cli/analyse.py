@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedkeel.cli.console import facts, say, stderr, stdout
+from fedkeel.cli.console import facts, in_json, say, stderr, stdout
 from fedkeel.cli.options import OwnProblem, Trusting
 from fedkeel.cli.pages import Json, argument, examples, option
+from fedkeel.importing import Trust
 
 if TYPE_CHECKING:
-    from fedkeel.importing import Trust
     from fedkeel.problems.problem import Problem
     from fedkeel.studies.extent import Extent
 
@@ -75,9 +75,7 @@ def analyse(
     Without a choice: all of them.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.importing import Trust
     from fedkeel.problems.given import find_problem
-    from fedkeel.runs.record import nonfinite_to_null
     from fedkeel.studies.extent import Extent
 
     chosen = {
@@ -93,9 +91,7 @@ def analyse(
     paths, level = runs_in(folder), Trust.given(trust)
     found = analyse_runs(paths, names, extent, device, shared=shared, problem=own, trust=level)
     if json:
-        from json import dumps
-
-        typer.echo(dumps(nonfinite_to_null(found), indent=2))
+        typer.echo(in_json(found))
         return
     console = stdout()
     for path_name, data in found.items():
@@ -112,14 +108,13 @@ def analyse_runs(
     *,
     shared: bool = False,
     problem: Problem | None = None,
-    trust: Trust | None = None,
+    trust: Trust = Trust.NOTHING,
     anew: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """Take diagnostics of run folders, all when none is named; `shared`: embed their models in one plane.
 
     Without `anew`, those that a folder has already are not taken again.
     """
-    from fedkeel.importing import Trust
     from fedkeel.runs.finished_run import load_run
     from fedkeel.studies.diagnose import DIAGNOSTICS, embed_together, is_known, name_plane
     from fedkeel.studies.diagnose import analyse as diagnose
@@ -128,7 +123,7 @@ def analyse_runs(
     runs, wanted = [], list(names) or [*DIAGNOSTICS]
     together = shared and "embedding" in wanted
     for path in folders:
-        runs.append(load_run(path, problem=problem, trust=Trust.NOTHING if trust is None else trust))
+        runs.append(load_run(path, problem=problem, trust=trust))
         alone = [name for name in wanted if not (together and name == "embedding")]
         left = [name for name in alone if anew or not is_known(runs[-1], name, extent)]
         if left:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fedkeel.cli.console import count, in_json, megabytes, say, stderr, stdout, table
+from fedkeel.cli.console import count, in_json, megabytes, note, stdout, table
 from fedkeel.cli.pages import Json, examples, option
 from fedkeel.errors import RequestError
 from fedkeel.text import duration
 
 if TYPE_CHECKING:
-    from fedkeel.studies.compare import RunGroup
+    from fedkeel.studies.compare import Comparison, RunGroup
 
 
 def check_share(given: float | None) -> float | None:
@@ -89,7 +89,7 @@ def compare(
     groups = group_runs([load_run(path) for path in paths])
     if again := len(paths) - sum(len(group.runs) for group in groups):
         what = "run is" if again == 1 else "runs are"
-        say(stderr(), "note", "bold yellow", f"{again} {what} of an experiment and seed given later, and left out")
+        note(f"{again} {what} of an experiment and seed given later, and left out")
     aim = check_finite(target) if str(measure_of(groups)).endswith("loss") else check_share(target)
     show(groups, aim, baseline, form, tuned=tuned)
 
@@ -107,78 +107,68 @@ def show(
 
     What was `tuned` for each method does not.
     """
-    from fedkeel.errors import require_known
     from fedkeel.runs.environment import NOT_AVERAGED
-    from fedkeel.studies.compare import common_target, document, machines, unfair, unfinished
+    from fedkeel.studies.compare import Comparison, machines, unfair, unfinished
+    from fedkeel.studies.publish import write_csv, write_latex
 
     for key in unfair(groups, tuned):
-        say(stderr(), "note", "bold yellow", f"the runs differ in {key}, so more than their methods is compared")
+        note(f"the runs differ in {key}, so more than their methods is compared")
     for told in unfinished(groups):
-        say(stderr(), "note", "bold yellow", told)
+        note(told)
     if len(places := machines(groups)) > 1:
-        say(stderr(), "note", "bold yellow", f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
-    names = [group.label for group in groups]
-    base = groups[names.index(require_known(baseline or names[0], names, "none of these runs is", "runs"))]
+        note(f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
+    made = Comparison.of(groups, baseline, target)
+    base = made.baseline
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
-            say(stderr(), "note", "bold yellow", f"{group.label} and {base.label} share no seed: nothing is paired")
-    aim = common_target(groups) if target is None else target
+            note(f"{group.label} and {base.label} share no seed: nothing is paired")
     if form in ("latex", "csv"):
-        from fedkeel.studies.publish import write_csv, write_latex
-
-        typer.echo((write_latex if form == "latex" else write_csv)(groups, base), nl=False)
-        return
-    if form:
-        typer.echo(in_json(document(groups, base, aim) | dict(more or {})))
-        return
-    show_accuracy(groups, base)
-    show_cost(groups, aim)
+        typer.echo((write_latex if form == "latex" else write_csv)(made), nl=False)
+    elif form:
+        typer.echo(in_json(made.document() | dict(more or {})))
+    else:
+        show_accuracy(made)
+        show_cost(made)
 
 
-def show_accuracy(groups: list[RunGroup], base: RunGroup) -> None:
+def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.studies.compare import compared_by, judged_as, mean_and_std, measure_of, paired
+    from fedkeel.studies.compare import compared_by, describe_difference, judged_as
+    from fedkeel.studies.publish import COLUMNS, make_rows, scale_and_digits
 
-    name = compared_by(groups)
-    scale, unit, digits = (100, " %", 2) if measure_of(groups) == "accuracy" else (1, "", 4)
-    columns = {"best": "best", "last": "last", "mean_last": "mean of last"}
-    if any(group.values("reported") for group in groups):
-        columns["reported"] = "reported"
-    differences = f"{name} to {base.label}>", "95 % interval>"
-    made = table(["method!", "seeds>", *(f"{title}>" for title in columns.values()), *differences])
-    for group in groups:
+    rows, (scale, digits) = make_rows(made), scale_and_digits(made)
+    unit = " %" if scale == 100 else ""
+    titles = [f"{COLUMNS[part].lower()}>" for part in rows[0].numbers]
+    difference = f"{compared_by(made.groups)} to {made.baseline.label}>"
+    shown = table(["method!", "seeds>", *titles, difference, "95 % interval>"])
+    for row in rows:
         cells = []
-        for part in columns:
-            mean, std = mean_and_std(list(group.values(part).values()))
-            spread = "" if std is None else f" ± {scale * std:.{digits}f}"
-            cells.append("–" if mean is None else f"{scale * mean:.{digits}f}{spread}{unit}")
-        told = None if group is base else paired(group, base, name)
-        difference = "" if told is None else f"{scale * told.mean:+.{digits}f}"
-        interval = ""
-        if told is not None and told.low is not None and told.high is not None:
-            interval = f"{scale * told.low:+.{digits}f} … {scale * told.high:+.{digits}f}"
-        made.add_row(group.label, str(len(group.runs)), *cells, difference, interval)
-    stdout().print(made)
-    for line in judged_as(groups):
+        for mean, std in row.numbers.values():
+            spread = "" if std is None else f" ± {std:.{digits}f}"
+            cells.append("–" if mean is None else f"{mean:.{digits}f}{spread}{unit}")
+        shown.add_row(row.label, str(row.seeds), *cells, *describe_difference(row.difference, scale, digits))
+    stdout().print(shown)
+    for line in judged_as(made.groups):
         stdout().print(Text(line, "dim"))
 
 
-def show_cost(groups: list[RunGroup], target: float) -> None:
+def show_cost(made: Comparison) -> None:
     from fedkeel.studies.compare import cost_to, measure_of
 
+    groups, target = made.groups, made.target
     measure = measure_of(groups)
     if measure is None:
         return
     aim = (
         f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
     )
-    made = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
+    shown = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
     for group in groups:
         cost = cost_to(group, target)
         if cost is None:
-            made.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
+            shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
         reached, rounds = f"{cost.reached} of {len(group.runs)}", f"{round(cost.rounds, 1):g}"
         spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
-        made.add_row(group.label, reached, rounds, *spent)
-    stdout().print(made)
+        shown.add_row(group.label, reached, rounds, *spent)
+    stdout().print(shown)

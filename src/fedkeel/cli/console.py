@@ -47,15 +47,14 @@ def tolerate() -> None:
 
 
 def in_json(data: Any) -> str:
-    """One JSON document, escaped where stdout cannot write every character."""
+    """One JSON document, escaped where stdout cannot write every character; what JSON cannot hold is null or text."""
+    from fedkeel.runs.record import nonfinite_to_null
+
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(data, indent=2, ensure_ascii=plain)
+    text = json.dumps(nonfinite_to_null(data), indent=2, ensure_ascii=plain, default=str)
     # JSON leaves some control codes as they are; as escapes they are the same document
-    return text if plain else re.sub(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", _escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    control = r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    return text if plain else re.sub(control, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def stdout() -> Console:
@@ -87,6 +86,11 @@ def _console(stream: TextIO) -> Console:
 def say(console: Console, label: str, style: str, text: str) -> None:
     """`label: text`, never broken into several lines by us."""
     console.print(Text(f"{label}:", style) + Text(f" {text}", ""), soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """What someone should know, on stderr; nothing is wrong."""
+    say(stderr(), "note", "bold yellow", text)
 
 
 def complain(message: str, hint: str | None = None) -> None:

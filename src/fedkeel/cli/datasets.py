@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.completion import complete_datasets
-from fedkeel.cli.console import count, facts, in_json, stdout, table
+from fedkeel.cli.console import count, facts, stdout, table
 from fedkeel.cli.pages import Json, argument, examples, option
 
 if TYPE_CHECKING:
+    from fedkeel.cli.listings import Listed
     from fedkeel.data import Dataset, DatasetCard
     from fedkeel.data.partition.partition import Partition
 
@@ -44,29 +45,25 @@ def datasets(
     Data live in the folder $FEDKEEL_DATA, or in the user's cache folder. A data set that is not there is fetched from
     its home when it is first used.
     """
-    from fedkeel.cli.listings import dataset_entry
-    from fedkeel.data import DATASETS
+    from fedkeel.cli.fetching import following
+    from fedkeel.cli.listings import Listed, dataset_entry, list_all, write_listing
+    from fedkeel.data import DATASETS, import_from
     from fedkeel.data.storage.loading import find_card
     from fedkeel.errors import RequestError
-    from fedkeel.plugins import load_plugins
 
-    if name is None:
-        if partition or figure or source:
-            raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
-        if json:
-            entries = [dataset_entry(one) for one in DATASETS.values()]
-            for plugin, one in load_plugins("datasets", DATASETS, find_card):
-                entries.append(dataset_entry(one) | {"package": plugin.package})
-            typer.echo(in_json({"datasets": entries}))
-        else:
-            show_table(stdout())
-        return
-    card = find_card(name)
-    if source is not None:
-        bring_in(name, source, not no_check)
+    if name is None and (partition or figure or source):
+        raise RequestError("this needs the name of a data set.", "for example: fedkeel datasets digits …")
+    listed = list_all("datasets", DATASETS, find_card) if name is None else [Listed(name, find_card(name))]
+    if name is not None and source is not None:
+        with following(name, progress=True) as follow:
+            import_from(name, source, check=not no_check, progress=follow)
     if json:
-        typer.echo(in_json({"datasets": [dataset_entry(card)]}))
+        typer.echo(write_listing("datasets", listed, dataset_entry))
         return
+    if name is None:
+        show_table(listed, stdout())
+        return
+    card = listed[0].card
     if figure is not None and partition is None:
         partition = write_setting(card.preset["partition"])
     if partition is not None:
@@ -75,23 +72,20 @@ def datasets(
         show_card(card, stdout())
 
 
-def show_table(console: Console) -> None:
+def show_table(listed: Sequence[Listed], console: Console) -> None:
     from fedkeel.cli.fetching import present
-    from fedkeel.data import DATASETS, data_root
-    from fedkeel.data.storage.loading import find_card
-    from fedkeel.plugins import load_plugins
+    from fedkeel.data import data_root
 
     made = table(["data set!", "classes>", "sample!", "train>", "test>", "here!", "licence"])
-    plugins = list(load_plugins("datasets", DATASETS, find_card))
-    for name, card in [*DATASETS.items(), *((plugin.name, card) for plugin, card in plugins)]:
+    for name, card, _ in listed:
         numbers = (count(card.train) if card.train else "?", count(card.test) if card.test else "?")
         here = Text("yes", "green") if present(name) else Text("no", "dim")
         licence = card.licence.split(";")[0].split(":")[0]
         made.add_row(name, str(card.classes), describe_shape(card), *numbers, here, licence)
     console.print(made)
     console.print(Text(f"\nhere: in {data_root()} · ?: depends on the copy", "dim"), soft_wrap=True)
-    for plugin, _ in plugins:
-        console.print(Text(f"{plugin.name}: from the package {plugin.package}", "dim"), soft_wrap=True)
+    for one in (one for one in listed if one.package):
+        console.print(Text(f"{one.name}: from the package {one.package}", "dim"), soft_wrap=True)
 
 
 def describe_shape(card: DatasetCard) -> str:
@@ -141,14 +135,6 @@ def write_setting(value: Any) -> str:
     from fedkeel.data.partition.registry import write_partition
 
     return write_partition(value) if hasattr(value, "items") else str(value)
-
-
-def bring_in(name: str, source: Path, check: bool) -> None:
-    from fedkeel.cli.fetching import following
-    from fedkeel.data import import_from
-
-    with following(name, progress=True) as follow:
-        import_from(name, source, check=check, progress=follow)
 
 
 def show_partition(card: DatasetCard, text: str, seed: int, figure: Path | None, console: Console) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.console import count, facts, in_json, stdout
@@ -40,7 +39,6 @@ def doctor(
 
     With an experiment file: also how much memory it needs, and which operations of its network run stacked.
     """
-    console = stdout()
     sections: dict[str, Rows] = {
         "Versions": list_versions(),
         "Devices": list_devices(),
@@ -58,14 +56,11 @@ def doctor(
     if json:
         typer.echo(in_json({heading: dict(rows) for heading, rows in sections.items()}))
         return
+    console = stdout()
     for heading, rows in sections.items():
-        show_section(console, heading, rows)
-
-
-def show_section(console: Console, heading: str, rows: Rows) -> None:
-    console.print(Text(heading, "bold underline"))
-    console.print(facts((f"  {name}", value) for name, value in rows))
-    console.print()
+        console.print(Text(heading, "bold underline"))
+        console.print(facts((f"  {name}", value) for name, value in rows))
+        console.print()
 
 
 def list_versions() -> Iterator[tuple[str, str]]:
@@ -122,13 +117,15 @@ def list_requirements() -> list[str]:
 
 def list_extras(required: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Packages that only some features need: here, or the command that installs them."""
+    from fedkeel.runs.environment import version_of
+
     found: dict[str, list[str]] = {}
     for line in required:
         match = re.match(r"([\w.-]+).*;.*extra\s*==\s*[\"']([\w-]+)[\"']", line)
         if match:
             found.setdefault(match[2], []).append(match[1])
     for extra, packages in found.items():
-        missing = [name for name in packages if find_spec(name.replace("-", "_")) is None]
+        missing = [name for name in packages if version_of(name) is None]  # modules have other names: pillow, PIL
         yield extra, f"needs {', '.join(missing)}: pip install 'fedkeel[{extra}]'" if missing else "installed"
     for name in ("timm", "torchvision"):
         yield name, "installed" if find_spec(name) else f"for --model {name}:NAME: pip install {name}"

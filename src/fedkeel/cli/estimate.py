@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.core.round import init_client, init_round, init_server
-from fedkeel.core.rule import State
-from fedkeel.core.trees import tensors
+from fedkeel.core.trees import state_bytes
 from fedkeel.data import load
 from fedkeel.data.storage.folder import needed_bytes
 from fedkeel.data.storage.loading import source_of
@@ -77,7 +76,7 @@ def estimate(experiment: Experiment) -> Estimate:
     selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
-    held = 2 * count_bytes(init_round(method, task.initial))  # in a step, as it was and as it will be
+    held = 2 * state_bytes(init_round(method, task.initial))  # in a step, as it was and as it will be
     convolutions: list[Convolution] = []
     with watch_convolutions(task.module, convolutions):
         saved = activation_bytes(task, method, plan.training)  # with the trained weights
@@ -87,11 +86,11 @@ def estimate(experiment: Experiment) -> Estimate:
         clients=min(everyone, selected * plan.rounds),
         likely=everyone * (1 - (1 - selected / everyone) ** plan.rounds),
         selected=selected,
-        server=count_bytes(init_server(method, task.initial, task.buffers)),
-        client=count_bytes(init_client(method, task.initial, task.buffers)),
+        server=state_bytes(init_server(method, task.initial, task.buffers)),
+        client=state_bytes(init_client(method, task.initial, task.buffers)),
         budget=state_budget(task.device),
         workspace=trees * tree + held + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
-        reports=selected * count_bytes(expected_messages(method, task).report),
+        reports=selected * state_bytes(expected_messages(method, task).report),
         data=needed_bytes(source_of(plan.division.dataset)),
         fragments=FRAGMENTS if convolutions and on_x86() and not uses_onednn() else 0.0,
     )
@@ -155,7 +154,3 @@ def count_clients(division: Division) -> int:
         return division.partition.clients
     data = load(division.dataset)
     return 1 if data.groups is None else int(data.groups.max()) + 1
-
-
-def count_bytes(state: State) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(state))

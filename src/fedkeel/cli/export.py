@@ -94,17 +94,14 @@ def cite(
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.folder import read_experiment
 
-    entries: dict[str, None] = {}
     if Path(what).is_dir():
         data = read_experiment(Path(what))
-        papers = Experiment.recall(data).plan.method.papers
-        dataset = DATASETS.get(str(data.get("dataset")))
+        papers, dataset = Experiment.recall(data).plan.method.papers, DATASETS.get(str(data.get("dataset")))
     else:
         papers, dataset = build(what).papers, None
-    entries |= dict.fromkeys(CITATIONS[key] for key in papers if key in CITATIONS)
-    if dataset is not None:
-        entries[dataset.citation] = None
-    typer.echo("\n\n".join(entry.strip() for entry in entries))
+    entries = [CITATIONS[key] for key in papers if key in CITATIONS]
+    entries += [] if dataset is None else [dataset.citation]
+    typer.echo("\n\n".join(entry.strip() for entry in dict.fromkeys(entries)))
 
 
 pages.add(group, model, flower)

@@ -13,7 +13,6 @@ from fedkeel.cli.console import stdout
 if TYPE_CHECKING:
     from fedkeel.papers import Cell
     from fedkeel.papers.figures import Figure
-    from fedkeel.report.figure_page import Comparison
     from fedkeel.studies.extent import Extent
 
 
@@ -74,14 +73,10 @@ def show_figure(
     from fedkeel.report.figure_runs import FigureRuns
 
     written, told = write_figure(FigureRuns(figure, read(ledger), out, seeds, rounds), folder, changed)
-    show_comparison(figure, told)
-    for file in written:
-        typer.echo(file)
-
-
-def show_comparison(figure: Figure, told: Comparison) -> None:
     console = stdout()
     console.print(f"{figure.name}: {figure.says}", style="bold", soft_wrap=True)
     for name, lines in (("same", told.same), ("differs", told.differs), ("open", told.open)):
         for line in lines:
-            console.print(f"  {name:<8} {line}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"  {name:<8} {line}", soft_wrap=True)
+    for file in written:
+        typer.echo(file)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +12,6 @@ from fedkeel.cli.console import complain, say, stderr
 from fedkeel.cli.options import Device, Engine, NoProgress, Precision, StudyFolder, Workers
 from fedkeel.cli.pages import examples, option
 from fedkeel.text import split_words
-
-if TYPE_CHECKING:
-    from fedkeel.runs.experiment import Experiment
-    from fedkeel.runs.finished_run import Run
 
 
 @examples(
@@ -52,11 +47,10 @@ def leaderboard(
     from fedkeel.cli.fetching import fetch
     from fedkeel.cli.settings import read_file
     from fedkeel.cli.study_runs import StudyRuns
-    from fedkeel.cli.training import Machine, Target
+    from fedkeel.cli.training import Machine
     from fedkeel.core.states import write_text
     from fedkeel.errors import MethodError, ModelError, writing
     from fedkeel.methods import build
-    from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
@@ -65,12 +59,8 @@ def leaderboard(
     for name in methods:
         build(name)  # a wrong one is refused before anything is trained
     chosen = [board.arena(setting)] if setting is not None else board.arenas
-    make = StudyRuns(Machine(engine, workers, device, precision), not no_progress)
+    execute = StudyRuns(Machine(engine, workers, device, precision), not no_progress).into(out)
     known, began = read_lines(lines), time.monotonic()
-
-    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(label, experiment, out / place_of(experiment)) for label, experiment in requests])
-
     for arena, name in list(board.missing(known, methods)):
         if arena not in chosen:
             continue

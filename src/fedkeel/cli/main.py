@@ -130,12 +130,12 @@ def end_of(arguments: Sequence[str]) -> int:
 
 
 def require_text(arguments: Sequence[str]) -> None:
-    """Refuse a word that no file can be named: half of a surrogate pair."""
+    """Refuse a word that is no text, such as half of a surrogate pair: no file can have that name."""
     for word in arguments:
         try:
             os.fsencode(word)
         except UnicodeEncodeError:
-            raise RequestError(f"a word of the command line is no text: {word!a}", "write it anew") from None
+            raise RequestError(f"a word of the command line is no text: {word!a}", "type it again") from None
 
 
 def unexpected(error: Exception) -> int:

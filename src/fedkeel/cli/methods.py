@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,7 +128,7 @@ def show_card(card: MethodCard, console: Console) -> None:
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
     console.print(fill_paragraphs(card.about))
     console.print()
-    for heading, rules in list_chains(card):
+    for heading, rules in ((heading, rules) for heading, rules in list_chains(card) if rules):
         console.print(Text(heading, "bold"))
         console.print(Padding(Group(*(show_rule(rule) for rule in rules)), (0, 0, 1, 2)))
     for order in dict.fromkeys(filter(None, map(step_order, card.method.phases))):
@@ -155,28 +155,23 @@ def show_card(card: MethodCard, console: Console) -> None:
 
 
 def list_chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
-    """The parts of a method in the order in which a round meets them."""
+    """The parts of a method in the order in which a round meets them; some have no rules."""
     from fedkeel.core.objectives import Loss
 
     method = card.method
-    yield from name_chain("Each client, before it trains", method.personal)
+    yield "Each client, before it trains", method.personal
     for number, phase in enumerate(method.phases, start=1):
         which = "" if len(method.phases) == 1 else f", phase {number}"
         which += "" if phase.trains else " (measures only)"
         of = "" if phase.objective == Loss() else f" of {phase.objective}"
-        yield from name_chain(f"Where the gradient is taken{which}", phase.perturb)
-        yield from name_chain(f"What becomes of the gradient{of}{which}", phase.gradient)
+        yield f"Where the gradient is taken{which}", phase.perturb
+        yield f"What becomes of the gradient{of}{which}", phase.gradient
     yield "How clients are weighted", (method.weights,)
     if method.server_phase is not None:
-        yield from name_chain("On the server, with data of its own", method.server_phase.rules)
-    yield from name_chain("On the server", method.server)
+        yield "On the server, with data of its own", method.server_phase.rules
+    yield "On the server", method.server
     if method.final is not None:
-        yield from name_chain("After the last round", method.final.rules)
-
-
-def name_chain(heading: str, rules: tuple[Rule, ...]) -> Iterable[tuple[str, tuple[Rule, ...]]]:
-    if rules:
-        yield heading, rules
+        yield "After the last round", method.final.rules
 
 
 def show_rule(rule: Rule) -> Group:
@@ -198,13 +193,13 @@ def list_costs(card: MethodCard) -> Iterable[tuple[str, str]]:
         return
     yield "bytes per round", f"{write_ratio(card.costs.down)} down, {write_ratio(card.costs.up)} up (FedAvg: 1× and 1×)"
     for who, slots in (("client", card.costs.client), ("server", card.costs.server)):
-        kept = ", ".join(f"{name} ({describe_size(share)})" for name, share in slots.items())
-        yield f"{who} keeps", kept or "nothing between rounds"
+        yield f"{who} keeps", list_slots(slots) or "nothing between rounds"
     if card.costs.held:
-        yield (
-            "client holds",
-            ", ".join(f"{n} ({describe_size(s)})" for n, s in card.costs.held.items()) + ", during a round only",
-        )
+        yield "client holds", f"{list_slots(card.costs.held)}, during a round only"
+
+
+def list_slots(slots: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} ({describe_size(share)})" for name, share in slots.items())
 
 
 def describe_size(share: float) -> str:

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from fedkeel.cli.completion import complete_models
-from fedkeel.cli.console import count, facts, in_json, stdout, table
+from fedkeel.cli.console import count, facts, stdout, table
 from fedkeel.cli.pages import Json, argument, examples
 
 if TYPE_CHECKING:
@@ -29,29 +29,25 @@ def models(
 
     Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
     """
+    from fedkeel.cli.listings import Listed, list_all, model_entry, write_listing
     from fedkeel.models import MODELS, card_of
-    from fedkeel.plugins import load_plugins
 
-    console = stdout()
+    listed = list_all("models", MODELS, find_countable) if name is None else [Listed(name, card_of(name))]
     if json:
-        from fedkeel.cli.listings import model_entry
-
-        found = MODELS if name is None else {name: card_of(name)}
-        entries = [model_entry(key, one, count_parameters(one)) for key, one in found.items()]
-        for plugin, card in load_plugins("models", MODELS, find_countable) if name is None else ():
-            entries.append(model_entry(plugin.name, card, count_parameters(card)) | {"package": plugin.package})
-        typer.echo(in_json({"models": entries}))
-        return
-    if name is None:
+        typer.echo(write_listing("models", listed, model_entry))
+    elif name is None:
         made = table(["model!", "parameters>", "what it is"])
-        for key, card in MODELS.items():
-            made.add_row(key, write_parameters(card), card.title)
-        for plugin, card in load_plugins("models", MODELS, find_countable):
-            made.add_row(plugin.name, write_parameters(card), f"{card.title} (package {plugin.package})")
-        console.print(made)
-        console.print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
-        return
-    card = card_of(name)
+        for one in listed:
+            brought = f" (package {one.package})" if one.package else ""
+            made.add_row(one.name, count(count_parameters(one.card)), f"{one.card.title}{brought}")
+        stdout().print(made)
+        stdout().print(Text("\nparameters: for 10 classes and images of 3×32×32 (texts: 80 tokens)", "dim"))
+    else:
+        show_card(name, card_of(name))
+
+
+def show_card(name: str, card: ModelCard) -> None:
+    console = stdout()
     console.print(Text(name, "bold") + Text(f"  {card.title}", "dim"))
     console.print(Text(card.about))
     console.print()
@@ -59,7 +55,7 @@ def models(
     rows = {
         "from": card.paper,
         "takes": str(card.takes),
-        "parameters": f"{write_parameters(card)} for 10 classes, {describe_sample(card)}",
+        "parameters": f"{count(count_parameters(card))} for 10 classes, {describe_sample(card)}",
         "options": options,
         "notes": card.notes,
     }
@@ -81,10 +77,6 @@ def choose_shape(card: ModelCard) -> tuple[int, ...]:
 
 def describe_sample(card: ModelCard) -> str:
     return "images of 3×32×32" if choose_shape(card) == IMAGES else f"texts of {TEXTS[0]} tokens"
-
-
-def write_parameters(card: ModelCard) -> str:
-    return count(count_parameters(card))
 
 
 def count_parameters(card: ModelCard) -> int:

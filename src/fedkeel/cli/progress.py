@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
     from fedkeel.runs.record import RoundRecord
 
 
-Memory = Callable[[], tuple[int, int] | None]
-"""Bytes of the GPU's memory that this process holds, and all there are; None when the run is not on one."""
-
-
 def gpu_memory() -> tuple[int, int] | None:
-    """As torch's own allocator counts it: nothing is asked of the driver, so no round waits for it."""
+    """Bytes of the GPU's memory that this process holds, and all there are; None when the run is not on one.
+
+    Torch's own allocator counts them: nothing is asked of the driver, so no round waits for it.
+    """
     import torch
 
     if not torch.cuda.is_initialized() or not (held := torch.cuda.memory_reserved()):
@@ -40,17 +38,17 @@ def display(progress: bool, labels: list[str]) -> Display:
     if not progress:
         return Display(console)
     width = max(map(len, labels), default=0)
-    return Bars(console, len(labels), width) if console.is_terminal else Lines(console, width)
+    return Bars(console, width) if console.is_terminal else Lines(console, width)
 
 
 class Display(contextlib.ExitStack):
-    """Follows runs one after another; this one shows nothing but warnings."""
+    """Follows runs one after another, labels in so many columns; this one shows nothing but warnings."""
 
     level = logging.WARNING
 
-    def __init__(self, console: Console, memory: Memory = gpu_memory):
+    def __init__(self, console: Console, width: int = 0):
         super().__init__()
-        self.console, self.memory = console, memory
+        self.console, self.width = console, width
 
     def __enter__(self) -> Self:
         self.enter_context(show_log(LOG, self.level, self.console))
@@ -66,24 +64,22 @@ class Lines(Display):
 
     level = logging.INFO
 
-    def __init__(self, console: Console, width: int, memory: Memory = gpu_memory):
-        super().__init__(console, memory)
-        self.width = width
-
     def watch(self, label: str) -> Watcher | None:
-        return Line(self.console, label.ljust(self.width), self.memory)
+        return Line(self.console, label.ljust(self.width))
 
 
 class Follower:
     """Who follows one run."""
+
+    rounds = 0
 
     def finished(self, run: Run) -> None:
         pass
 
 
 class Line(Follower):
-    def __init__(self, console: Console, label: str, memory: Memory):
-        self.console, self.label, self.memory, self.rounds = console, label, memory, 0
+    def __init__(self, console: Console, label: str):
+        self.console, self.label = console, label
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         self.rounds = experiment.plan.rounds
@@ -92,7 +88,7 @@ class Line(Follower):
 
     def round(self, record: RoundRecord) -> None:
         number = str(record.round).rjust(len(str(self.rounds)))
-        self.tell(f"round {number}/{self.rounds}  {describe_round(record, self.memory())}  {duration(record.seconds)}")
+        self.tell(f"round {number}/{self.rounds}  {describe_round(record)}  {duration(record.seconds)}")
 
     def tell(self, text: str) -> None:
         self.console.print(f"{self.label}  {text}", soft_wrap=True)
@@ -103,9 +99,8 @@ class Bars(Display):
 
     level = logging.INFO
 
-    def __init__(self, console: Console, runs: int, width: int, memory: Memory = gpu_memory):
-        super().__init__(console, memory)
-        self.width = width
+    def __init__(self, console: Console, width: int):
+        super().__init__(console, width)
         self.room = max(1, console.height - 4)
         self.bars = Progress(
             TextColumn("[bold]{task.description}"),
@@ -126,30 +121,29 @@ class Bars(Display):
         for old in self.bars.tasks[: max(0, len(self.bars.tasks) + 1 - self.room)]:
             self.bars.update(old.id, visible=False)
         task = self.bars.add_task(label.ljust(self.width), total=None, at="", told="preparing")
-        return Bar(self.bars, task, self.memory)
+        return Bar(self.bars, task)
 
 
 class Bar(Follower):
-    def __init__(self, bars: Progress, task: TaskID, memory: Memory):
-        self.bars, self.task, self.memory = bars, task, memory
-        self.rounds: int | None = None
+    def __init__(self, bars: Progress, task: TaskID):
+        self.bars, self.task = bars, task
 
     def started(self, experiment: Experiment, done: int, engine: str) -> None:
         self.rounds = experiment.plan.rounds
         self.bars.reset(self.task, total=self.rounds, completed=done, at=f"{done}/{self.rounds}", told="")
 
     def round(self, record: RoundRecord) -> None:
-        words = describe_round(record, self.memory())
-        self.bars.update(self.task, completed=record.round, at=f"{record.round}/{self.rounds}", told=words)
+        at = f"{record.round}/{self.rounds}"
+        self.bars.update(self.task, completed=record.round, at=at, told=describe_round(record))
 
 
-def describe_round(record: RoundRecord, memory: tuple[int, int] | None = None) -> str:
+def describe_round(record: RoundRecord) -> str:
     """A round in a few words, in columns that stay where they are."""
     parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
     if record.loss is not None:
         parts.append(f"loss {record.loss:<7.3g}")
     if record.drift is not None:
         parts.append(f"drift {record.drift:<7.3g}")
-    if memory is not None:
+    if (memory := gpu_memory()) is not None:
         parts.append(f"GPU {byte_size(memory[0])} of {byte_size(memory[1])}")
     return "  ".join(parts)

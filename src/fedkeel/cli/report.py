@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -51,12 +50,17 @@ def report(
     It opens without a network. What `fedkeel analyse` found in a run is part of it. Prints the files that it wrote.
     """
     from fedkeel.cli.training import runs_in
-    from fedkeel.errors import refuse_folder, writing
+    from fedkeel.errors import RequestError, refuse_folder, writing
     from fedkeel.report.drawing import check_style
     from fedkeel.report.figures import check_kinds, write_figures
     from fedkeel.report.page import write_report
 
-    refuse_beside_ledger(ledger, {"RUN…": runs, "--target": target})
+    beside = [name for name, given in (("RUN…", runs), ("--target", target)) if given not in (None, [])]
+    if ledger is not None and beside:  # they would be lost
+        raise RequestError(
+            f"--ledger draws the ledger alone, without {' and '.join(beside)}.",
+            "give runs, or --ledger FILE with --out, --title and --figures",
+        )
     kinds = check_kinds(split_words(format_))
     check_style(style)
     refuse_folder(out, "report.html")
@@ -67,27 +71,12 @@ def report(
             number = write_reproduction(ledger, out, title)
         say(stderr(), "report", "bold green", f"{number} runs of the ledger")
         typer.echo(out)
-        for file in write_ledger_figures(ledger, figures, kinds, style) if figures is not None else ():
-            typer.echo(file)
-        return
-    folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
-    made = write_report(folders, out, target=target, title=title)
-    say(stderr(), "report", "bold green", f"{len(folders)} runs, {byte_size(out.stat().st_size)}")
-    typer.echo(out)
-    if figures is not None:
-        with writing(figures):
-            drawn = write_figures(made, figures, kinds, style)
-        for file in drawn:
-            typer.echo(file)
-
-
-def refuse_beside_ledger(ledger: Path | None, others: Mapping[str, object]) -> None:
-    """A ledger's page is made of the ledger alone: what else is given would be lost."""
-    from fedkeel.errors import RequestError
-
-    given = [name for name, value in others.items() if value not in (None, [])]
-    if ledger is not None and given:
-        raise RequestError(
-            f"--ledger draws the ledger alone, without {' and '.join(given)}.",
-            "give runs, or --ledger FILE with --out, --title and --figures",
-        )
+        drawn = [] if figures is None else write_ledger_figures(ledger, figures, kinds, style)
+    else:
+        folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
+        made = write_report(folders, out, target=target, title=title)
+        say(stderr(), "report", "bold green", f"{len(folders)} runs, {byte_size(out.stat().st_size)}")
+        typer.echo(out)
+        drawn = [] if figures is None else write_figures(made, figures, kinds, style)
+    for file in drawn:
+        typer.echo(file)

@@ -207,7 +207,7 @@ def carry_out(
             folder = folder_of(experiment, out)
             # the same experiment may be several cells
             if folder not in planned and not done(cell, seed, rounds, skipped):
-                planned[folder] = cell, Target(cell.label, experiment, folder)
+                planned[folder] = cell, Target(experiment, folder, cell.label)
     had = fetched(sorted({target.experiment.dataset or "" for _, target in planned.values()}), progress)
     ready = [target for _, target in planned.values() if (target.experiment.dataset or "") in had]
     machine = settle_engine(ready, machine) if len(ready) > 1 else machine

@@ -105,21 +105,21 @@ def show_settings(cells: list[Cell]) -> None:
     for paper in dict.fromkeys(cell.paper for cell in cells if cell.paper != QUESTIONS):
         stdout().print(f"open in {paper}, and chosen:", style="bold")
         for line in choices(paper):
-            stdout().print(f"  {line}", highlight=False, markup=False)
+            stdout().print(f"  {line}")
         if seeds := seeds_of(paper):
-            stdout().print(f"  seeds: the paper's are {','.join(map(str, seeds))} (--seeds paper)", highlight=False)
+            stdout().print(f"  seeds: the paper's are {','.join(map(str, seeds))} (--seeds paper)")
         for one in tables(paper):
             if one.unknown and any(cell.table == one.name for cell in cells if cell.paper == paper):
                 say_known(one)
     for note in collect_notes(cells):
-        stdout().print(f"  {note}", highlight=False, markup=False)
+        stdout().print(f"  {note}")
 
 
 def say_known(one: Table) -> None:
     """What a paper tells of a table, and what it does not."""
     for word, lines in (("known", one.known), ("not known", one.unknown)):
         for line in lines:
-            stdout().print(f"  {word:<10} {line}", soft_wrap=True, highlight=False, markup=False)
+            stdout().print(f"  {word:<10} {line}", soft_wrap=True)
 
 
 def describe_settings(given: object) -> str:

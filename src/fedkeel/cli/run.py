@@ -105,7 +105,7 @@ def run(
     )
     asked = read_request(request)
     targets = [
-        Target(one.label, one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1)) for one in asked
+        Target(one.experiment, folder_of(one.label, one.experiment, out, len(asked) == 1), one.label) for one in asked
     ]
     tracking, callbacks = Tracking.of(track, tensorboard, mlflow, wandb), read_callbacks(keep, patience, callback)
     carry_out(
@@ -159,7 +159,7 @@ def resume(
         data = read_experiment(path) | ({} if rounds is None else {"rounds": rounds})
         own = {} if problem is None else {"problem": find_problem(problem)}
         experiment = Experiment.load(data | own, trust=trust)
-        targets.append(Target(experiment.plan.method.name, experiment, path))
+        targets.append(Target(experiment, path, experiment.plan.method.name))
     tracking = Tracking.of(track or tracked, tensorboard, mlflow, wandb)
     callbacks = go_on_with(read_callbacks(keep, patience, callback), folders, trust, patience)
     carry_out(

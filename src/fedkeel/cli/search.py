@@ -12,7 +12,7 @@ import typer
 
 from fedkeel import __version__
 from fedkeel.cli.compare import show
-from fedkeel.cli.console import complain, count, describe_score, say, stderr, stdout, table
+from fedkeel.cli.console import complain, count, describe_score, note, say, stderr, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
 
@@ -46,10 +46,11 @@ def search(
     search.jsonl (every try) and report.html.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster
     from fedkeel.cli.settings import read_file
-    from fedkeel.cli.study_runs import StudyRuns
+    from fedkeel.cli.study_runs import StudyRuns, open_cluster
     from fedkeel.cli.training import Machine, Target
+    from fedkeel.papers.reproduce import name_folder
+    from fedkeel.report.page import write_report
     from fedkeel.studies.compare import group_runs
     from fedkeel.studies.samplers import propose_candidates
     from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve
@@ -68,7 +69,7 @@ def search(
         return [next(trained) if run is None else run for run in runs]
 
     def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(label, one, folder_of(one, out / "tries")) for label, one in requests])
+        return make([Target(one, out / "tries" / name_folder(one), label) for label, one in requests])
 
     fetch([str(asked.base.get("dataset"))], not no_progress)
     sides: dict[str, list[Rung]] = {}
@@ -79,7 +80,7 @@ def search(
             drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
             if len(drawn) < asked.candidates:
                 tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
-                say(stderr(), "note", "bold yellow", f"{tries}: there are no more in its grid")
+                note(f"{tries}: there are no more in its grid")
             sides[side] = halve(asked, drawn, execute)
             write_tries(out / "search.jsonl", sides)
         winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
@@ -89,7 +90,7 @@ def search(
             complain("every candidate of one side failed.", "lower the rates of the grid")
             raise typer.Exit(1)
         finals = [
-            Target(label, one, folder_of(one, out / "final"))
+            Target(one, out / "final" / name_folder(one), label)
             for winner in winners
             for label, one in asked.finals(winner)
         ]
@@ -99,16 +100,11 @@ def search(
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
     show(group_runs([run for run in ends if run]), None, published, form, told, asked.sweep.tuned)
-    write_page([target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html")
+    folders, page = [target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html"
+    write_report(folders, page, title="Search: the winner against the best published method")
+    say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)
-
-
-def folder_of(experiment: Experiment, out: Path) -> Path:
-    """The folder of a run of any length: another experiment never finds it."""
-    from fedkeel.runs.folder import folder_name
-
-    return out / f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
 
 
 def read_reached(folder: Path, rounds: int) -> Run | None:
@@ -164,14 +160,6 @@ def write_winner(file: Path, experiment: Experiment) -> None:
 
     write_text(file, tomli_w.dumps(experiment.save()))
     say(stderr(), "winner", "bold green", f"fedkeel run {file}")
-
-
-def write_page(folders: Sequence[Path], file: Path) -> None:
-    """The report of the final runs."""
-    from fedkeel.report.page import write_report
-
-    write_report(folders, file, title="Search: the winner against the best published method")
-    say(stderr(), "report", "bold green", str(file))
 
 
 def show_rungs(sides: Mapping[str, Sequence[Rung]]) -> None:

@@ -34,7 +34,7 @@ def leave_at_once() -> None:
 
 
 def ignore() -> None:
-    """The work is done, and Python, which takes itself apart, would put back the system's handlers."""
+    """Ignore both signals: the work is done, and Python puts the system's handlers back while it shuts down."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

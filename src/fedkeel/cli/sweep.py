@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedkeel.cli.compare import Baseline, Csv, Latex, TargetAccuracy, form_of, show
-from fedkeel.cli.console import complain, describe_score, in_json, say, stderr, stdout, table
+from fedkeel.cli.console import complain, describe_score, in_json, note, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
 from fedkeel.errors import RunError, require_known
 
 if TYPE_CHECKING:
-    from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
     from fedkeel.studies.optimiser_grids import Grids
     from fedkeel.studies.sweep import Sweep, Tuned
@@ -59,40 +58,36 @@ def sweep(
     A grid may vary the optimizer too; each is then tuned on learning rates of its own, unless the file gives some.
     """
     from fedkeel.cli.fetching import fetch
-    from fedkeel.cli.on_ray import open_cluster
     from fedkeel.cli.settings import read_file
-    from fedkeel.cli.study_runs import StudyRuns
-    from fedkeel.cli.training import Machine, Target
+    from fedkeel.cli.study_runs import StudyRuns, open_cluster
+    from fedkeel.cli.training import Machine
     from fedkeel.papers.reproduce import place_of
     from fedkeel.studies.choice import Choice, write_choice
     from fedkeel.studies.presets import find_preset
-    from fedkeel.studies.samplers import propose, tuner
+    from fedkeel.studies.samplers import propose
     from fedkeel.studies.sweep import Sweep, finals, tune, tune_all
 
     form = form_of(json, latex, csv)
     data = read_file(find_preset(file), "give a .toml file with the keys of an experiment, [grid] and [methods.NAME]")
-    asked, find = Sweep.load(data, trust=trust), propose if tuner(data) == "optuna" else tune
+    asked = Sweep.load(data, trust=trust)
     machine = Machine(engine, workers, device, precision)
     cluster = open_cluster(on, machine)
     check_baseline(asked, baseline)
-
-    def execute(requests: Sequence[tuple[str, Experiment]]) -> list[Run | None]:
-        return make([Target(label, experiment, out / place_of(experiment)) for label, experiment in requests])
-
     fetch([str(asked.base.get("dataset"))], not no_progress)
     with cluster as crew:
-        make = StudyRuns(machine, not no_progress, crew)
-        tuned = tune_all(asked, execute, find)
+        runs = StudyRuns(machine, not no_progress, crew)
+        execute = runs.into(out)
+        tuned = tune_all(asked, execute, propose if asked.sampler == "optuna" else tune)
         if not form:
             show_tuning(tuned, asked.grids)
-        tell_tuning(tuned, tuner(data))
+        tell_tuning(tuned, asked.sampler)
         last = [request for one in tuned for request in finals(asked, one)]
         write_choice(out, Choice([place_of(experiment) for _, experiment in last], asked.tuned))
         ends = execute(last)
     tuning = [one.save() | {"grid": dict(asked.grids[one.method])} for one in tuned]
     show_ends([run for run in ends if run is not None], tuning, asked.tuned, target, baseline, form)
     for one in (one for one in tuned if one.best is None):
-        reason, hint = reason_of(one, make.errors)
+        reason, hint = reason_of(one, runs.errors)
         complain(f"every setting of {one.method} failed: {reason}", hint)
     if None in ends or any(one.best is None for one in tuned):
         raise typer.Exit(1)
@@ -102,10 +97,9 @@ def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
     from fedkeel.studies.sweep import settings_of
 
-    names = [
-        asked.experiment(m, settings_of(grid)[0], asked.seeds[0]).plan.method.name for m, grid in asked.grids.items()
-    ]
     if baseline is not None:
+        firsts = [(method, settings_of(grid)[0]) for method, grid in asked.grids.items()]
+        names = [asked.experiment(*first, asked.seeds[0]).plan.method.name for first in firsts]
         require_known(baseline, names, "this sweep has no method", "methods")
 
 
@@ -114,14 +108,14 @@ def tell_tuning(tuned: Sequence[Tuned], sampler: str) -> None:
     from fedkeel.studies.sweep import unequal
 
     for told in unequal(tuned):
-        say(stderr(), "note", "bold yellow", f"{told}: nothing is left between its values, so give its grid more")
+        note(f"{told}: nothing is left between its values, so give its grid more")
     for one in (one for one in tuned if one.edge):
         if sampler == "optuna":
             edge = f"the best {one.edge} of {one.method} lies at an end of its interval: widen the grid"
         else:
             edge = f"the best {one.edge} of {one.method} still lies on the edge of its grid, but the budget is spent: "
             edge += "raise it, or shift the grid"
-        say(stderr(), "note", "bold yellow", edge)
+        note(edge)
 
 
 def show_ends(
@@ -137,7 +131,7 @@ def show_ends(
 
     tuning, groups = {"tuning": tuned}, group_runs(runs)
     if baseline is not None and groups and baseline not in [group.label for group in groups]:
-        say(stderr(), "note", "bold yellow", f"{baseline} has no run, so differences are to {groups[0].label}")
+        note(f"{baseline} has no run, so differences are to {groups[0].label}")
         baseline = None
     if groups:
         show(groups, target, baseline, form, tuning, keys)

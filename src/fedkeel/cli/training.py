@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedkeel.cli.console import complain
 from fedkeel.cli.progress import Display
@@ -31,12 +32,10 @@ log = logging.getLogger("fedkeel")
 
 
 @dataclass(frozen=True)
-class Target:
-    """A run to be made, or found made, in a folder."""
+class Target(Asked):
+    """A run to be made, or found made, in a folder; `label` tells its method from the others."""
 
     label: str
-    experiment: Experiment
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Machine:
 
     def engine_of(self, target: Target) -> str:
         """A run that was begun otherwise goes on with an engine of the same bits."""
-        return "auto" if self.chosen and not asked_in(target).takes(self.engine) else self.engine
+        return "auto" if self.chosen and not target.takes(self.engine) else self.engine
 
 
 @dataclass(frozen=True)
@@ -107,24 +106,18 @@ def runs_in(folder: Path) -> list[Path]:
     return found
 
 
-def asked_in(target: Target) -> Asked:
-    return Asked(target.experiment, target.folder)
-
-
-def settle_engine(
-    targets: Sequence[Target], machine: Machine, choose: Callable[[Sequence[Target], Machine], str] | None = None
-) -> Machine:
+def settle_engine(targets: Sequence[Target], machine: Machine, choose: Callable[[], str] | None = None) -> Machine:
     """The machine with one engine for all targets, where `auto` was asked for; `choose` finds it, or this machine."""
-    if machine.engine != "auto" or all((target.folder / "result.json").exists() for target in targets):
+    if machine.engine != "auto" or all((target.folder / RESULT).exists() for target in targets):
         return machine
-    return replace(machine, engine=(choose or choose_here)(targets, machine), chosen=True)
+    return replace(machine, engine=choose() if choose else choose_here(targets, machine), chosen=True)
 
 
 def choose_here(targets: Sequence[Target], machine: Machine) -> str:
     """The engine that suits all targets on this machine."""
     stacked = any(len(group) > 1 for group in group_stacks(targets, machine))
     place = device_of(machine.device), PRECISIONS[machine.precision], machine.workers
-    return choose_for_all([asked_in(target) for target in targets], *place, stacks=stacked)
+    return choose_for_all(targets, *place, stacks=stacked)
 
 
 def name_runs(targets: Sequence[Target]) -> list[str]:
@@ -169,10 +162,12 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
     watched = machine.callbacks, machine.tracking.track
-    found = {id(target): made for target in targets if (made := find_finished(target, *watched)) is not None}
     named = {id(target): title for target, title in zip(targets, name_runs(targets), strict=True)}
-    outcomes = {of: Outcome(target, found[of], found=True) for target in targets if (of := id(target)) in found}
-    for group in group_stacks([target for target in targets if id(target) not in found], machine):
+    outcomes: dict[int, Outcome] = {}
+    for target in targets:
+        if (made := find_finished(target, *watched)) is not None:
+            outcomes[id(target)] = Outcome(target, made, found=True)
+    for group in group_stacks([target for target in targets if id(target) not in outcomes], machine):
         with contextlib.ExitStack() as closing:
             progress = [
                 closing.enter_context(machine.tracking.followers(display.watch(title), title, target.folder))
@@ -205,33 +200,20 @@ def group_stacks(targets: Sequence[Target], machine: Machine) -> list[list[Targe
 
 def run_group(targets: Sequence[Target], machine: Machine, progress: Sequence[Progress]) -> Sequence[Run | RunError]:
     """One run on the engine asked for, or several as one stack."""
-    dtype, track = PRECISIONS[machine.precision], machine.tracking.track
+    shared: dict[str, Any] = {
+        "device": machine.device,
+        "dtype": PRECISIONS[machine.precision],
+        "command": sys.argv,
+        "track": machine.tracking.track,
+        "callbacks": machine.callbacks,
+        "metrics": machine.metrics,
+    }
     if len(targets) > 1:
-        return run_together(
-            [target.experiment for target in targets],
-            out=[target.folder for target in targets],
-            device=machine.device,
-            dtype=dtype,
-            progress=progress,
-            command=sys.argv,
-            track=track,
-            callbacks=machine.callbacks,
-            metrics=machine.metrics,
-        )
+        experiments, folders = [one.experiment for one in targets], [one.folder for one in targets]
+        return run_together(experiments, out=folders, progress=progress, **shared)
+    (target,), engine = targets, machine.engine_of(targets[0])
+    shared |= {"engine": engine, "workers": machine.workers, "progress": progress[0]}
     try:
-        made = run(
-            targets[0].experiment,
-            out=targets[0].folder,
-            engine=machine.engine_of(targets[0]),
-            workers=machine.workers,
-            device=machine.device,
-            dtype=dtype,
-            progress=progress[0],
-            command=sys.argv,
-            track=track,
-            callbacks=machine.callbacks,
-            metrics=machine.metrics,
-        )
+        return [run(target.experiment, out=target.folder, **shared)]
     except RunError as error:
         return [error]
-    return [made]

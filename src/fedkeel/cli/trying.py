@@ -13,7 +13,7 @@ from fedkeel.papers.reproduce import varied
 
 @dataclass(frozen=True)
 class TriedCell(Cell):
-    """A cell with one setting changed. Its label says which; the ledger files it under row and column, as ever."""
+    """A cell with one setting changed. Its label says which; the ledger keeps it under the same row and column."""
 
     choice: str = ""
 

@@ -164,16 +164,17 @@ def obstacle(cell: Cell) -> FedkeelError | None:
 
 def place_of(experiment: Experiment) -> str:
     """Name a run's folder by its method, its identity and its length."""
-    return f"{_identity(experiment)}-{experiment.plan.rounds}"
+    return f"{name_folder(experiment)}-{experiment.plan.rounds}"
 
 
-def _identity(experiment: Experiment) -> str:
+def name_folder(experiment: Experiment) -> str:
+    """Name the folder of a run of any length: another experiment never finds it."""
     return f"{folder_name(experiment.plan.method.name)}-{experiment.fingerprint()}"
 
 
 def folder_of(experiment: Experiment, out: Path) -> Path:
     """Find the folder of a run. A longer run goes on in the folder of a shorter one; a shorter one gets its own."""
-    shared = out / _identity(experiment)
+    shared = out / name_folder(experiment)
     reached = [int(path.stem) for path in shared.glob("checkpoint/*.safetensors") if path.stem.isdigit()]
     return out / place_of(experiment) if max(reached, default=0) > experiment.plan.rounds else shared
 

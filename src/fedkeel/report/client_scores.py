@@ -11,7 +11,7 @@ import numpy as np
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting
 from fedkeel.report.diagnostic_figures import shown
-from fedkeel.report.drawing import Chart, Shown, finish, new_figure, plain
+from fedkeel.report.drawing import Chart, Shown, finish, new_axes, plain
 from fedkeel.report.source import Group
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
         if not found:
             continue
         word, file = name.replace("_", " "), name.replace("/", "-").replace("_", "-")
-        worst = ", ".join(f"{one.label} {written(name, worst_of(name, one.data.values))}" for one in found)
+        worst = ", ".join(f"{one.label} {write_worst(name, one.data.values)}" for one in found)
         note = f"round {found[0].data.round}; worst client: {worst}"
         title = f"{word[:1].upper()}{word[1:]} of every client"
         yield Chart(f"clients-{file}", "clients", title, note, spread(found, name))
@@ -62,42 +62,33 @@ def scores_of(name: str, group: Group) -> ClientScores | None:
     return ClientScores(record.round, values[there], np.array(sizes)[there] if known else None) if there.any() else None
 
 
-def worst_of(name: str, values: Any) -> float:
-    return float(values.max() if lower_is_better(name) else values.min())
-
-
-def written(name: str, value: float) -> str:
+def write_worst(name: str, values: Any) -> str:
+    value = float(values.max() if lower_is_better(name) else values.min())
     return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.3g}"
 
 
 def spread(found: Sequence[Shown], name: str) -> Figure:
     """Clients from the worst to the best."""
-    figure = new_figure()
-    axes = figure.subplots()
+    axes = new_axes()
     for one in found:
         values = np.sort(one.data.values)
         values = values[::-1] if lower_is_better(name) else values
         x = np.arange(1, len(values) + 1) * 100 / len(values)
         axes.plot(x, factor(name) * values, **one.look, linewidth=1.3, marker="o" if len(x) == 1 else None)
-    finish(axes, xlabel="share of the clients, worst first (%)", ylabel=label(name))
-    return figure
+    return finish(axes, xlabel="share of the clients, worst first (%)", ylabel=label(name))
 
 
 def by_size(found: Sequence[Shown], name: str) -> Figure:
-    figure = new_figure()
-    axes = figure.subplots()
+    axes = new_axes()
     for one in found:
         axes.plot(one.data.sizes, factor(name) * one.data.values, **one.look | DOT)
-    finish(axes, xlabel="training samples of the client", ylabel=label(name))
-    return figure
+    return finish(axes, xlabel="training samples of the client", ylabel=label(name))
 
 
 def size_bars(sizes: Sequence[int]) -> Figure:
-    figure = new_figure()
-    axes = figure.subplots()
+    axes = new_axes()
     axes.bar(range(len(sizes)), sizes, width=1.0, color="#0072b2", linewidth=0)
-    finish(axes, xlabel="client", ylabel="training samples")
-    return figure
+    return finish(axes, xlabel="client", ylabel="training samples")
 
 
 def factor(name: str) -> float:

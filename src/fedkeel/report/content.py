@@ -66,8 +66,9 @@ def look(number: int) -> tuple[str, int]:
 
 def ranked(setting: Setting) -> list[int]:
     """The numbers of the groups, best first; those without a result last."""
+    bests = [row.results["best"] for row in setting.rows]
     sign = -1 if (setting.groups[0].measure or "loss").endswith("loss") else 1
-    score = [-math.inf if row.best is None else sign * row.best.mean for row in setting.rows]
+    score = [-math.inf if best is None else sign * best.mean for best in bests]
     return sorted(range(len(score)), key=lambda i: -score[i])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedkeel.report.content import Setting, group_id, looks, shown_first
-from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_figure, numbers, plain
+from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_axes, new_figure, numbers, plain
 from fedkeel.report.panels import (
     NAMED,
     WIDE,
@@ -152,14 +152,12 @@ def by_kind(found: Sequence[Shown]) -> Iterator[tuple[str, list[Shown]]]:
 def lines(
     found: Sequence[Shown], values: Callable[[Any], Sequence[float]], *, fitted: bool = False, **settings: Any
 ) -> Figure:
-    figure = new_figure(fitted=fitted)
-    axes: Any = figure.subplots()
+    axes = new_axes(fitted=fitted)
     for one in found:
         y = numbers(values(one.data))
         axes.plot(range(1, len(y) + 1), y, **one.look, **MARKS)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    finish(axes, **settings)
-    return figure
+    return finish(axes, **settings)
 
 
 def spectrum(found: Sequence[Shown], bands: Sequence[tuple[str, str]] = BANDS) -> Figure:
@@ -185,15 +183,13 @@ def accuracies(found: Sequence[Shown]) -> Figure:
 def group_accuracies(found: Sequence[Shown]) -> Figure:
     """Each domain or corruption, a mark for each method."""
     names = list(dict.fromkeys(name for one in found for name in one.data["groups"]))
-    figure = new_figure(max(4.6, 1.6 + 0.34 * len(names)), 3.4, fitted=True)
-    axes: Any = figure.subplots()
+    axes = new_axes(max(4.6, 1.6 + 0.34 * len(names)), 3.4, fitted=True)
     for one in found:
         y = [100 * one.data["groups"].get(name, np.nan) for name in names]
         axes.plot(range(len(names)), numbers(y), **one.look | {"linestyle": "none"}, marker="o", markersize=5)
     axes.set_xticks(range(len(names)), [plain(name.replace("_", " ")) for name in names], rotation=40, ha="right")
     axes.tick_params(axis="x", labelsize=7)
-    finish(axes, ylabel="accuracy (%)")
-    return figure
+    return finish(axes, ylabel="accuracy (%)")
 
 
 def cka_lines(found: Sequence[Shown]) -> Figure:
@@ -212,14 +208,12 @@ def eigenvalues(found: Sequence[Shown]) -> Figure:
 
 def landscape_lines(found: Sequence[Shown]) -> Figure:
     """The loss along one direction, all methods in one frame."""
-    figure = new_figure()
-    axes: Any = figure.subplots()
+    axes = new_axes()
     for one in found:
         line = one.data["line"]
         axes.plot(line["x"], numbers(line["values"]), **one.look)
     axes.xaxis.get_major_locator().set_params(nbins=5)
-    finish(axes, xlabel=plain(found[0].data["line"]["along"]), ylabel=name_loss(found))
-    return figure
+    return finish(axes, xlabel=plain(found[0].data["line"]["along"]), ylabel=name_loss(found))
 
 
 def landscape_surfaces(found: Sequence[Shown]) -> Figure:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedkeel.papers.ledger import Entry
 from fedkeel.papers.verdicts import DIFFERS, ORDERED, WITHIN
+from fedkeel.report.content import look
 from fedkeel.report.drawing import PAPER, STYLES, finish, new_figure, plain
+from fedkeel.text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +53,7 @@ def dot_chart(dots: Sequence[Dot]) -> Figure:
         )  # fmt: skip
     axes.set_ylim(len(dots) - 0.5, -0.5)
     for y, dot in enumerate(dots):  # not ticks, of which each takes a millisecond
-        for x, words, side in ((-0.01, shortened(dot.label), "right"), (1.01, dot.beside, "left")):
+        for x, words, side in ((-0.01, plain(shorten(dot.label, LABEL)), "right"), (1.01, dot.beside, "left")):
             axes.text(x, y, words, ha=side, va="center", fontsize=7, transform=axes.get_yaxis_transform())
     finish(axes, yticks=[])
     axes.spines[:].set_visible(False)
@@ -62,30 +65,15 @@ def colour_of(dot: Dot) -> str:
     return next((colour for verdict, colour in COLOURS.items() if dot.verdict.startswith(verdict)), OPEN)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Best accuracy so far: (round, accuracy) of each improvement, up to the last round."""
-
-    label: str
-    colour: str
-    dash: int
-    points: Sequence[Sequence[float]]
-    last: int
-
-
-def curve_chart(curves: Sequence[Curve]) -> Figure:
-    """Against rounds, as steps."""
+def curve_chart(entries: Mapping[str, Entry]) -> Figure:
+    """Best accuracies so far of lines of a ledger, against rounds, as steps."""
     figure = new_figure(8.0, 2.8)
     axes = figure.add_axes((0.08, 0.16, 0.68, 0.8))
-    for curve in curves:
-        x, y = zip(*curve.points, (curve.last, curve.points[-1][1]), strict=True)
-        look = {"color": curve.colour, "linestyle": STYLES[curve.dash], "label": plain(curve.label)}
-        axes.step(x, y, where="post", linewidth=1.3, **look)
+    for number, (label, entry) in enumerate(entries.items()):
+        x, y = zip(*entry.bests, (entry.rounds, entry.bests[-1][1]), strict=True)
+        colour, dash = look(number)
+        axes.step(x, y, where="post", linewidth=1.3, color=colour, linestyle=STYLES[dash], label=plain(label))
     axes.locator_params(nbins=6)
     finish(axes, xlabel="round", ylabel="accuracy (%)")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.03), frameon=False, fontsize=7)
     return figure
-
-
-def shortened(label: str) -> str:
-    return plain(label if len(label) <= LABEL else f"{label[: LABEL - 1]}…")

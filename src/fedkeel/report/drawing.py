@@ -84,6 +84,11 @@ def new_figure(width: float = 4.6, height: float = 3.1, *, fitted: bool = False)
     return figure
 
 
+def new_axes(width: float = 4.6, height: float = 3.1, *, fitted: bool = False) -> Any:
+    """The axes of a new figure that has no others."""
+    return new_figure(width, height, fitted=fitted).subplots()
+
+
 def numbers(values: Any) -> Any:
     """An array; NaN, which charts leave out, for what is no number or farther from 1 than a model's numbers go."""
     found = np.asarray(values, dtype=float)
@@ -96,14 +101,16 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def finish(axes: Any, **settings: Any) -> None:
-    """Light axes."""
+def finish(axes: Any, **settings: Any) -> Figure:
+    """Make axes light, and name what they show; their figure."""
     axes.set(**settings)
     if hasattr(axes.yaxis.get_major_formatter(), "set_powerlimits"):  # long numbers do not fit into the margin
         axes.ticklabel_format(axis="y", scilimits=(-2, 5))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE)
     axes.set_axisbelow(True)
+    figure: Figure = axes.figure
+    return figure
 
 
 def add_legend(figure: Figure) -> None:

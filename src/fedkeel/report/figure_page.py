@@ -15,10 +15,10 @@ from fedkeel.papers.figures import Figure, Panel, read_figures
 from fedkeel.papers.ledger import Entry, keep_newest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.verdicts import WITHIN
-from fedkeel.report.drawing import Chart, embed, styled
-from fedkeel.report.figure_runs import FigureRuns, is_of_ledger, place_of
+from fedkeel.report.drawing import Chart, styled
+from fedkeel.report.figure_runs import FigureRuns, is_of_ledger
 from fedkeel.report.figures import write_charts
-from fedkeel.report.page import plain_page, write_page
+from fedkeel.report.page import plain_page, show_chart, write_page
 from fedkeel.report.paper_figures import DRAWN, draw
 from fedkeel.text import plural
 
@@ -44,9 +44,9 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     measured = [panel.measure for panel in figure.panels if panel.kind != "charts"]
     unit = UNITS.get(measured[0], "") if measured else ""
     readings: list[Reading] = read_expectations(figure.expects, runs.look_up, unit) if figure.needs_runs else []
-    judged = [runs.judged[place_of(cell)] for cell in figure.cells] if figure.needs_runs else []
-    drawn = {place_of(cell) for panel in figure.panels if panel.kind in DRAWN for cell in (*panel.cells, *panel.over)}
-    full = [j for j in judged if place_of(j.cell) in drawn and j.difference is not None and not j.shortened]
+    judged = [runs.judged[cell.place] for cell in figure.cells] if figure.needs_runs else []
+    drawn = {cell.place for panel in figure.panels if panel.kind in DRAWN for cell in (*panel.cells, *panel.over)}
+    full = [j for j in judged if j.cell.place in drawn and j.difference is not None and not j.shortened]
     told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
     made = Comparison(
@@ -82,7 +82,7 @@ def describe_extent(runs: FigureRuns) -> list[str]:
         some = "; ".join(cell.label for cell in absent[:3]) + (" …" if len(absent) > 3 else "")
         found.append(f"no run of {plural(len(absent), 'cell')} of {len(cells)}: {some}")
     curves = [cell for panel in runs.figure.panels if panel.kind == "curves" for cell in panel.cells]
-    if any(is_of_ledger(source) for cell in curves for source in runs.sources[place_of(cell)]):
+    if any(is_of_ledger(source) for cell in curves for source in runs.sources[cell.place]):
         found.append("curves from the ledger have the rounds that it keeps, not every one")
     return found
 
@@ -105,7 +105,9 @@ def write_figure(
         )
     with writing(folder, "choose another folder with --figures"):
         written.append(folder / f"{stem}.html")
-        write_page(written[-1], page(runs.figure, charts, told))
+        main = f"<section>{describe_figure(runs.figure, charts, told)}</section>"
+        about = f"fedkeel reproduce {runs.figure.name}"
+        write_page(written[-1], plain_page(caption(runs.figure), about, main, STYLE, "runs"))
     return written, told
 
 
@@ -144,18 +146,10 @@ def caption(figure: Figure) -> str:
     return f"{PAPERS[figure.paper].split(':')[0]}, figure {figure.number}"
 
 
-def page(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
-    """One self-contained page about one figure."""
-    main = f"<section>{describe_figure(figure, charts, told)}</section>"
-    return plain_page(caption(figure), f"fedkeel reproduce {figure.name}", main, STYLE, "runs")
-
-
 def describe_figure(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
     """A figure within a page: what the paper says, the charts, what is alike and what not."""
     drawn = "".join(
-        f"<figure><figcaption><h3>{escape(chart.title)}</h3>"
-        f'<span class="soft">{escape(chart.note or HOLLOW)}</span></figcaption>'
-        f'<div class="chart">{embed(chart.figure, chart.title or caption(figure))}</div></figure>'
+        show_chart(chart.figure, chart.title, chart.note or HOLLOW, label=chart.title or caption(figure))
         for chart in charts
     )
     lists = (

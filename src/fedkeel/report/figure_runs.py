@@ -24,10 +24,6 @@ Place = tuple[str, str, str, str]
 FEW = 2  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
 
 
-def place_of(cell: Cell) -> Place:
-    return cell.paper, cell.table, cell.row, cell.column
-
-
 @dataclass(frozen=True, eq=False)
 class FigureRuns:
     """What is known of a figure's cells: from the ledger's lines, and from folders below `out`."""
@@ -42,17 +38,17 @@ class FigureRuns:
     @cached_property
     def judged(self) -> Mapping[Place, Judgement]:
         """The number of every cell; seconds of a round where a panel asks for those."""
-        timed = {place_of(cell) for panel in self.figure.panels if panel.measure == "seconds" for cell in panel.cells}
+        timed = {cell.place for panel in self.figure.panels if panel.measure == "seconds" for cell in panel.cells}
         cells = [
-            replace(cell, kind="seconds per round", reported=None, spread=None) if place_of(cell) in timed else cell
+            replace(cell, kind="seconds per round", reported=None, spread=None) if cell.place in timed else cell
             for cell in self.figure.cells
         ]
-        return {place_of(one.cell): one for one in judge(cells, self.entries, noise=self.noise)}
+        return {one.cell.place: one for one in judge(cells, self.entries, noise=self.noise)}
 
     @cached_property
     def sources(self) -> Mapping[Place, Sequence[Source]]:
         """The runs of every cell, one for each seed."""
-        return {place_of(cell): self._sources_of(cell) for cell in self.figure.cells}
+        return {cell.place: self._sources_of(cell) for cell in self.figure.cells}
 
     def _sources_of(self, cell: Cell) -> list[Source]:
         found = {entry.seed: source_of_entry(entry) for entry in self.entries_of(cell)}
@@ -77,7 +73,7 @@ class FigureRuns:
         """One group for each line of a panel that has runs."""
         lines: dict[str, list[Source]] = {}
         for cell in panel.cells:
-            lines.setdefault(panel.line_of(cell), []).extend(self.sources[place_of(cell)])
+            lines.setdefault(panel.line_of(cell), []).extend(self.sources[cell.place])
         return [Group(line, panel.title, runs) for line, runs in lines.items() if any(run.records for run in runs)]
 
     def number_of(self, panel: Panel, cell: Cell, round: int | None = None) -> tuple[float, float | None] | None:
@@ -91,7 +87,7 @@ class FigureRuns:
         return None if other.mean is None else (mine.mean - other.mean, mine.std)
 
     def _judgement_at(self, cell: Cell, round: int | None) -> Judgement:
-        mine = self.judged[place_of(cell)]
+        mine = self.judged[cell.place]
         return mine if round is None or round == mine.rounds else mine.at(round)
 
     def reported_of(self, panel: Panel, cell: Cell) -> float | None:
@@ -118,7 +114,7 @@ class FigureRuns:
                 continue
             elif panel.kind in ("parameter", "curves", "bars"):
                 cells = [cell for cell in panel.cells if panel.line_of(cell) in lines]
-                lengths = {one.rounds for cell in cells if (one := self.judged[place_of(cell)]).entries}
+                lengths = {one.rounds for cell in cells if (one := self.judged[cell.place]).entries}
                 common = min(lengths) if len(lengths) > 1 else None
                 title += f", at round {common}" * (common is not None)
                 for cell in cells:
@@ -143,8 +139,8 @@ class FigureRuns:
     def count_rounds(self, cell: Cell) -> int:
         """Count the rounds of what is drawn of a cell; 0 where there is nothing."""
         if not self._is_looked_at(cell):
-            return self.judged[place_of(cell)].rounds
-        return max((run.records[-1].round for run in self.sources[place_of(cell)] if run.records), default=0)
+            return self.judged[cell.place].rounds
+        return max((run.records[-1].round for run in self.sources[cell.place] if run.records), default=0)
 
     def count_rounds_needed(self, cell: Cell) -> int:
         """Count the rounds that the figure is about: the paper's, or up to the last that it tracks."""
@@ -154,7 +150,7 @@ class FigureRuns:
 
     def count_seeds(self, cell: Cell) -> int:
         """Count the seeds of what is drawn of a cell."""
-        place = place_of(cell)
+        place = cell.place
         return len(self.sources[place] if self._is_looked_at(cell) else self.judged[place].entries)
 
     def _is_looked_at(self, cell: Cell) -> bool:
@@ -164,8 +160,8 @@ class FigureRuns:
     def missing(self) -> list[Cell]:
         """Cells of which nothing is known."""
         if {panel.kind for panel in self.figure.panels} <= {"parameter", "bars"}:
-            return [cell for cell in self.figure.cells if not self.judged[place_of(cell)].entries]
-        return [cell for cell in self.figure.cells if not self.sources[place_of(cell)]]
+            return [cell for cell in self.figure.cells if not self.judged[cell.place].entries]
+        return [cell for cell in self.figure.cells if not self.sources[cell.place]]
 
 
 def source_of_entry(entry: Entry) -> Source:

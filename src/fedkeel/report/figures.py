@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.data.partition.heatmap import plot_heatmap
 from fedkeel.errors import RequestError, require_known, writing
 from fedkeel.report.client_scores import client_charts
 from fedkeel.report.content import Content, Setting
 from fedkeel.report.diagnostic_figures import BANDS, diagnostic_charts, shown, spectrum
-from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_figure, numbers, plain, styled
-from fedkeel.report.labels import Labels
-from fedkeel.report.series import curve, measures, spectra, spent_by
+from fedkeel.report.drawing import Chart, add_legend, finish, lay_out, new_axes, numbers, plain, styled
+from fedkeel.report.series import Curve, curve, measures, spectra, spent_by
 from fedkeel.report.source import Group
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
 
@@ -110,33 +108,41 @@ def charts(setting: Setting, points: int, axes: Sequence[str] = ("rounds",)) -> 
     yield from diagnostic_charts(setting)
     yield from client_charts(setting)
     for i, table in enumerate(setting.labels):
-        note = f"partition seed {table.seed}; heterogeneity {table.score:.4g} (0: iid, 1: one class per client)"
         file = f"labels-{i + 1}" if len(setting.labels) > 1 else "labels"
-        yield Chart(file, "clients", f"Labels of {table.clients} clients", note, label_map(table))
+        yield Chart(file, "clients", f"Labels of {len(table.histogram)} clients", table.note, table.draw())
 
 
 def curves(setting: Setting, measure: str, against: str, points: int) -> Figure:
     """A measure with a band of one standard deviation over seeds."""
-    figure = new_figure()
-    axes = figure.subplots()
-    every: list[float] = []
-    factor = 100.0 if measure.endswith("accuracy") else 1.0
+    axes, every = new_axes(), list[float]()
     for one in shown(setting, lambda group: (group, curve(group, measure, points)), every=True):
         group, found = one.data
         if found is None:
             continue
         x = np.asarray(found.rounds if against == "rounds" else spent_by(group, against, found.rounds), dtype=float)
         x = x / 1e6 if against == "bytes" else x
-        y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
-        axes.plot(x, y, **one.look, linewidth=1.3, marker="o" if len(x) == 1 else None, markersize=4)
+        mark = {"linewidth": 1.3, "marker": "o" if len(x) == 1 else None, "markersize": 4}
+        y = draw_curve(axes, x, found, measure, one.look | mark, gid=f"band-{one.id}")
         every += y[np.isfinite(y)].tolist()
-        if d.any():
-            axes.fill_between(x, y - d, y + d, color=one.colour, alpha=0.15, linewidth=0, gid=f"band-{one.id}")
     if 0 < min(every, default=0.0) < max(every, default=0.0) / DECADES:
         axes.set_yscale("log")
+    return finish(axes, xlabel=AXES[against][1], ylabel=name_axis(measure))
+
+
+def draw_curve(axes: Any, x: Any, found: Curve, measure: str, look: Mapping[str, Any], **band: Any) -> Any:
+    """Draw a curve, and where seeds differ, a band of one standard deviation; accuracies in %. What was drawn."""
+    factor = 100.0 if measure.endswith("accuracy") else 1.0
+    y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
+    axes.plot(x, y, **look)
+    if d.any():
+        axes.fill_between(x, y - d, y + d, color=look["color"], alpha=0.15, linewidth=0, **band)
+    return y
+
+
+def name_axis(measure: str) -> str:
+    """A measure in the words of an axis."""
     name = NAMES.get(measure, plain(measure))
-    finish(axes, xlabel=AXES[against][1], ylabel=name[:1].lower() + name[1:] + (" (%)" if factor > 1 else ""))
-    return figure
+    return name[:1].lower() + name[1:] + (" (%)" if measure.endswith("accuracy") else "")
 
 
 def bands(setting: Setting) -> Figure:
@@ -147,9 +153,3 @@ def bands(setting: Setting) -> Figure:
         return {kind: np.mean(numbers(one["values"]), axis=0) for kind, one in found.items() if one}
 
     return spectrum(shown(setting, tracked, every=True), BANDS[:2])
-
-
-def label_map(labels: Labels) -> Figure:
-    """Classes by clients, the share of a client's samples as a shade, and the clients' sizes above."""
-    cells = np.asarray(labels.shares).T * np.asarray(labels.sizes)[:, None]
-    return plot_heatmap(cells, labels.group, labels.clients, width=6.4)

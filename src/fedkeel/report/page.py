@@ -8,20 +8,24 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkeel import __version__
 from fedkeel.core.states import write_text
 from fedkeel.errors import RequestError, writing
+from fedkeel.report.cards import cards
 from fedkeel.report.content import Content, content
-from fedkeel.report.drawing import Chart, embed
+from fedkeel.report.drawing import embed
 from fedkeel.report.figures import charts
 from fedkeel.report.numbers import numbers
 from fedkeel.report.sites import sites
 from fedkeel.report.source import Source
 from fedkeel.report.sweeps import sweep_charts, trials_of_runs
-from fedkeel.report.tables import cards, commands, summary
+from fedkeel.report.tables import commands, summary
 from fedkeel.text import plural
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_BYTES = 6_000_000
 WIDE = 5.5  # inches: a chart that is wider has a row of its own
@@ -37,6 +41,7 @@ PARTS = {
     "sites": "Sites of the federation",
 }
 """The parts of a page that a run may have nothing for."""
+STATIC = 'class="static"'  # of a chart of several settings, which no switch of the page changes
 
 
 def write_report(
@@ -107,14 +112,11 @@ def parts(made: Content, points: int) -> str:
     for setting in made.settings:
         for chart in charts(setting, points):
             size = "wide" if chart.figure.get_figwidth() > WIDE else ""
-            note = f'<span class="soft">{escape(chart.note)}</span>' if chart.note else ""
-            found[chart.part].append(
-                f'<figure class="{size}" data-setting="{setting.index}" data-title="{escape(chart.title)}">'
-                f"<figcaption><h3>{escape(chart.title)}</h3>{note}</figcaption>"
-                f'<div class="chart">{embed(chart.figure, chart.title)}</div></figure>'
-            )
-    for chart in sweep_charts(trials_of_runs(made)):
-        found["sweeps"].append(static_chart(chart))
+            mark = f'class="{size}" data-setting="{setting.index}" data-title="{escape(chart.title)}"'
+            found[chart.part].append(show_chart(chart.figure, chart.title, chart.note, mark))
+    found["sweeps"] += [
+        show_chart(chart.figure, chart.title, chart.note, STATIC) for chart in sweep_charts(trials_of_runs(made))
+    ]
     tables = "".join(map(numbers, made.settings))
     notes = "".join(f'<p class="soft static">{escape(note)}</p>' for note in made.notes)
     before = {"numbers": tables, "clients": notes, "sites": "".join(map(sites, made.settings))}
@@ -126,11 +128,13 @@ def parts(made: Content, points: int) -> str:
     )
 
 
-def static_chart(chart: Chart) -> str:
-    """A chart of several settings, which no switch of the page changes."""
-    words = f'<h3>{escape(chart.title)}</h3><span class="soft">{escape(chart.note)}</span>'
-    drawn = embed(chart.figure, chart.title)
-    return f'<figure class="static"><figcaption>{words}</figcaption><div class="chart">{drawn}</div></figure>'
+def show_chart(figure: Figure, title: str, note: str, mark: str = "", label: str = "") -> str:
+    """A chart below its title and a note; `label` is for those who do not see it."""
+    words = (f"<h3>{escape(title)}</h3>" if title else "") + (
+        f'<span class="soft">{escape(note)}</span>' if note else ""
+    )
+    drawn = embed(figure, label or title)
+    return f'<figure {mark}><figcaption>{words}</figcaption><div class="chart">{drawn}</div></figure>'
 
 
 def heading(made: Content) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedkeel.papers.figures import Panel
 from fedkeel.report.content import Setting, look
-from fedkeel.report.drawing import PAPER, STYLES, Chart, finish, new_figure, numbers, plain
-from fedkeel.report.figure_runs import FigureRuns, place_of, source_of_cell
-from fedkeel.report.figures import NAMES, POINTS, charts, label_map
+from fedkeel.report.drawing import PAPER, STYLES, Chart, Shown, finish, new_figure, plain
+from fedkeel.report.figure_runs import FigureRuns, source_of_cell
+from fedkeel.report.figures import POINTS, charts, draw_curve, name_axis
 from fedkeel.report.labels import table
-from fedkeel.report.parameters import ParameterLine, ParameterPoint, draw_parameter
+from fedkeel.report.parameters import ParameterPoint, draw_parameter
 from fedkeel.report.series import curve, row
 
 if TYPE_CHECKING:
@@ -84,34 +82,29 @@ def draw_by_parameter(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str
     lines: dict[str, list[ParameterPoint]] = {}
     for cell in panel.cells:
         if value := runs.number_of(panel, cell):
-            short = runs.judged[place_of(cell)].shortened
+            short = runs.judged[cell.place].shortened
             point = ParameterPoint(panel.value_of(cell), *value, runs.reported_of(panel, cell), short)
             lines.setdefault(panel.line_of(cell), []).append(point)
-    drawn = [ParameterLine(name, looks[name][0], STYLES[looks[name][1]], points) for name, points in lines.items()]
+    drawn = [Shown(name, "", looks[name][0], STYLES[looks[name][1]], points) for name, points in lines.items()]
     draw_parameter(axes, drawn, panel.x, "gain in points" if panel.over else "test accuracy (%)")
 
 
 def draw_curves(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[str, int]]) -> None:
     """By round, a band of one standard deviation over seeds, the paper's number hollow at the end."""
-    factor = 100.0 if panel.measure.endswith("accuracy") else 1.0
     for group in runs.group_lines(panel):
         found = curve(group, panel.measure, POINTS)
         if found is None:
             continue
         colour, dash = looks[group.label]
-        y, d = factor * numbers(found.mean), factor * numbers(found.deviation)
-        mark = "o" if len(y) < 8 else None
-        axes.plot(found.rounds, y, color=colour, linestyle=STYLES[dash], linewidth=1.2, marker=mark, markersize=3)
-        if np.any(d):
-            axes.fill_between(found.rounds, y - d, y + d, color=colour, alpha=0.15, linewidth=0)
+        look = {"color": colour, "linestyle": STYLES[dash], "linewidth": 1.2, "markersize": 3}
+        draw_curve(axes, found.rounds, found, panel.measure, look | {"marker": "o" if len(found.mean) < 8 else None})
     for cell in panel.cells if panel.measure == "accuracy" else ():
-        mine = runs.judged[place_of(cell)]
+        mine = runs.judged[cell.place]
         if cell.reported is not None and mine.entries and not mine.shortened:
             colour = looks[panel.line_of(cell)][0]
             axes.plot(mine.rounds, cell.reported, "o", color=colour, markerfacecolor=PAPER, markersize=5, zorder=1.5)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
-    name = NAMES.get(panel.measure, panel.measure)
-    finish(axes, xlabel="round", ylabel=name[:1].lower() + name[1:] + (" (%)" if factor > 1 else ""))
+    finish(axes, xlabel="round", ylabel=name_axis(panel.measure))
 
 
 def draw_bars(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[str, int]]) -> None:
@@ -119,7 +112,7 @@ def draw_bars(axes: Any, runs: FigureRuns, panel: Panel, looks: dict[str, tuple[
     found = [(cell, value) for cell in panel.cells if (value := runs.number_of(panel, cell))]
     for y, (cell, (mean, std)) in enumerate(found):
         axes.barh(y, mean, height=0.62, color="#56b4e9", xerr=std, error_kw={"linewidth": 1, "capsize": 2})
-        seeds = runs.judged[place_of(cell)].known
+        seeds = runs.judged[cell.place].known
         if len(seeds) > 1:
             axes.plot(seeds, [y] * len(seeds), ".", color="#0072b2", markersize=4)
         if (told := runs.reported_of(panel, cell)) is not None:
@@ -136,8 +129,8 @@ DRAWN = {"parameter": draw_by_parameter, "curves": draw_curves, "bars": draw_bar
 def draw_labels(panel: Panel, after: str) -> Iterator[Chart]:
     """Classes by clients of a cell's split, sizes above; nothing is trained."""
     found = table(source_of_cell(panel.cells[0]), panel.title, 0)
-    note = f"partition seed 0; heterogeneity {found.score:.4g} (0: iid, 1: one class per client)"
-    yield Chart(f"labels{after}", "figure", f"{panel.title}, {found.clients} clients", note, label_map(found))
+    title = f"{panel.title}, {len(found.histogram)} clients"
+    yield Chart(f"labels{after}", "figure", title, found.note, found.draw())
 
 
 def draw_diagnostics(runs: FigureRuns, panel: Panel, after: str) -> Iterator[Chart]:

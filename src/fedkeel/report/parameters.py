@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedkeel.report.drawing import PAPER, finish, plain
+from fedkeel.report.drawing import PAPER, Shown, finish, plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARAMETERS = {
     "batch_size": "batch size",
@@ -39,26 +41,16 @@ class ParameterPoint(NamedTuple):
     shortened: bool = False
 
 
-@dataclass(frozen=True)
-class ParameterLine:
-    """One method: its look and its points."""
-
-    label: str
-    colour: str
-    style: Any
-    points: Sequence[ParameterPoint]
-
-
 def name_parameter(key: str) -> str:
     """Say what a setting is, in the words of an axis."""
     return PARAMETERS.get(key, key.rsplit(".", 1)[-1].replace("_", " "))
 
 
-def draw_parameter(axes: Any, lines: Sequence[ParameterLine], key: str, ylabel: str) -> None:
-    """Means with bars of one standard deviation; ticks at the values that were run."""
-    values = sorted({point.x for line in lines for point in line.points})
+def draw_parameter(axes: Any, lines: Sequence[Shown], key: str, ylabel: str) -> Figure:
+    """Points of each line: means with bars of one standard deviation; ticks at the values that were run."""
+    values = sorted({point.x for line in lines for point in line.data})
     for line in lines:
-        points = sorted(line.points)
+        points = sorted(line.data)
         x, y, d = ([point[part] for point in points] for part in (0, 1, 2))
         axes.errorbar(
             x, y, yerr=[one or 0.0 for one in d] if any(d) else None, color=line.colour, linestyle=line.style,
@@ -77,7 +69,7 @@ def draw_parameter(axes: Any, lines: Sequence[ParameterLine], key: str, ylabel: 
     if values and values[0] > 0 and values[-1] / values[0] >= WIDE:
         axes.set_xscale("log")
     place_ticks(axes, values)
-    finish(axes, xlabel=name_parameter(key), ylabel=ylabel)
+    return finish(axes, xlabel=name_parameter(key), ylabel=ylabel)
 
 
 def place_ticks(axes: Any, values: Sequence[float]) -> None:

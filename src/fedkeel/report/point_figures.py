@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeel.report.drawing import Chart, Shown, finish, new_figure, numbers, plain
+from fedkeel.report.content import PALETTE
+from fedkeel.report.drawing import Chart, Shown, finish, new_axes, numbers, plain
 from fedkeel.report.panels import panels, square
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ COMMON = "all methods in one plane; "
 SAMPLES = {"sample": "Test samples", "client sample": "Test samples in the clients' models"}
 """The kinds whose points are samples, by what their charts are called."""
 MARKS = "osD^vP*X<>"  # of clusters, in turn
-CLASSES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#3a3f45", "#8c564b", "#7f7fff", "#999933")
+CLASSES = (*PALETTE, "#8c564b", "#7f7fff", "#999933")
 
 
 def point_charts(kind: str, found: Sequence[Shown]) -> Iterator[Chart]:
@@ -43,8 +44,7 @@ def point_charts(kind: str, found: Sequence[Shown]) -> Iterator[Chart]:
 
 def scatter(found: Sequence[Shown], key: str, axis: str) -> Figure:
     """Clients as points; class numbers where a point is a class."""
-    figure = new_figure()
-    axes: Any = figure.subplots()
+    axes = new_axes()
     for one in found:
         x, y = places(one.data[key])
         classes = np.asarray(one.data.get("classes") or [""] * len(x), dtype=str)
@@ -52,8 +52,7 @@ def scatter(found: Sequence[Shown], key: str, axis: str) -> Figure:
             mark = {"marker": f"${name}$", "s": 20} if name else {"s": 20}
             here, label = classes == name, plain(one.label) if number == 0 else None
             axes.scatter(x[here], y[here], color=one.colour, alpha=0.8, label=label, linewidths=0, gid=one.id, **mark)
-    finish(axes, xlabel=f"{axis} 1", ylabel=f"{axis} 2")
-    return figure
+    return finish(axes, xlabel=f"{axis} 1", ylabel=f"{axis} 2")
 
 
 def places(points: Any) -> tuple[Any, Any]:

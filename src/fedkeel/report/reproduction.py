@@ -22,12 +22,11 @@ from fedkeel.papers.results_page import (
     worth,
 )
 from fedkeel.papers.verdicts import Judgement, judge
-from fedkeel.report.content import look
-from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Curve, Dot, curve_chart, dot_chart
-from fedkeel.report.drawing import embed, styled
+from fedkeel.report.dots import COLOURS, OPEN, REPORTED, Dot, curve_chart, dot_chart
+from fedkeel.report.drawing import styled
 from fedkeel.report.figure_page import caption, compare_with_paper, describe_figure, runs_of_ledger, write_figure
 from fedkeel.report.figures import write_charts
-from fedkeel.report.page import plain_page, static_chart, write_page
+from fedkeel.report.page import STATIC, plain_page, show_chart, write_page
 from fedkeel.report.paper_figures import draw
 from fedkeel.report.sweeps import sweep_charts, trials_of_ledger
 from fedkeel.report.tables import html_table
@@ -64,21 +63,30 @@ def page(entries: Sequence[Entry], title: str) -> str:
     noise, entries = NoiseOfLedger(entries), keep_newest(entries)
     counted = standing(entries)
     every = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
-    parts = [legend(), lead_section(every)]
+    parts = [legend(), section("Leads between methods", show_leads(every))]
     for paper, name in PAPERS.items():
         made = [
-            section(table, shown(judged))
+            show_table(table, shown(judged))
             for table, judged in every
             if table.paper == paper and (worth(table, judged, counted) or (paper == QUESTIONS and shown(judged)))
         ]
-        parts.append(f"<section><h2>{escape(name)}</h2>{''.join(made)}</section>" if made else "")
-    parts += [figures_section(entries), sweeps_section(entries)]
-    parts.append(contradiction_section([one for _, judged in every for one in judged], counted))
-    parts.append(superseded_section(entries))
-    parts.append(unmeasured_section())
+        parts.append(section(name, "".join(made)))
+    judgements = [one for _, judged in every for one in judged]
+    parts += [
+        section("Figures of the papers, made again", show_figures(entries)),
+        section("Against one setting", show_sweeps(entries)),
+        section("Contradictions, and what was tried", show_contradictions(judgements, counted)),
+        section("Superseded", show_superseded(entries)),
+        section("Not measured, and why", show_unmeasured()),
+    ]
     runs, hours, devices = spent(entries)
     about = " · ".join([plural(runs, "run"), f"{hours:.1f} hours", *devices])
     return plain_page(title, about, "".join(parts), STYLE, "ledger of runs")
+
+
+def section(heading: str, main: str) -> str:
+    """A part of the page; none where there is nothing for it."""
+    return f"<section><h2>{escape(heading)}</h2>{main}</section>" if main else ""
 
 
 def legend() -> str:
@@ -90,7 +98,7 @@ def legend() -> str:
     return f'<p class="soft legend">{"".join(marks)}</p>'
 
 
-def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
+def show_leads(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
     dots = []
     for _, lead in distinct_leads(every):
         label = f"{lead.row} − {lead.over} · {lead.column}"
@@ -100,20 +108,18 @@ def lead_section(every: Sequence[tuple[Table, Sequence[Judgement]]]) -> str:
     if not dots:
         return ""
     about = "How far one row is ahead of another, in points of accuracy, at the last round that both have reached."
-    drawn = figure(about, embed(dot_chart(dots), "leads between methods"))
-    return f"<section><h2>Leads between methods</h2>{drawn}</section>"
+    return show_chart(dot_chart(dots), "", about, label="leads between methods")
 
 
-def section(table: Table, judged: Sequence[Judgement]) -> str:
+def show_table(table: Table, judged: Sequence[Judgement]) -> str:
     charts = []
     dots = [dot(one) for one in judged if one.mean is not None and one.cell.kind == "accuracy"]
     if dots:
         about = meaning([one for one in judged if one.cell.kind == "accuracy"])
-        charts.append(figure(about, embed(dot_chart(dots), table.title)))
+        charts.append(show_chart(dot_chart(dots), "", about, label=table.title))
     charts += [curves_of(table, column, judged) for column in dict.fromkeys(one.cell.column for one in judged)]
-    head = "".join(f'<th scope="col">{name}</th>' for name in NAMES)
     rows = "".join(f"<tr>{''.join(map(cell, [*cells_of(one), one.words]))}</tr>" for one in judged)
-    numbers = f"<details><summary>numbers</summary>{html_table(head, rows)}</details>"
+    numbers = f"<details><summary>numbers</summary>{html_table(NAMES, rows)}</details>"
     notes = dict.fromkeys(one.cell.note for one in judged if table.paper == QUESTIONS and one.cell.note)
     remarks = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
     return (
@@ -121,17 +127,16 @@ def section(table: Table, judged: Sequence[Judgement]) -> str:
     )
 
 
-def figures_section(entries: Sequence[Entry]) -> str:
-    made = [
+def show_figures(entries: Sequence[Entry]) -> str:
+    return "".join(
         f"<h3>{escape(caption(runs.figure))}</h3>{describe_figure(runs.figure, draw(runs), compare_with_paper(runs))}"
         for runs in runs_of_ledger(entries)
-    ]
-    return f"<section><h2>Figures of the papers, made again</h2>{''.join(made)}</section>" if made else ""
+    )
 
 
-def sweeps_section(entries: Sequence[Entry]) -> str:
-    made = [static_chart(chart) for chart in sweep_charts(trials_of_ledger(entries), MEASURED)]
-    return f"<section><h2>Against one setting</h2>{''.join(made)}</section>" if made else ""
+def show_sweeps(entries: Sequence[Entry]) -> str:
+    made = sweep_charts(trials_of_ledger(entries), MEASURED)
+    return "".join(show_chart(chart.figure, chart.title, chart.note, STATIC) for chart in made)
 
 
 def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
@@ -140,11 +145,10 @@ def curves_of(table: Table, column: str, judged: Sequence[Judgement]) -> str:
     told = {one.cell.row: entry for one in here if (entry := next((e for e in one.entries if e.bests), None))}
     if len(told) < 2:
         return ""
-    curves = [Curve(row, *look(i), entry.bests, entry.rounds) for i, (row, entry) in enumerate(told.items())]
     absent = ", ".join(one.cell.row for one in here if one.cell.row not in told)
     about = f"{column}: best accuracy so far, by round, one seed each"
-    drawn = embed(curve_chart(curves), f"{table.title}, {column}: best accuracy so far by round")
-    return figure(about + f"; not recorded for {absent}" * bool(absent), drawn)
+    about += f"; not recorded for {absent}" * bool(absent)
+    return show_chart(curve_chart(told), "", about, label=f"{table.title}, {column}: best accuracy so far by round")
 
 
 def dot(judged: Judgement) -> Dot:
@@ -167,7 +171,7 @@ def cell(text: str) -> str:
     return f"<td>{bold}</td>"
 
 
-def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry]) -> str:
+def show_contradictions(judged: Sequence[Judgement], entries: Sequence[Entry]) -> str:
     items = []
     for one in contradictions(judged, entries):
         lines = "".join(f"<li>{escape(line)}</li>" for line in one.cells)
@@ -175,30 +179,20 @@ def contradiction_section(judged: Sequence[Judgement], entries: Sequence[Entry])
         besides = f"tried besides:<ul>{tried}</ul>" if tried else "tried besides: nothing yet"
         name = f"<b>{escape(one.name)}</b> ({escape(one.place)})"
         items.append(f"<li>{name}<ul>{lines}<li>{besides}</li></ul></li>")
-    if not items:
-        return ""
-    return (
-        f"<section><h2>Contradictions, and what was tried</h2><p>{code(ABOUT)}</p><ul>{''.join(items)}</ul></section>"
-    )
+    return f"<p>{code(ABOUT)}</p><ul>{''.join(items)}</ul>" if items else ""
 
 
-def superseded_section(entries: Sequence[Entry]) -> str:
-    head = "".join(f'<th scope="col">{name}</th>' for name in SUPERSEDED)
+def show_superseded(entries: Sequence[Entry]) -> str:
     rows = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in superseded(entries))
-    return f"<section><h2>Superseded</h2>{html_table(head, rows)}</section>" if rows else ""
+    return html_table(SUPERSEDED, rows) if rows else ""
 
 
-def unmeasured_section() -> str:
+def show_unmeasured() -> str:
     items = "".join(
         f"<li>{escape(name)} ({plural(count, 'cell')}): {escape(why)}</li>" for name, why, count in unmeasured()
     )
-    return f"<section><h2>Not measured, and why</h2><ul>{items}</ul></section>" if items else ""
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def code(text: str) -> str:
     return re.sub(r"`(.+?)`", r"<code>\1</code>", escape(text))
-
-
-def figure(about: str, drawn: str) -> str:
-    caption = f'<figcaption><span class="soft">{escape(about)}</span></figcaption>'
-    return f'<figure>{caption}<div class="chart">{drawn}</div></figure>'

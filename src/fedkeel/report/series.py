@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from fedkeel.report.source import Group, Source
-from fedkeel.runs.record import LAST
+from fedkeel.report.source import Group
 from fedkeel.studies.cost_to_target import Spending, cost_to, spent
 
 POINTS = 300  # of a curve in the page: more than its pixels show
@@ -40,9 +40,7 @@ class Spread:
         found = [value for value in values if value is not None and math.isfinite(value)]
         if not found:
             return None
-        mean = math.fsum(found) / len(found)
-        square = math.fsum((value - mean) ** 2 for value in found) / max(len(found) - 1, 1)
-        return Spread(mean, math.sqrt(square), len(found))
+        return Spread(fmean(found), stdev(found) if len(found) > 1 else 0.0, len(found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,44 +106,36 @@ def measures(groups: Sequence[Group]) -> list[str]:
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------
+RESULTS = ("best", "last", "mean_last", "reported")
+"""Of the evaluated rounds; the last only where an evaluation policy reports it of clients' models."""
+
+
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A line of the summary, over seeds: best, last and the mean of the last evaluated rounds, and what an evaluation
-    policy reports of clients' models; costs in total."""
+    """A line of the summary, over seeds: each of RESULTS, and costs in total."""
 
     group: Group
-    best: Spread | None
-    last: Spread | None
-    mean_last: Spread | None
-    reported: Spread | None
+    results: Mapping[str, Spread | None]
     totals: Sequence[Spending]
     to_target: Sequence[Spending | None]
 
 
 def row(group: Group, target: float | None) -> Row:
     measure = group.measure or "loss"
-    better = min if measure.endswith("loss") else max
-    values = [evaluated(run, measure) for run in group.runs]
+    found = [run.summarise(measure) | {"reported": run.reported} for run in group.runs]
     return Row(
         group,
-        Spread.of(better(found, default=None) for found in values),
-        Spread.of(found[-1] if found else None for found in values),
-        Spread.of(math.fsum(tail := found[-LAST:]) / len(tail) if found else None for found in values),
-        Spread.of(run.reported for run in group.runs),
+        {name: Spread.of(one.get(name) for one in found) for name in RESULTS},
         [spent(run.records) for run in group.runs],
         [None if target is None else cost_to(run.records, target, measure) for run in group.runs],
     )
-
-
-def evaluated(run: Source, measure: str) -> list[float]:
-    return [value for record in run.records if (value := record.measure(measure)) is not None]
 
 
 def common_target(groups: Sequence[Group]) -> float | None:
     """The hardest target that every run reaches, in two digits: what costs are compared at when none is given."""
     if not groups or any(group.measure != "accuracy" for group in groups):
         return None
-    bests = [max(evaluated(run, "accuracy"), default=0.0) for group in groups for run in group.runs]
+    bests = [run.summarise("accuracy").get("best", 0.0) for group in groups for run in group.runs]
     found = math.floor(100 * min(bests)) / 100
     return found if found > 0 else None
 
@@ -165,14 +155,13 @@ def spectra(group: Group, kind: str = "distance", of: str = "spectrum") -> dict[
 def probed(group: Group, kind: str) -> dict[str, Any] | None:
     """What was tracked of gradients or perturbations, as `fedkeel analyse` has it of the last model: Dist(m), Std(m),
     the variance, Dist(m) by layer and how far each client is; means over the tracked `rounds` and seeds."""
-    name_of = re.compile(rf"{kind}-spectrum/(distance|deviation|variance|(?:layer|client)/.+)/(\d{{1,3}})")
+    name_of = re.compile(r"(distance|deviation|variance|(?:layer|client)/.+)/(\d{1,3})")
     values: dict[str, dict[int, list[float]]] = {}
     rounds: set[int] = set()
-    for record in (record for run in group.runs for record in run.records):
-        for name, value in record.extra.items():
-            if value is not None and (found := name_of.fullmatch(name)):
-                values.setdefault(found[1], {}).setdefault(int(found[2]), []).append(value)
-                rounds.add(record.round)
+    for number, name, value in tracked(group, f"{kind}-spectrum/"):
+        if found := name_of.fullmatch(name):
+            values.setdefault(found[1], {}).setdefault(int(found[2]), []).append(value)
+            rounds.add(number)
     if "distance" not in values:
         return None
     bands = range(1, max(max(row) for row in values.values()) + 1)
@@ -183,18 +172,24 @@ def probed(group: Group, kind: str) -> dict[str, Any] | None:
     return plain | {"layers": parts["layer/"], "clients": parts["client/"], "rounds": sorted(rounds)}
 
 
+def tracked(group: Group, prefix: str) -> Iterator[tuple[int, str, float]]:
+    """The numbers of each round whose names begin so, with the rest of their names."""
+    for record in (record for run in group.runs for record in run.records):
+        for name, value in record.extra.items():
+            if value is not None and name.startswith(prefix):
+                yield record.round, name.removeprefix(prefix), value
+
+
 def diverged(group: Group) -> dict[str, Any] | None:
     """How far clients' gradients are from their mean by layer, before and after a filter, as tracked; the mean over
     rounds and seeds."""
     values: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}
     rounds: set[int] = set()
-    for record in (record for run in group.runs for record in run.records):
-        for name, value in record.extra.items():
-            kind, _, rest = name.partition("/")
-            when, _, layer = rest.partition("/")
-            if kind == "gradient-divergence" and when in values and layer and value is not None:
-                values[when].setdefault(layer, []).append(value)
-                rounds.add(record.round)
+    for number, name, value in tracked(group, "gradient-divergence/"):
+        when, _, layer = name.partition("/")
+        if when in values and layer:
+            values[when].setdefault(layer, []).append(value)
+            rounds.add(number)
     layers = [layer for layer in values["before"] if layer in values["after"]]
     means = {when: {layer: float(np.mean(rows[layer])) for layer in layers} for when, rows in values.items()}
     return {"divergence": means, "rounds": sorted(rounds)} if layers else None

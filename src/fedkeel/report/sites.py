@@ -22,10 +22,10 @@ def site_table(index: int, label: str, scores: dict[int, dict[str, float | None]
     if not scores:
         return ""
     names = list(dict.fromkeys(name for measured in scores.values() for name in measured))
-    head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in ("site", *names))
+    heads = [escape(name.replace("_", " ")) for name in ("site", *names)]
     rows = []
     for client in sorted(scores, key=lambda client: (client == TOGETHER, client)):
         cells = (td("–" if (value := scores[client].get(name)) is None else f"{value:.4g}", value) for name in names)
         rows.append(f"<tr><td>{'together' if client == TOGETHER else client}</td>{''.join(cells)}</tr>")
     note = f"{label}: measured by each site on what it keeps for tests, after the last evaluated round."
-    return f'<div data-setting="{index}"><p class="soft">{escape(note)}</p>{html_table(head, "".join(rows))}</div>'
+    return f'<div data-setting="{index}"><p class="soft">{escape(note)}</p>{html_table(heads, "".join(rows))}</div>'

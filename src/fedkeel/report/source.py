@@ -16,9 +16,9 @@ from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import ClientFacts, describe_leak, describe_place, keep_one_place, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, from_python
 from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds, read_text
-from fedkeel.runs.record import RoundRecord, describe_stop, judged_on
+from fedkeel.runs.record import RoundRecord, describe_stop, judged_on, summarise
 from fedkeel.studies.diagnose import read_diagnostics
-from fedkeel.text import make_printable
+from fedkeel.text import make_printable, write_value
 from fedkeel.typed_values import flatten, read_values
 
 ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
@@ -26,8 +26,8 @@ SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by wh
 
 Tables = list[Mapping[str, Any]]
 TYPES = {
-    "seed": Seed, "partition_seed": Seed, "rounds": Count, "dataset": str, "problem": str, "model": str, "augment": str,
-    "method": Mapping, "partition": Mapping, "evaluation": Mapping,
+    "seed": Seed, "partition_seed": Seed, "rounds": Count, "evaluate_every": Count, "dataset": str, "problem": str,
+    "model": str, "augment": str, "method": Mapping, "partition": Mapping, "evaluation": Mapping,
 }  # fmt: skip
 METHOD = {"name": str, "phases": Tables, "personal": Tables, "server": Tables, "weights": Mapping, "papers": list[str]}
 PHASE = {"perturb": Tables, "gradient": Tables}
@@ -83,6 +83,10 @@ class Source:
     def stopped(self) -> str | None:
         """Where and why a callback stopped it."""
         return describe_stop(self.result) if self.result.get("rounds") == len(self.records) else None
+
+    def summarise(self, measure: str) -> dict[str, Any]:
+        """Best, last and mean of the last evaluated rounds; empty where it has none."""
+        return summarise(self.records, self.experiment.get("evaluate_every", 1), measure)
 
     @property
     def policy(self) -> Evaluation | None:
@@ -153,10 +157,7 @@ class Group:
     @cached_property
     def diagnostics(self) -> dict[str, Mapping[str, Any]]:
         """What `fedkeel analyse` found, by name; of the first seed that has it."""
-        found: dict[str, Mapping[str, Any]] = {}
-        for run in self.runs:
-            found = {**run.diagnostics, **found}
-        return found
+        return {name: found for run in reversed(self.runs) for name, found in run.diagnostics.items()}
 
 
 def check_experiment(experiment: Mapping[str, Any], file: Path) -> None:
@@ -210,7 +211,7 @@ def told(name: str) -> bool:
 
 def flattened(value: Any) -> list[tuple[str, str]]:
     """Nested settings as dotted names and short values."""
-    return [(name, f"{item:g}" if isinstance(item, float) else str(item)) for name, item in flatten(value).items()]
+    return [(name, write_value(item)) for name, item in flatten(value).items()]
 
 
 def setting_of(source: Source) -> str:

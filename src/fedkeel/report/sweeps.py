@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel.papers.ledger import Entry, longest
 from fedkeel.report.content import Content, look
-from fedkeel.report.drawing import STYLES, Chart, finish, new_figure, plain
-from fedkeel.report.parameters import ParameterLine, ParameterPoint, draw_parameter, name_parameter
+from fedkeel.report.drawing import STYLES, Chart, Shown, finish, new_axes, plain
+from fedkeel.report.parameters import ParameterPoint, draw_parameter, name_parameter
 from fedkeel.report.series import Spread, curve, row
 from fedkeel.report.source import ASIDE, Group
 from fedkeel.typed_values import flatten
@@ -101,7 +101,7 @@ def trials_of_runs(made: Content) -> list[Trial]:
     found = []
     for setting in made.settings:
         for group in setting.groups:
-            best = row(group, None).best
+            best = row(group, None).results["best"]
             if group.measure == "accuracy" and best is not None:
                 found.append(trial_of(group, best))
     return found
@@ -172,30 +172,26 @@ def draw_results(sweep: Sweep, ylabel: str) -> Figure:
             ParameterPoint(float(t.settings[sweep.key]), t.result.mean, t.result.deviation or None) for t in trials
         ]
         colour, dash = look(number)
-        lines.append(ParameterLine(label, colour, STYLES[dash], points))
-    figure = new_figure(4.6, 3.1 + 0.17 * -(-len(lines) // 2), fitted=True)
-    draw_parameter(figure.subplots(), lines, sweep.key, ylabel)
-    add_names(figure)
-    return figure
+        lines.append(Shown(label, "", colour, STYLES[dash], points))
+    axes = new_axes(4.6, 3.1 + 0.17 * -(-len(lines) // 2), fitted=True)
+    return add_names(draw_parameter(axes, lines, sweep.key, ylabel))
 
 
 def draw_overlaid(sweep: Sweep) -> Figure:
     """A colour for each value, dashes for each method."""
     values = sorted({trial.settings[sweep.key] for line in sweep.lines.values() for trial in line})
     short, count = sweep.key.split(".")[-1], sum(len(line) for line in sweep.lines.values())
-    figure = new_figure(4.6, 3.1 + 0.17 * -(-count // 2), fitted=True)
-    axes: Any = figure.subplots()
+    axes = new_axes(4.6, 3.1 + 0.17 * -(-count // 2), fitted=True)
     for number, (label, trials) in enumerate(sweep.lines.items()):
         for trial in (trial for trial in trials if trial.rounds):
             value = trial.settings[sweep.key]
             colour, style = look(values.index(value))[0], STYLES[number % len(STYLES)]
             name = plain(f"{label}, {short} {value:g}")
             axes.plot(trial.rounds, trial.accuracy, color=colour, linestyle=style, linewidth=1.2, label=name)
-    finish(axes, xlabel="round", ylabel="test accuracy (%)")
-    add_names(figure)
-    return figure
+    return add_names(finish(axes, xlabel="round", ylabel="test accuracy (%)"))
 
 
-def add_names(figure: Figure) -> None:
+def add_names(figure: Figure) -> Figure:
     """The legend below, which a page has above for other charts."""
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+    return figure

@@ -1,23 +1,19 @@
-"""The parts of a page that are text: the summary, the cards of the methods, the commands."""
+"""The parts of a page that are text: the summary and the commands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
-from fedkeel.report.cards import card
 from fedkeel.report.content import Setting, group_id
-from fedkeel.report.series import Row, Spread, evaluated
+from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
 from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
 NAMES = {"accuracy": "accuracy on the test set", "test_loss": "loss on the test set", "loss": "training loss"}
-RESULTS = ("best", "last", "mean_last", "reported")
-"""What a row has reached, in the order of its cells; the last only where an evaluation policy reports it."""
-
 COMPARED = 8  # at most so many methods get a sentence on each difference
 ROUNDS, BYTES, SECONDS = attrgetter("rounds"), attrgetter("bytes"), attrgetter("seconds")
 
@@ -28,9 +24,9 @@ Cell = tuple[str, float | None]
 def summary(setting: Setting) -> str:
     """One row per method: what it reached and what it cost, mean ± standard deviation over seeds."""
     measure = setting.groups[0].measure or "loss"
-    over = {min(50, sum(r.measure(measure) is not None for r in run.records)) for g in setting.groups for run in g.runs}
+    over = {run.summarise(measure).get("mean_last_over", 0) for group in setting.groups for run in group.runs}
     last = f"mean of last {over.pop()}" if len(over) == 1 else "mean of last"
-    results = RESULTS if any(row.reported is not None for row in setting.rows) else RESULTS[:3]
+    results = RESULTS if any(row.results["reported"] is not None for row in setting.rows) else RESULTS[:3]
     reached = ["best", "last", last, "reported"][: len(results)]
     heads = ["method", "seeds", *reached, "rounds", "sent", "time", "backward passes"]
     if setting.target is not None:
@@ -59,11 +55,9 @@ def differences(setting: Setting, measure: str) -> list[str]:
     """Say of a few methods how their best rounds differ from the first one's, where seeds can be paired."""
     if len(setting.groups) > COMPARED:
         return []
-    better = min if measure.endswith("loss") else max
     scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
     bests = [
-        {run.seed: better(found) for run in group.runs if (found := evaluated(run, measure))}
-        for group in setting.groups
+        {run.seed: found["best"] for run in group.runs if (found := run.summarise(measure))} for group in setting.groups
     ]
     told = []
     for group, values in zip(setting.groups[1:], bests[1:], strict=True):
@@ -71,7 +65,7 @@ def differences(setting: Setting, measure: str) -> list[str]:
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
             names = f"Best of {group.label} less best of {setting.groups[0].label}"
-            told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.seeds} seeds paired.")
+            told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.pairs} seeds paired.")
     return told
 
 
@@ -79,21 +73,22 @@ def sortable_table(
     index: int, notes: Sequence[str], heads: Sequence[str], rows: Mapping[str, str], mark: str = ""
 ) -> str:
     """A table of a setting with a row for each group, and notes above it."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    buttons = [f'<button type="button">{escape(name)}</button>' for name in heads]
     body = "".join(f'<tr data-group="{group}">{cells}</tr>' for group, cells in rows.items())
     told = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
-    return f'<div{mark} data-setting="{index}">{told}{html_table(head, body)}</div>'
+    return f'<div{mark} data-setting="{index}">{told}{html_table(buttons, body)}</div>'
 
 
-def html_table(head: str, body: str) -> str:
-    """A table that scrolls where it is wider than the page, from the cells of its head and its rows."""
+def html_table(heads: Sequence[str], body: str) -> str:
+    """A table that scrolls where it is wider than the page, from the contents of its head and its rows."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def cells(row: Row, measure: str, with_target: bool, leading: Sequence[Row | None], results: Sequence[str]) -> str:
     unfinished = sum(run.unfinished for run in row.group.runs)
     name = escape(row.group.label) + (f" <small>({unfinished} unfinished)</small>" if unfinished else "")
-    found: list[Cell] = [spread(getattr(row, name), measure) for name in results]
+    found: list[Cell] = [spread(row.results[name], measure) for name in results]
     marks = ["leader" if row is best else "" for best in leading]
     costs: list[Cell] = [
         mean_cost(row.totals, ROUNDS, lambda n: f"{n:.0f}"),
@@ -124,8 +119,8 @@ def leaders(rows: Sequence[Row], measure: str, results: Sequence[str]) -> list[R
     better = min if measure.endswith("loss") else max
     found: list[Row | None] = []
     for name in results:
-        there = [row for row in rows if getattr(row, name) is not None]
-        found.append(better(there, key=lambda row, n=name: getattr(row, n).mean) if len(there) > 1 else None)  # type: ignore[misc]
+        there = [(spread.mean, row) for row in rows if (spread := row.results[name]) is not None]
+        found.append(better(there, key=itemgetter(0))[1] if len(there) > 1 else None)
     return found
 
 
@@ -153,25 +148,6 @@ def mean_cost(costs: Iterable[Spending], part: Callable[[Spending], float], writ
 
 def measured(value: float, measure: str) -> str:
     return f"{100 * value:g}\N{NO-BREAK SPACE}%" if measure == "accuracy" else f"{value:g}"
-
-
-# ---- cards and commands --------------------------------------------------------------------------------------------
-def cards(setting: Setting) -> str:
-    return "".join(
-        method_card(setting.index, group.label, group.runs[0].experiment.get("method", {})) for group in setting.groups
-    )
-
-
-def method_card(index: int, label: str, method: dict[str, object]) -> str:
-    made = card(method)
-    rules = "".join(
-        f"<dt>{escape(line.place)}</dt><dd><code>{escape(line.text)}</code><p>{escape(line.about)}</p></dd>"
-        for line in made.rules
-    )
-    papers = f'<p class="soft">Papers: {escape(", ".join(made.papers))}</p>' if made.papers else ""
-    about = f"<p>{escape(made.about)}</p>" if made.about else ""
-    head = f'<div class="card" data-setting="{index}"><h3>{escape(label)}</h3>'
-    return f'{head}{about}<dl class="rules">{rules}</dl>{papers}</div>'
 
 
 def commands(setting: Setting) -> str:

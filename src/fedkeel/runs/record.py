@@ -106,6 +106,24 @@ def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
     return [record for record in records if record.round % every == 0 or record.round == final]
 
 
+def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -> dict[str, Any]:
+    """The best, the last and the mean of the last values of a measure in evaluated rounds; empty where it has none."""
+    values = [(r.round, v) for r in counted(records, every) if measure and (v := r.measure(measure)) is not None]
+    if not values:
+        return {}
+    better = min if lower_is_better(str(measure)) else max
+    best_round, best = better(values, key=lambda pair: pair[1])
+    tail = [value for _, value in values[-LAST:]]
+    return {
+        "best": best,
+        "best_round": best_round,
+        "best_means": "best on test, as in the papers" if measure != "loss" else "best training loss",
+        "last": values[-1][1],
+        "mean_last": math.fsum(tail) / len(tail),
+        "mean_last_over": len(tail),
+    }
+
+
 def result(
     records: Sequence[RoundRecord], deployed: State, every: int, fingerprint: str, plain: State | None = None
 ) -> dict[str, Any]:
@@ -113,22 +131,8 @@ def result(
 
     `plain` is the model that is trained, where it is not the one that is deployed.
     """
-    judged = counted(records, every)
-    name = judged_on(judged)
-    values = [(r.round, v) for r in judged if name and (v := r.measure(name)) is not None]
-    data: dict[str, Any] = {"rounds": records[-1].round if records else 0, "judged_on": name}
-    if values:
-        better = min if lower_is_better(str(name)) else max
-        best_round, best = better(values, key=lambda pair: pair[1])
-        tail = [value for _, value in values[-LAST:]]
-        data |= {
-            "best": best,
-            "best_round": best_round,
-            "best_means": "best on test, as in the papers" if name != "loss" else "best training loss",
-            "last": values[-1][1],
-            "mean_last": math.fsum(tail) / len(tail),
-            "mean_last_over": len(tail),
-        }
+    name = judged_on(counted(records, every))
+    data = {"rounds": records[-1].round if records else 0, "judged_on": name} | summarise(records, every, name)
     for part in ("bytes_down", "bytes_up", "backward_passes"):
         data[part] = sum(getattr(record, part) for record in records)
     trained = {} if plain is None else {"plain_digest": digest(plain)}

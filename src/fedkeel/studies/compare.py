@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.analysis.intervals import paired_interval
+from fedkeel.analysis.intervals import Interval, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
 from fedkeel.runs.environment import describe_place, keep_one_place
@@ -49,16 +49,6 @@ class MeanCost:
     gradients: float
 
 
-@dataclass(frozen=True)
-class Paired:
-    """The mean difference to a baseline over common seeds, and its confidence interval (None for one seed)."""
-
-    seeds: int
-    mean: float
-    low: float | None
-    high: float | None
-
-
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Methods held against each other, seeds paired, and what it took each to reach a target."""
@@ -67,9 +57,36 @@ class Comparison:
     baseline: RunGroup
     target: float
 
+    @staticmethod
+    def of(groups: Sequence[RunGroup], baseline: str | None = None, target: float | None = None) -> Comparison:
+        """Hold groups against the named one, or the first, at the target, or what every run reached."""
+        labels = [group.label for group in groups]
+        name = labels[0] if baseline is None else require_known(baseline, labels, "no run is of", "methods")
+        return Comparison(groups, groups[labels.index(name)], common_target(groups) if target is None else target)
+
     def document(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return document(self.groups, self.baseline, self.target)
+        name = compared_by(self.groups)
+        return {
+            "baseline": self.baseline.label,
+            "judged_on": measure_of(self.groups),
+            "difference_of": name,
+            "target": self.target,
+            "methods": [self._describe(group, name) for group in self.groups],
+        }
+
+    def _describe(self, group: RunGroup, name: str) -> dict[str, Any]:
+        """A method's entry: mean and deviation of every number, its difference to the baseline, its cost."""
+        spreads = {part: mean_and_std([*group.values(part).values()]) for part in NUMBERS}
+        told = None if group is self.baseline else paired_differences(group.values(name), self.baseline.values(name))
+        spent = cost_to(group, self.target)
+        return {
+            "label": group.label,
+            "seeds": list(group.runs),
+            **{part: {"mean": mean, "std": std} for part, (mean, std) in spreads.items()},
+            "difference": told and {"seeds": told.pairs, "mean": told.mean, "low": told.low, "high": told.high},
+            "cost": spent and asdict(spent),
+        }
 
     def to_pandas(self) -> pandas.DataFrame:
         """Make a DataFrame with a row for each method: `best_mean`, `difference_low`, `cost_rounds` …"""
@@ -97,10 +114,7 @@ def compare(
     found = [run if isinstance(run, Run) else load_run(run) for run in runs]
     if not found:
         raise RequestError("there is nothing to compare.", "fk.compare([run, another])")
-    groups = group_runs(found)
-    labels = [group.label for group in groups]
-    name = labels[0] if baseline is None else require_known(baseline, labels, "no run is of", "methods")
-    return Comparison(groups, groups[labels.index(name)], common_target(groups) if target is None else target)
+    return Comparison.of(group_runs(found), baseline, target)
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
@@ -229,47 +243,21 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
     return MeanCost(len(found), rounds, megabytes, statistics.fmean(c.seconds for _, c in timed), gradients)
 
 
-def document(groups: Sequence[RunGroup], baseline: RunGroup, target: float) -> dict[str, Any]:
-    """Return the whole comparison as plain data."""
-    name = compared_by(groups)
-    return {
-        "baseline": baseline.label,
-        "judged_on": measure_of(groups),
-        "difference_of": name,
-        "target": target,
-        "methods": [
-            {
-                "label": group.label,
-                "seeds": list(group.runs),
-                **{part: _spread(list(group.values(part).values())) for part in NUMBERS},
-                "difference": None if group is baseline or (d := paired(group, baseline, name)) is None else asdict(d),
-                "cost": None if (cost := cost_to(group, target)) is None else asdict(cost),
-            }
-            for group in groups
-        ],
-    }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    mean, std = mean_and_std(values)
-    return {"mean": mean, "std": std}
-
-
 def common_target(groups: Sequence[RunGroup]) -> float:
     """Find what every run reached: the lowest of their best accuracies, or the highest of their best losses."""
     worst = min if measure_of(groups) in ("accuracy", None) else max
     return worst((value for group in groups for value in group.values("best").values()), default=0.0)
 
 
-def paired(group: RunGroup, baseline: RunGroup, name: str = "best") -> Paired | None:
-    """Compute mean(group − baseline) of a number of their results."""
-    return paired_differences(group.values(name), baseline.values(name))
-
-
-def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Paired | None:
-    """Compute the mean difference over the seeds both have, with a Student interval."""
+def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
+    """Compute the mean difference over the seeds both have, with a Student interval; None where they share no seed."""
     differences = [mine[seed] - other[seed] for seed in mine if seed in other]
-    if not differences:
-        return None
-    found = paired_interval(differences)
-    return Paired(found.pairs, found.mean, found.low, found.high)
+    return paired_interval(differences) if differences else None
+
+
+def describe_difference(found: Interval | None, scale: float, digits: int) -> tuple[str, str]:
+    """Write a difference and its interval; nothing where there is none."""
+    if found is None:
+        return "", ""
+    mean, *ends = (f"{scale * end:+.{digits}f}" for end in (found.mean, found.low, found.high) if end is not None)
+    return mean, " … ".join(ends)

@@ -13,22 +13,16 @@ class Spending:
     """What a run has used up to a round, that round included."""
 
     rounds: int
-    bytes_up: int
-    bytes_down: int
+    bytes: int  # up and down
     seconds: float
     backward_passes: int
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_up + self.bytes_down
 
 
 def spent(records: Sequence[RoundRecord]) -> Spending:
     """Add up the cost of all these rounds."""
     return Spending(
         rounds=len(records),
-        bytes_up=sum(r.bytes_up for r in records),
-        bytes_down=sum(r.bytes_down for r in records),
+        bytes=sum(r.bytes_up + r.bytes_down for r in records),
         seconds=sum(r.seconds for r in records),
         backward_passes=sum(r.backward_passes for r in records),
     )

@@ -24,7 +24,6 @@ from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import LAST
-from fedkeel.studies.compare import Paired, paired_differences
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
@@ -44,22 +43,8 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Score:
-    """What one final run came to; costs are those until the target, None where it was never reached."""
-
-    best: float
-    last: float
-    mean_last: float
-    averaged: float | None
-    rounds_to_target: int | None
-    gradients_to_target: int | None
-    megabytes: float
-    gradients: int
-
-
-@dataclass(frozen=True)
 class Line:
-    """What a method came to in a setting; without scores every try or every final run failed."""
+    """What a method came to in a setting, `scores` by final run; without them every try or every final run failed."""
 
     setting: str
     identity: str
@@ -148,7 +133,7 @@ class Leaderboard:
         if tuned.best is None:
             return line
         runs = [run for run in execute(self.finals(arena, method, tuned.best)) if run is not None]
-        scores = [asdict(score_of(run, arena.target)) for run in runs]
+        scores = [score_of(run, arena.target) for run in runs]
         seeds, score = [run.plan.seed for run in runs], tuned.scores[tuned.best]
         return replace(line, chosen=dict(tuned.best), validation=score, seeds=seeds, scores=scores)
 
@@ -169,21 +154,24 @@ class Leaderboard:
         return [(f"{method} seed={seed}", whole.with_(seed=seed)) for seed in self.seeds]
 
 
-def score_of(run: Run, target: float) -> Score:
-    """The numbers of a final run: of the model that is trained, and of the average where there is one."""
+def score_of(run: Run, target: float) -> dict[str, float | None]:
+    """The numbers of a final run: of the model that is trained, and of the average where there is one.
+
+    Costs until the target are None where it was never reached.
+    """
     plain = run.curve("plain_accuracy")
     values, measure = (plain, "plain_accuracy") if plain else (run.curve("accuracy"), "accuracy")
     all_rounds, to_target = spent(run.records), cost_to(run.records, target, measure)
-    return Score(
-        best=max(values),
-        last=values[-1],
-        mean_last=statistics.fmean(values[-LAST:]),
-        averaged=run.result["last"] if plain else None,
-        rounds_to_target=None if to_target is None else to_target.rounds,
-        gradients_to_target=None if to_target is None else to_target.backward_passes,
-        megabytes=round(all_rounds.bytes / 1e6, 3),
-        gradients=all_rounds.backward_passes,
-    )
+    return {
+        "best": max(values),
+        "last": values[-1],
+        "mean_last": statistics.fmean(values[-LAST:]),
+        "averaged": run.result["last"] if plain else None,
+        "rounds_to_target": None if to_target is None else to_target.rounds,
+        "gradients_to_target": None if to_target is None else to_target.backward_passes,
+        "megabytes": round(all_rounds.bytes / 1e6, 3),
+        "gradients": all_rounds.backward_passes,
+    }
 
 
 # ---- the file of lines ---------------------------------------------------------------------------------------------
@@ -210,8 +198,3 @@ def append_line(file: Path, line: Line) -> None:
 
 def mean(values: Mapping[int, float]) -> float | None:
     return statistics.fmean(values.values()) if values else None
-
-
-def lead(line: Line, baseline: Line, name: str) -> Paired | None:
-    """The mean difference to the baseline over common seeds, with its interval."""
-    return paired_differences(line.values(name), baseline.values(name))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, lead, mean
+from fedkeel.studies.compare import describe_difference, paired_differences
+from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 from fedkeel.studies.sweep import describe
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
@@ -37,16 +38,9 @@ def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[
 
 def _cells(line: Line, baseline: Line | None) -> list[str]:
     if not line.scores:
-        return [
-            line.method,
-            "every try failed" if line.validation is None else "failed",
-            "0",
-            *["–"] * (len(COLUMNS) - 3),
-        ]
-    to_base = None if baseline is None or baseline is line else lead(line, baseline, "last")
-    interval = ""
-    if to_base is not None and to_base.low is not None and to_base.high is not None:
-        interval = f"{100 * to_base.low:+.2f} … {100 * to_base.high:+.2f}"
+        failed = "every try failed" if line.validation is None else "failed"
+        return [line.method, failed, "0", *["–"] * (len(COLUMNS) - 3)]
+    others = {} if baseline is None or baseline is line else baseline.values("last")
     reached = line.values("rounds_to_target")
     rounds, gradients = mean(reached), mean(line.values("gradients_to_target"))
     some = "" if len(reached) == len(line.seeds) else f" ({len(reached)} of {len(line.seeds)})"
@@ -55,8 +49,7 @@ def _cells(line: Line, baseline: Line | None) -> list[str]:
         describe(tuple(line.chosen.items())),
         str(len(line.seeds)),
         *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
-        "" if to_base is None else f"{100 * to_base.mean:+.2f}",
-        interval,
+        *describe_difference(paired_differences(line.values("last"), others), 100, 2),
         "–" if rounds is None else f"{rounds:.0f}{some}",
         "–" if gradients is None else f"{gradients:.0f}",
         f"{mean(line.values('megabytes')) or 0:.0f}",

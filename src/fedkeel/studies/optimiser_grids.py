@@ -12,6 +12,7 @@ from fedkeel.importing import Trust
 from fedkeel.methods.optimisers import RATES, explain_rate, find_optimiser, name_optimiser, read_optimiser
 from fedkeel.methods.registry import build
 from fedkeel.rules.optimisers import Optimiser
+from fedkeel.text import write_value
 
 Grids = Mapping[str, Mapping[str, tuple[Any, ...]]]
 """For each method, the values of each key."""
@@ -94,8 +95,4 @@ def rates_of(rule: Rule | None) -> tuple[float, ...]:
 def describe_grid(grid: Mapping[str, Sequence[Any]]) -> str:
     """The values that are tried of each key, in words."""
     tried = {word.removeprefix("method."): values for word, values in grid.items() if len(values) > 1}
-    return "; ".join(f"{word} {', '.join(map(_write, values))}" for word, values in tried.items())
-
-
-def _write(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "; ".join(f"{word} {', '.join(map(write_value, values))}" for word, values in tried.items())

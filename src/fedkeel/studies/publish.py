@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeel.analysis.intervals import paired_p_value
-from fedkeel.studies.compare import Paired, RunGroup, compared_by, mean_and_std, measure_of, paired
+from fedkeel.analysis.intervals import Interval, paired_interval, paired_p_value
+from fedkeel.studies.compare import Comparison, compared_by, mean_and_std, measure_of
 
 SIGNIFICANT = 0.05
 COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
@@ -25,46 +24,44 @@ class Row:
     label: str
     seeds: int
     numbers: dict[str, tuple[float | None, float | None]]
-    difference: Paired | None
+    difference: Interval | None
     p: float | None
 
 
-def make_rows(groups: Sequence[RunGroup], base: RunGroup) -> list[Row]:
+def make_rows(made: Comparison) -> list[Row]:
     """The rows of a comparison; accuracies in %, losses as they are."""
-    name, scale = compared_by(groups), scale_of(groups)
-    parts = [part for part in COLUMNS if any(group.values(part) for group in groups)]
-    found = []
-    for group in groups:
-        numbers = {}
-        for part in parts:
-            mean, std = mean_and_std([scale * value for value in group.values(part).values()])
-            numbers[part] = mean, std
-        mine, other = group.values(name), base.values(name)
-        differences = [mine[seed] - other[seed] for seed in mine if seed in other]
-        told = None if group is base else paired(group, base, name)
-        found.append(Row(group.label, len(group.runs), numbers, told, paired_p_value(differences) if told else None))
+    name, scale = compared_by(made.groups), scale_and_digits(made)[0]
+    parts = [part for part in COLUMNS if part != "reported" or any(group.values(part) for group in made.groups)]
+    other, found = made.baseline.values(name), []
+    for group in made.groups:
+        numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
+        mine = {} if group is made.baseline else group.values(name)
+        pairs = [value - other[seed] for seed, value in mine.items() if seed in other]
+        told = paired_interval(pairs) if pairs else None
+        found.append(Row(group.label, len(group.runs), numbers, told, paired_p_value(pairs)))
     return found
 
 
-def scale_of(groups: Sequence[RunGroup]) -> float:
-    return 100.0 if measure_of(groups) == "accuracy" else 1.0
+def scale_and_digits(made: Comparison) -> tuple[float, int]:
+    """By what numbers are multiplied, and how many digits are shown behind the point."""
+    return (100.0, 2) if measure_of(made.groups) == "accuracy" else (1.0, 4)
 
 
-def write_latex(groups: Sequence[RunGroup], base: RunGroup) -> str:
+def write_latex(made: Comparison) -> str:
     """A tabular of the package booktabs; a comment says what its marks mean."""
-    rows, accuracy = make_rows(groups, base), measure_of(groups) == "accuracy"
-    digits, better = (2, max) if accuracy else (4, min)
-    parts, name = list(rows[0].numbers), compared_by(groups)
+    rows, accuracy = make_rows(made), measure_of(made.groups) == "accuracy"
+    digits, better = scale_and_digits(made)[1], max if accuracy else min
+    parts, name = list(rows[0].numbers), compared_by(made.groups)
     tops = {}
     for part in parts:
         means = [mean for row in rows if (mean := row.numbers[part][0]) is not None]
         tops[part] = f"{better(means):.{digits}f}" if means else ""
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    unit = "accuracy in %" if accuracy else "loss"
+    unit, base = "accuracy in %" if accuracy else "loss", " ".join(made.baseline.label.split())
     lines = [
         f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
-        f"% *: {name} differs from {base.label} in a paired t-test over seeds, p < {SIGNIFICANT:g}".replace("\n", " "),
+        f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}",
         rf"\begin{{tabular}}{{l{'r' * len(parts)}}}",
         r"\toprule",
         " & ".join(["Method", *(COLUMNS[part] for part in parts)]) + r" \\",
@@ -96,17 +93,16 @@ def escape_latex(text: str) -> str:
     return "".join(SIGNS.get(sign, sign) for sign in " ".join(text.split()))
 
 
-def write_csv(groups: Sequence[RunGroup], base: RunGroup) -> str:
+def write_csv(made: Comparison) -> str:
     """One line a method, numbers in full; what there is none of is empty."""
-    rows, scale = make_rows(groups, base), scale_of(groups)
+    rows, name, (scale, _) = make_rows(made), compared_by(made.groups), scale_and_digits(made)
     parts = list(rows[0].numbers)
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     numbers = [f"{part}_{kind}" for part in parts for kind in ("mean", "std")]
     table.writerow(["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant"])
-    name = compared_by(groups)
     means = [mean for row in rows if (mean := row.numbers[name][0]) is not None]
-    top = (max if measure_of(groups) == "accuracy" else min)(means, default=None)
+    top = (max if measure_of(made.groups) == "accuracy" else min)(means, default=None)
     for row in rows:
         each = [value for part in parts for value in row.numbers[part]]
         told = row.difference

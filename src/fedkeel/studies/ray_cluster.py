@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,6 @@ class RunRequest:
         return Asked(Experiment.read(self.experiment, trust=Trust.TYPED), Path(self.out))
 
 
-@dataclass(frozen=True)
-class Finished:
-    """How a request ended: with a result, or with what went wrong."""
-
-    request: RunRequest
-    result: dict[str, Any] | None
-    problem: str = ""
-
-
 @contextlib.contextmanager
 def hire(device: str, workers: int | None) -> Iterator[RayCrew]:
     """Open workers that make whole runs: each takes a GPU, where runs are on one, and as many cores as a run's own
@@ -67,50 +58,37 @@ def hire(device: str, workers: int | None) -> Iterator[RayCrew]:
             crew.close()
 
 
-def execute(
-    requests: Sequence[RunRequest], crew: RayCrew, tell: Callable[[Finished], None] = lambda done: None
-) -> list[Finished]:
-    """Make every run that is not made yet; answers in the order of the requests, `tell` in the order of finishing.
+def runs_on_ray(asked: Sequence[tuple[str, RunRequest]], crew: RayCrew) -> list[Run | None]:
+    """Make every labelled run that is not made yet; runs in the order asked for, None for one that failed.
 
     A run whose worker or machine dies is begun again elsewhere and goes on from its last checkpoint. One that fails
-    for a reason of its own is not tried again, and does not stop the others.
+    for a reason of its own is not tried again, and does not stop the others. Each end is logged.
     """
-    ends: dict[int, Finished] = {}
-    for number, request in enumerate(requests):
-        if (result := finished_result(request)) is not None:
-            ends[number] = Finished(request, result)
-            tell(ends[number])
-    left = [number for number in range(len(requests)) if number not in ends]
-    crew.grow(len(left))
-    for place, answer in spread(crew, "call", [(make, requests[number]) for number in left]):
-        result, problem = (None, describe(answer)) if isinstance(answer, BaseException) else answer
-        ends[left[place]] = Finished(requests[left[place]], result, problem)
-        tell(ends[left[place]])
-    return [ends[number] for number in range(len(requests))]
-
-
-def runs_on_ray(asked: Sequence[tuple[str, RunRequest]], crew: RayCrew) -> list[Run | None]:
-    """What a sweep asks for: labelled requests in, runs out, None for one that failed. Each end is logged."""
-    requests, labels = [request for _, request in asked], {request.out: label for label, request in asked}
-
-    def tell(end: Finished) -> None:
-        if end.result is None:
-            log.warning("%s failed: %s", labels[end.request.out], end.problem)
+    left, failed = list[tuple[str, RunRequest]](), set[str]()
+    for label, request in asked:
+        if is_finished(request):
+            log.info("%s is done", label)
         else:
-            log.info("%s is done", labels[end.request.out])
+            left.append((label, request))
+    crew.grow(len(left))
+    for place, answer in spread(crew, "call", [(make, request) for _, request in left]):
+        label, request = left[place]
+        if problem := describe(answer) if isinstance(answer, BaseException) else answer:
+            log.warning("%s failed: %s", label, problem)
+            failed.add(request.out)
+        else:
+            log.info("%s is done", label)
+    return [None if request.out in failed else load_run(request.out) for _, request in asked]
 
-    return [None if end.result is None else load_run(end.request.out) for end in execute(requests, crew, tell)]
 
-
-def finished_result(request: RunRequest) -> dict[str, Any] | None:
-    """The result of a run that is complete in its folder."""
+def is_finished(request: RunRequest) -> bool:
+    """Whether a run is complete in its folder."""
     experiment = request.asked.experiment
     try:
         result = read_json(Path(request.out) / RESULT)
     except FolderError:  # damaged: the run makes it again
-        return None
-    same = (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.plan.rounds)
-    return result if same else None
+        return False
+    return (result.get("fingerprint"), result.get("rounds")) == (experiment.fingerprint(), experiment.plan.rounds)
 
 
 def choose_on_ray(requests: Sequence[RunRequest], crew: RayCrew) -> str:
@@ -130,12 +108,12 @@ def choose(requests: Sequence[RunRequest], cores: int) -> str:
     return ALONE.get(engine, engine)
 
 
-def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
-    """One run, on a worker."""
+def make(request: RunRequest) -> str:
+    """Make one run, on a worker; what went wrong, or nothing."""
     from fedkeel.runs.start import run
 
     try:
-        made = run(
+        run(
             request.asked.experiment,
             out=request.out,
             engine=request.engine,
@@ -145,8 +123,8 @@ def make(request: RunRequest) -> tuple[dict[str, Any] | None, str]:
             checkpoint_seconds=CHECKPOINT_SECONDS,
         )
     except Exception as error:  # also of the user's own code
-        return None, describe(error)
-    return made.result, ""
+        return describe(error)
+    return ""
 
 
 def describe(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log
 from typing import Any
 
@@ -27,10 +27,7 @@ def propose(sweep: Sweep, method: str, execute: Execute) -> Tuned:
         if setting not in tuned.scores:
             attempt(sweep, tuned, [setting], execute)
         score = tuned.scores[setting]
-        if score is None:
-            study.tell(trial, state=failed)
-        else:
-            study.tell(trial, score)
+        study.tell(trial, score, state=failed if score is None else None)
     tuned.edge = find_end(sweep, tuned)
     return tuned
 
@@ -102,11 +99,3 @@ def find_end(sweep: Sweep, tuned: Tuned) -> str:
         if is_taken(sweep, tuned.method, with_value(tuned.best or (), word, further)):
             return word
     return ""
-
-
-def tuner(data: Mapping[str, Any]) -> str:
-    """How a sweep's settings are found: "grid" or "optuna"."""
-    sampler = data.get("sampler", "grid")
-    if sampler not in ("grid", "optuna"):
-        raise RequestError(f"unknown sampler: {sampler}", 'write sampler = "grid" or "optuna"')
-    return str(sampler)

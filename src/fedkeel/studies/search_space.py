@@ -23,7 +23,7 @@ from typing import Any
 from fedkeel.errors import ExperimentError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods.composition import load_objective, load_rule
-from fedkeel.studies.sweep import Setting
+from fedkeel.studies.sweep import Setting, label_of
 from fedkeel.typed_values import show_value
 
 PLACES = ("perturb", "gradient", "server", "weights", "objective")
@@ -99,11 +99,8 @@ def _variants(option: str, chain: Sequence[Any]) -> Iterator[tuple[str, Chain]]:
         rules = [dict(rule) for rule in chain]
         for (at, word), value in zip(places, values, strict=True):
             rules[at][word] = value
-        told = [
-            f"{word}={value:g}" if isinstance(value, float) else f"{word}={value}"
-            for (_, word), value in zip(places, values, strict=True)
-        ]
-        yield " ".join([option, *told]), tuple(rules)
+        setting = tuple((word, value) for (_, word), value in zip(places, values, strict=True))
+        yield label_of(option, setting), tuple(rules)
 
 
 def compose(parts: Sequence[Part], setting: Setting, name: str) -> dict[str, Any]:

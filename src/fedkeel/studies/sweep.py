@@ -27,7 +27,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
@@ -36,6 +36,7 @@ from fedkeel.ranges import Count, Seed
 from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
 from fedkeel.runs.finished_run import Run, unscored, validation_score
 from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
+from fedkeel.text import write_value
 from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
@@ -62,6 +63,7 @@ class Sweep:
     seeds: Sequence[Seed] = (0,)
     budget: Count = 12
     trust: Trust = Trust.TYPED
+    sampler: Literal["grid", "optuna"] = "grid"
 
     @staticmethod
     def load(data: Mapping[str, Any], *, trust: bool = False) -> Sweep:
@@ -76,7 +78,7 @@ class Sweep:
         shared = grid_of(data.get("grid", {}))
         split = split_by_optimiser({name: {**shared, **grid_of(own)} for name, own in methods.items()})
         grids = give_own_rates(split, base, Trust.given(trust))
-        given = {word: data[word] for word in ("seeds", "budget") if word in data}
+        given = {word: data[word] for word in ("seeds", "budget", "sampler") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
         sweep = Sweep(base, grids, **given, trust=Trust.given(trust))
         _check_seeds(sweep.seeds)
@@ -86,7 +88,7 @@ class Sweep:
             tries = settings_of(grid)
             for setting in tries:
                 sweep.experiment(name, setting, sweep.seeds[0])  # refuses what no experiment takes
-            if len(tries) > sweep.budget and data.get("sampler", "grid") == "grid":
+            if len(tries) > sweep.budget and sweep.sampler == "grid":
                 raise ExperimentError(
                     f"the grid of {name} has {len(tries)} settings, more than the budget of {sweep.budget}.",
                     f"set budget = {len(tries)} or more, so that there is room beyond its edges",
@@ -294,5 +296,4 @@ def label_of(method: str, setting: Setting) -> str:
 
 
 def describe(setting: Setting) -> str:
-    words = ((word.removeprefix("method."), value) for word, value in setting)
-    return " ".join(f"{word}={value:g}" if isinstance(value, float) else f"{word}={value}" for word, value in words)
+    return " ".join(f"{word.removeprefix('method.')}={write_value(value)}" for word, value in setting)

@@ -51,19 +51,19 @@ def draw_heatmap(histogram: Integers, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise RequestError(f"unknown type of image file: {path.name}", hint=f"use {', '.join(SUFFIXES)}")
-    clients = len(histogram)
-    group = group_size(clients, COLUMNS)
-    figure = plot_heatmap(add_up_groups(histogram, group, axis=0), group, clients)
+    figure = plot_clients(histogram, COLUMNS)
     with writing(path, "choose another file name"):
         figure.savefig(path, dpi=150)
     return path
 
 
-def plot_heatmap(cells: NDArray[Any], group: int, clients: int, width: float = 9) -> Figure:
-    """The picture as a figure; `cells` [columns, classes] count the samples of `group` neighbouring clients each."""
+def plot_clients(histogram: Integers, columns: int, width: float = 9) -> Figure:
+    """The picture as a figure; more clients than columns are added up in neighbouring groups."""
     from matplotlib.figure import Figure
 
-    classes = cells.shape[1]
+    clients, classes = histogram.shape
+    group = group_size(clients, columns)
+    cells = add_up_groups(histogram, group, axis=0)
     edges = np.minimum(np.arange(len(cells) + 1) * group, clients) - 0.5
     figure = Figure(figsize=(width, float(np.clip(1.8 + 0.22 * classes, 3.2, 6.5))), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 5))
