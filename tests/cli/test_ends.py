@@ -33,6 +33,7 @@ from fedkeel.errors import RunError
         (["run", "--device", "tpu"], "unknown device: tpu", "use auto, cpu, cuda or mps"),
         (["run", "--workers", "0"], "workers must be at least 1 and at most 1024: 0", "leave it out"),
         (["run", "--partition", "dirichlet:alpha=0.1,clients=5000"], "5000 clients", "at most"),
+        (["run", "wards:problem"], "no such file", "a problem of your own is chosen with --problem wards:problem"),
         (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
         (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
         (["models", "resnet"], "unknown model: resnet", "did you mean 'resnet"),

@@ -207,6 +207,7 @@ def wide():
         ({"model": nn.Linear(7, 3)}, r"client 5 \(\(6,\) of float"),
         ({"loss": lambda output, target: target.missing}, "missing"),
         ({"clients": [*small_problem().clients, wide()]}, r"client 6 \(\(9,\) of float"),
+        ({"head": "2*.weigth"}, r"head names parameters '2\*.weigth', but the model has none"),
         ({"test": wide()}, r"the test set \(\(9,\) of float"),
     ],
 )
