@@ -90,12 +90,13 @@ def problem():
 @pytest.mark.parametrize("engine", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_error_in_the_user_s_code_is_told_with_its_line(fedkeel, engine):
     later = "1 if torch.is_grad_enabled() else 0"  # the loss passes the trial before training
-    Path("own.py").write_text(OWN.replace("SHARES", f"[1][{later}:] or NAMED"))
-    done = fedkeel("run", "--problem", "own:problem", "--method", "fedavg", "--rounds", "1", "--engine", engine)
+    file = Path(f"fails_{engine}.py").resolve()  # a module is imported once
+    file.write_text(OWN.replace("SHARES", f"[1][{later}:] or NAMED"))
+    words = "--method", "fedavg", "--rounds", "1", "--engine", engine
+    done = fedkeel("run", "--problem", f"{file.stem}:problem", *words)
     assert (done.code, done.out) == (1, "")
     *_, error, _, hint = done.err.splitlines()
-    place = Path("own.py").resolve()
-    assert error == f"error: {place}, line 6, in loss: NameError: name 'NAMED' is not defined"
+    assert error == f"error: {file}, line 6, in loss: NameError: name 'NAMED' is not defined"
     assert hint == "hint: this line is yours, not fedkeel's; FEDKEEL_TRACEBACK=1 shows the way to it"
 
 

@@ -143,6 +143,8 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
     proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
     if len(proxies) > 1:
         found.add("samples that the server takes from the clients")
+    if len(measures := measures_of(groups)) > 1:
+        found.add(f"what they are judged on ({', '.join(sorted(measures))})")
     for seed in {seed for group in groups for seed in group.runs}:
         runs = [group.runs[seed] for group in groups if seed in group.runs]
         if len({run.plan.partition_seed for run in runs}) > 1:
@@ -193,9 +195,15 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def measures_of(groups: Sequence[RunGroup]) -> set[str]:
+    """Find what runs are judged on; those that have nothing yet are judged on nothing."""
+    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    return {name for name in found if name is not None}
+
+
 def measure_of(groups: Sequence[RunGroup]) -> str | None:
     """Find what all runs are judged on; None where they differ in it, or have nothing yet."""
-    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    found = measures_of(groups)
     return found.pop() if len(found) == 1 else None
 
 
@@ -263,7 +271,9 @@ def common_target(groups: Sequence[RunGroup]) -> float:
 
 
 def paired(group: RunGroup, baseline: RunGroup, name: str = "best") -> Paired | None:
-    """Compute mean(group − baseline) of a number of their results."""
+    """Compute mean(group − baseline) of a number of their results; an accuracy and a loss have no difference."""
+    if measure_of([group, baseline]) is None:
+        return None
     return paired_differences(group.values(name), baseline.values(name))
 
 
