@@ -17,11 +17,13 @@ import contextlib
 import difflib
 import functools
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from fedkeel.text import make_printable, shorten
+from fedkeel.text import in_one_line, make_printable, shorten
 
 MESSAGE, HINT, WORD = 500, 2000, 80
 """The most characters of a message, of a hint and of a word to look up: files may echo long texts through them."""
@@ -74,6 +76,36 @@ class UntrustedError(RequestError):
 
 class RunError(FedkeelError):
     exit_code = 1
+
+
+class OwnCodeError(RunError):
+    """The user's own code failed; the message names its file and line."""
+
+
+def blame_own_code(error: BaseException) -> OwnCodeError | None:
+    """Say where the user's code failed: the last line on the way to an error that no installed package has.
+
+    A worker process has said it already, as the error's `own_code`.
+    """
+    if (told := getattr(error, "own_code", None)) is not None:
+        return cast(OwnCodeError, told)
+    way = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
+    ours = next((place for place, frame in enumerate(way) if is_in(frame.filename, PACKAGE)), len(way))
+    theirs = [frame for frame in way[ours:] if not any(is_in(frame.filename, place) for place in INSTALLED)]
+    if not theirs:
+        return None
+    last = theirs[-1]
+    said = f"{type(error).__name__}: {in_one_line(error)}"
+    return OwnCodeError(f"{last.filename}, line {last.lineno}, in {last.name}: {said}", TRACEBACK)
+
+
+PACKAGE = Path(__file__).parent.resolve()
+INSTALLED = (PACKAGE, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")))
+TRACEBACK = "this line is yours, not fedkeel's; FEDKEEL_TRACEBACK=1 shows the way to it"
+
+
+def is_in(file: str, folder: Path) -> bool:
+    return Path(file).resolve().is_relative_to(folder)
 
 
 @contextlib.contextmanager

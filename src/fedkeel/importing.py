@@ -206,4 +206,5 @@ def _attribute_hint(module: Any, word: str, attribute: str) -> str:
             f"a {word} of a run that is to be resumed or compared must lie in a module that can be imported, "
             "not in a script, a notebook or a function"
         )
-    return nearest(attribute, [known for known in vars(module) if not known.startswith("_")], "names there")
+    there = [name for name, value in vars(module).items() if name[0] != "_" and not inspect.ismodule(value)]
+    return nearest(attribute, there, "names there")

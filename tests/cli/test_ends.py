@@ -1,9 +1,12 @@
 """How a command ends: exit codes, one clear line, never a traceback; and what it costs to ask for help."""
 
 import io
+import operator
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -30,6 +33,7 @@ from fedkeel.errors import RunError
         (["run", "--device", "tpu"], "unknown device: tpu", "use auto, cpu, cuda or mps"),
         (["run", "--workers", "0"], "workers must be at least 1 and at most 1024: 0", "leave it out"),
         (["run", "--partition", "dirichlet:alpha=0.1,clients=5000"], "5000 clients", "at most"),
+        (["run", "wards:problem"], "no such file", "a problem of your own is chosen with --problem wards:problem"),
         (["resume", "nowhere"], "nowhere does not exist", "the folder that `fedkeel run` printed"),
         (["methods", "fedsm"], "unknown method: fedsm", "did you mean 'fedsam'?"),
         (["models", "resnet"], "unknown model: resnet", "did you mean 'resnet"),
@@ -63,12 +67,37 @@ def test_a_run_that_cannot_go_on_ends_with_1(fedkeel, monkeypatch):
 
 
 def test_what_nobody_expected_is_one_line(fedkeel, monkeypatch):
-    monkeypatch.setattr("fedkeel.catalogue.cards.cards", lambda: 1 / 0)
+    monkeypatch.setattr("fedkeel.catalogue.cards.cards", partial(operator.truediv, 1, 0))
     done = fedkeel("methods")
     line = "error: unexpected error: ZeroDivisionError: division by zero (set FEDKEEL_TRACEBACK=1 to see it)\n"
     assert (done.code, done.out, done.err) == (1, "", line)
     monkeypatch.setenv("FEDKEEL_TRACEBACK", "1")
     assert "Traceback (most recent call last)" in fedkeel("methods").err
+
+
+OWN = """
+import torch
+import fedkeel as fk
+
+def loss(output, target):
+    return output.square().mean() / len(SHARES)
+
+def problem():
+    return fk.Problem(model=torch.nn.Linear(2, 2), loss=loss, clients=[(torch.ones(4, 2), torch.zeros(4).long())])
+"""
+
+
+@pytest.mark.parametrize("engine", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_error_in_the_user_s_code_is_told_with_its_line(fedkeel, engine):
+    later = "1 if torch.is_grad_enabled() else 0"  # the loss passes the trial before training
+    file = Path(f"fails_{engine}.py").resolve()  # a module is imported once
+    file.write_text(OWN.replace("SHARES", f"[1][{later}:] or NAMED"))
+    words = "--method", "fedavg", "--rounds", "1", "--engine", engine
+    done = fedkeel("run", "--problem", f"{file.stem}:problem", *words)
+    assert (done.code, done.out) == (1, "")
+    *_, error, _, hint = done.err.splitlines()
+    assert error == f"error: {file}, line 6, in loss: NameError: name 'NAMED' is not defined"
+    assert hint == "hint: this line is yours, not fedkeel's; FEDKEEL_TRACEBACK=1 shows the way to it"
 
 
 def test_a_package_that_is_missing_or_broken_is_named(fedkeel, monkeypatch):

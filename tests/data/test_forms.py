@@ -164,6 +164,34 @@ def refused():
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (b"a;b;label\n1,5;2;0\n", "semicolons divide its cells: write it with commas, and numbers with points"),
+        ("größe,label\n1,0\n".encode("latin-1"), "save it as UTF-8"),
+        (b"", "is it a CSV or Parquet file?"),
+    ],
+)
+def test_a_table_as_a_spreadsheet_writes_it_is_refused_with_the_way_out(small, tmp_path, text, hint):
+    (tmp_path / "table.csv").write_bytes(text)
+    with pytest.raises(fk.DataError) as error:
+        replace(small, clients=[tmp_path / "table.csv"], test=None, label="label")
+    assert error.value.hint == hint
+
+
+def test_a_table_without_rows_is_a_client_without_samples(small, tmp_path):
+    (tmp_path / "none.csv").write_text("a,b,label\n")
+    (tmp_path / "some.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
+    problem = replace(small, clients=tmp_path, test=None, label="label")
+    assert problem.data.sizes.tolist() == [0, 2]
+
+
+def test_a_table_that_is_not_there_is_looked_for_in_the_current_folder(small):
+    with pytest.raises(fk.DataError) as error:
+        replace(small, test="nowhere.csv")
+    assert error.value.hint == f"it was looked for in {Path.cwd()}"
+
+
 def test_what_is_not_understood_is_refused_in_one_line(small, monkeypatch, tmp_path):
     for line, changes in refused().items():
         with pytest.raises(fk.DataError) as error:

@@ -43,7 +43,17 @@ def test_the_readme_starts_as_many_nodes_as_there_are_clients(tmp_path, how, nod
     text = (tmp_path / "app" / "README.md").read_text()
     assert f"make_keys.sh keys {nodes} " in text
     assert text.count(f"in $(seq 0 {nodes - 1}); do") == 2
-    assert "{" not in text.replace("${FLWR_HOME:-$HOME/.flwr}", "")
+    assert "{" not in text
+
+
+def test_the_readme_touches_no_settings_but_its_own(tmp_path):
+    """A second app, or the same commands again, must not write a table twice into the user's Flower settings."""
+    export(experiment(), tmp_path / "app")
+    commands = (tmp_path / "app" / "README.md").read_text().partition("```sh\n")[2].partition("```")[0]
+    config = [line for line in commands.splitlines() if "config.toml" in line]
+    assert config == ['  > "$FLWR_HOME/config.toml"']
+    assert commands.startswith('export FLWR_HOME="$HOME/.flwr$(pwd | tr / -)"')
+    assert "until " not in commands  # it would wait for ever, and say nothing, where the server cannot start
 
 
 def test_the_readme_says_what_a_node_is_told_about_its_data(tmp_path):

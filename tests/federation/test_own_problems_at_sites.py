@@ -12,10 +12,12 @@ from torch.nn import functional
 pytest.importorskip("flwr", reason='needs flwr: pip install "fedkeel[flower]"')
 
 from federations import InProcess, same
+from flwr.app import Message, RecordDict
 from typer.testing import CliRunner
 
 import fedkeel as fk
 from fedkeel.cli.main import app as commands
+from fedkeel.engines.flower.client import answer
 from fedkeel.engines.flower.site_ledger import read_sites
 from fedkeel.errors import DataError
 from fedkeel.federation.apps import node_of, read_app, serve
@@ -131,6 +133,26 @@ def test_a_site_checks_its_tables_beforehand(hospitals):
     assert "no column: texture" in found["data"].line
 
 
+def test_a_loader_that_fails_is_no_fault_of_the_app(hospitals):
+    app = export(hospitals / "app")
+    (app / "reads.py").write_text("def read(settings):\n    return open(settings['table'])\n")
+    where = {"data": "reads:read", "table": str(hospitals / "nowhere.csv")}
+    [found] = check_work(app, 1, where, trust=True)
+    assert found[:3] == ("data", "failed", "the loader reads:read failed with FileNotFoundError.")
+    assert f"{app / 'reads.py'}, line 2, in read: FileNotFoundError: No such file or directory" in found.hint
+    sys.modules.pop("reads")
+
+
+def test_what_own_code_says_when_it_fails_stays_at_the_site(caplog):
+    def fail(node, message, context):
+        raise ValueError("could not convert string to float: 'Mr Smith'")
+
+    asked = Message(RecordDict(), dst_node_id=1, message_type="query")
+    said = answer(fail, lambda context: None, asked, None).content.config_records["config"]
+    assert (said["status"], said["reason"]) == ("failed", "its own code failed with ValueError.")
+    assert "in fail: ValueError: could not convert string to float: 'Mr Smith'" in caplog.text
+
+
 def test_from_tables_to_a_served_model(hospitals, tmp_path):
     app = export(hospitals / "app", "--method", "scaffold")
     grid = Hospitals(app, hospitals, **{"site-test": 0.2})
@@ -175,6 +197,10 @@ def test_a_loader_must_give_the_form_of_the_problem(monkeypatch):
         "missing": (np.full((4, 2), np.nan, np.float32), np.array([0, 1, 2, 2])),
         "names": {"x": np.zeros((4, 2), np.float32), "labels": np.array([0, 1, 2, 2])},
     }
+    with pytest.raises(DataError, match=r"^the loader own_loaders:read failed with KeyError\.") as refused:
+        read_site(problem, "own_loaders:read", {"what": "Mr Smith"}, {}, Trust.TYPED)
+    assert "Mr Smith" not in refused.value.message  # the message is sent to the server
+    assert f"{__file__}, line " in refused.value.hint
     assert [
         tuple(part.shape) for part in read_site(problem, "own_loaders:read", {"what": "good"}, {}, Trust.TYPED)
     ] == [

@@ -1,5 +1,7 @@
 """A site's own files: tables whose columns are found by name, and images in a folder for each class."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -29,18 +31,19 @@ def test_columns_are_found_by_name_in_any_order(tmp_path):
         ("x,label\n1,0\n", "no column: y"),
         ("x,y,label\n1,,0\n", "column y of .* lacks 1 of 1 values"),
         ("x,y,label\n1,nan,0\n", "lacks 1 of 1"),
-        ("x,y,label\n1,high,0\n", "holds a word in sample 1: 'high'"),
+        ("x,y,label\n1,high,0\n", r"holds a word in sample 1\.$"),
         ("x,y,label\n1,2\n", "line 2 of .* has 2 cells, not 3"),
         ("x,y,label\n1,2,0.5\n", "holds fractions"),
         ("x,y,label\n1,2,0\n\n1,2\n", "line 4 of .* has 2 cells"),
         ("x,x,label\n1,2,0\n", "names a column twice"),
         ("x,y, x,label\n1,2,3,0\n", "names a column twice"),
-        ("", "not a CSV file"),
+        ("", "not a CSV file: its first line is empty"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError) as refused:
         read_site_files(write(tmp_path / "a", text), ["x", "y"], "label", (torch.zeros(1, 2), torch.zeros(1).long()))
+    assert re.search(told, refused.value.message)  # without a cell: the message is sent to the server
 
 
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):

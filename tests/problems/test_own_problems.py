@@ -197,11 +197,18 @@ def test_a_problem_that_is_none(changes, words):
         trained(replace(small_problem(), **changes))
 
 
+def wide():
+    return torch.ones(2, 9), torch.zeros(2, dtype=torch.int64)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"model": nn.Linear(7, 3)}, r"client 5 \(\(6,\) of float"),
         ({"loss": lambda output, target: target.missing}, "missing"),
+        ({"clients": [*small_problem().clients, wide()]}, r"client 6 \(\(9,\) of float"),
+        ({"head": "2*.weigth"}, r"head names parameters '2\*.weigth', but the model has none"),
+        ({"test": wide()}, r"the test set \(\(9,\) of float"),
     ],
 )
 def test_what_does_not_fit_together_is_told_before_anything_is_made(changes, words, tmp_path):

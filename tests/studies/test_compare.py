@@ -63,12 +63,19 @@ def test_cost_to_a_target_counts_up_to_the_round_that_reached_it():
     assert cost_to(group, 0.9) is None
 
 
-def test_runs_without_an_accuracy_are_compared_by_their_losses():
-    def fitted(method, losses):
-        run = made(method, 0, [0.0] * len(losses))
-        records = [replace(r, accuracy=None, extra={"test_loss": v}) for r, v in zip(run.records, losses, strict=True)]
-        return replace(run, records=records, result={"best": min(losses), "last": losses[-1]})
+def fitted(method, losses):
+    run = made(method, 0, [0.0] * len(losses))
+    records = [replace(r, accuracy=None, extra={"test_loss": v}) for r, v in zip(run.records, losses, strict=True)]
+    return replace(run, records=records, result={"best": min(losses), "last": losses[-1]})
 
+
+def test_an_accuracy_and_a_loss_have_no_difference():
+    groups = group_runs([made("fedavg", 0, [0.5, 0.7]), fitted("fedsam", [2.0, 0.5])])
+    assert Comparison.of(groups, target=0.5).document()["methods"][1]["difference"] is None
+    assert unfair(groups) == ["what they are judged on (accuracy, test_loss)"]
+
+
+def test_runs_without_an_accuracy_are_compared_by_their_losses():
     groups = group_runs([fitted("fedavg", [3.0, 1.5, 1.0]), fitted("fedsam", [2.0, 0.5, 0.75])])
     target = common_target(groups)
     assert target == 1.0  # both came down to it

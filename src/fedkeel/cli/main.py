@@ -29,7 +29,7 @@ from fedkeel.cli.search import search
 from fedkeel.cli.stopping import Stopped, stopping
 from fedkeel.cli.sweep import sweep
 from fedkeel.cli.telling import LOG, show_log
-from fedkeel.errors import FedkeelError, RequestError, nearest
+from fedkeel.errors import FedkeelError, RequestError, blame_own_code, nearest
 from fedkeel.streams import survive_lost_streams
 from fedkeel.text import in_one_line
 
@@ -139,9 +139,12 @@ def require_text(arguments: Sequence[str]) -> None:
 
 
 def unexpected(error: Exception) -> int:
-    """An error that nobody thought of, in one line."""
+    """An error that nobody thought of, or one of the user's code, in one line."""
     if os.environ.get("FEDKEEL_TRACEBACK"):
         traceback.print_exc()
+    if (own := blame_own_code(error)) is not None:
+        complain(own.message, own.hint)
+        return own.exit_code
     complain(
         f"unexpected error: {type(error).__name__}: {in_one_line(error)} (set FEDKEEL_TRACEBACK=1 to see it)",
     )

@@ -149,7 +149,8 @@ def read_file(file: Path, hint: str | None = None) -> dict[str, Any]:
     except OSError as error:
         raise RequestError(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"{file} is not TOML: {error}", "it looks like: lr = 0.1") from None
+        hint = guess_meaning(str(file)) if file.suffix == ".py" else "it looks like: lr = 0.1"
+        raise ExperimentError(f"{file} is not TOML: {error}", hint) from None
 
 
 def guess_meaning(word: str) -> str:
@@ -160,6 +161,9 @@ def guess_meaning(word: str) -> str:
         return f"a data set is chosen with --dataset {word}"
     if (Path(word) / "experiment.toml").exists():
         return f"`fedkeel resume {shlex.quote(word)}` goes on with this run"
+    if word.endswith(".py") or ":" in word:
+        name = word if ":" in word else f"{Path(word).stem}:NAME"
+        return f"a problem of your own is chosen with --problem {name}"
     return "give a .toml file, or none for the quick start"
 
 

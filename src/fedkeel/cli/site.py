@@ -81,6 +81,7 @@ def rollback(
     from fedkeel.federation.audit import AUDIT, AuditLog
     from fedkeel.federation.history import list_rounds, roll_back
     from fedkeel.federation.membership import beside
+    from fedkeel.text import plural
 
     if not out.is_dir():
         raise RequestError(f"there is no folder {out}", "give the folder that `out` of the app names")
@@ -90,7 +91,7 @@ def rollback(
         return
     undone = roll_back(out, to)
     AuditLog(beside(out, AUDIT)).write("rolled back", {"round": to, "undone": undone})
-    stderr().print(f"{out} is at round {to}; {undone} rounds are undone.")
+    stderr().print(f"{out} is at round {to}; {plural(undone, 'round')} {'is' if undone == 1 else 'are'} undone.")
 
 
 @examples("fedkeel site audit runs/wards", "fedkeel site audit runs/wards --witness client-000003-audit.jsonl")

@@ -60,7 +60,7 @@ def to_tensors(data: Any, whose: str) -> Sample:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{whose} is not made of tensors: {error}",
-            "give a tensor, or a tuple or dict of them; texts of unequal length are padded",
+            "give a tensor, or a tuple or dict of them; words are numbered, texts of unequal length are padded",
         ) from None
     if not tensors or any(t.dim() == 0 or len(t) != len(tensors[0]) for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
@@ -91,6 +91,13 @@ class TensorClients:
     def rows(self, client: int, rows: Rows) -> Sample:
         at = torch.from_numpy(rows)
         return tuple(part[at] for part in to_tensors(self.clients[client], f"client {client}"))
+
+
+def in_memory(data: ClientData) -> bool:
+    """Whether the data of all clients are tensors that can be looked at without reading them."""
+    if isinstance(data, HeldOut):
+        return in_memory(data.clients)
+    return isinstance(data, TensorClients) and not hasattr(data.clients, "sizes")
 
 
 class NamedRows:

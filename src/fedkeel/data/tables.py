@@ -14,11 +14,13 @@ from torch import Tensor
 
 from fedkeel.data.clients import TARGETS
 from fedkeel.errors import DataError, nearest
+from fedkeel.text import in_one_line
 
 Label = str | Sequence[str]
 SUFFIXES = (".csv", ".parquet")
 TEST = "test"
 """A file of this name in a folder of clients is the test set."""
+SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
 def is_frame(given: Any) -> bool:
@@ -58,9 +60,12 @@ def open_table(path: Path) -> Table:
         frames = [pandas.read_csv(f) if f.suffix.lower() == ".csv" else pandas.read_parquet(f) for f in files]
     except ImportError as error:
         raise DataError(f"{path} needs pyarrow, which is not installed.", "pip install 'fedkeel[pandas]'") from error
-    except (OSError, ValueError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise DataError(f"cannot read the table {path}: {reason}", "is it a CSV or Parquet file?") from None
+    except OSError as error:
+        where = f"it was looked for in {Path.cwd()}" if not path.is_absolute() else "is its name right?"
+        raise DataError(f"cannot read the table {path}: {in_one_line(error)}", where) from None
+    except ValueError as error:
+        hint = "save it as UTF-8" if isinstance(error, UnicodeError) else "is it a CSV or Parquet file?"
+        raise DataError(f"cannot read the table {path}: {in_one_line(error)}", hint) from None
     return Table(frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True), str(path))
 
 
@@ -86,7 +91,8 @@ class Table:
         wanted = [label] if isinstance(label, str) else list(label)
         for name in wanted:
             if name not in known:
-                raise DataError(f"{self.whose} has no column: {name}", nearest(name, known, "columns"))
+                hint = SEMICOLONS if len(known) == 1 and ";" in known[0] else nearest(name, known, "columns")
+                raise DataError(f"{self.whose} has no column: {name}", hint)
         return wanted
 
     def columns(self, label: Label | None) -> tuple[str, ...]:
@@ -119,7 +125,7 @@ class Table:
         if not columns:
             raise DataError(f"{self.whose} has no column beside its label.", "inputs are the other columns")
         for name in columns:
-            if not is_numeric(self.column(name)):
+            if len(self.frame) and not is_numeric(self.column(name)):
                 raise DataError(
                     f"column {name} of {self.whose} holds no numbers.",
                     "encode it for all clients together (pandas.get_dummies of one table), or leave it out",

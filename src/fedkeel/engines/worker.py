@@ -18,6 +18,7 @@ import torch
 from fedkeel.core.trees import Tree
 from fedkeel.engines.engine import KeptState
 from fedkeel.engines.machine import steady
+from fedkeel.errors import blame_own_code
 from fedkeel.problems.task import Part, Scores
 from fedkeel.streams import open_missing
 
@@ -76,11 +77,13 @@ class Desk:
         try:
             return getattr(self, kind)(*payload)
         except BaseException as error:
+            raised: Any = error
             try:
                 pickle.loads(pickle.dumps(error))
             except Exception:
-                return RuntimeError(f"{type(error).__name__}: {error}")
-            return error
+                raised = RuntimeError(f"{type(error).__name__}: {error}")
+            raised.own_code = blame_own_code(error)  # a traceback stays here
+            return raised
 
     def set_up(self, number: int, engine: bytes, path: Sequence[str], onednn: bool) -> str:
         """Make an engine, in place of any earlier one of that number."""

@@ -105,13 +105,17 @@ def copy_modules(names: Sequence[str], folder: Path) -> list[Path]:
     return copied
 
 
+FEW = " (`--clients 3`)"
+
+
 def describe_data(data: str, source: Division | Problem) -> dict[str, str]:
     """Write for the app's README how a node finds its data."""
     own = isinstance(source, Problem)
     form = describe_sample(source) if isinstance(source, Problem) else describe_form(source.card)
     if data == PARTITION:
         what = "all data of the problem" if isinstance(source, Problem) else source.card.name
-        return {"settings": "", "about_data": f"Every node has {what} and takes its part of it."}
+        few = "" if own else "\n(`--set partition.clients=3`)"
+        return {"settings": "", "few": few, "about_data": f"Every node has {what} and takes its part of it."}
     if data == FOLDER:
         kinds = "CSV or Parquet\ntables, or images in a folder for each class" if own else (
             "`train_images.npy` and\n`train_labels.npy`"
@@ -120,12 +124,12 @@ def describe_data(data: str, source: Division | Problem) -> dict[str, str]:
             f"Each node has its own data in the folder that its setting `data-dir` names: {kinds}:\n"
             f"{form}.\nPut each node's own folder in place of `/data/site-$i` below."
         )
-        return {"settings": ' "data-dir=\\"/data/site-$i\\""', "about_data": about}
+        return {"settings": ' "data-dir=\\"/data/site-$i\\""', "few": FEW, "about_data": about}
     about = (
         f"Each node has its own data, which `{data}` reads with the node's settings: {form}.\n"
         f"Put what it reads of the settings in place of `table` below."
     )
-    return {"settings": ' "table=\\"/data/site-$i.parquet\\""', "about_data": about}
+    return {"settings": ' "table=\\"/data/site-$i.parquet\\""', "few": FEW, "about_data": about}
 
 
 def name_app(experiment: Experiment) -> dict[str, str]:

@@ -16,15 +16,15 @@ from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.storage.folder import open_split
 from fedkeel.errors import DataError
 from fedkeel.federation.own_problem import (
-    LOADER,
     FormRows,
     SiteRows,
     data_folder,
     place_at_server,
     place_at_site,
     read_site,
+    run_loader,
 )
-from fedkeel.importing import Trust, look_up
+from fedkeel.importing import Trust
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key, permutation
 from fedkeel.runs.plan import Plan
@@ -106,8 +106,8 @@ def read_folder(card: DatasetCard, settings: Mapping[str, Any]) -> Arrays:
 
 
 def call_loader(card: DatasetCard, name: str, settings: Mapping[str, Any], trust: Trust = Trust.TYPED) -> Arrays:
-    """Call the user's function with the node's settings; it returns inputs and labels."""
-    given = look_up(name, LOADER, trust)(dict(settings))
+    """Read what the user's function returns for the node's settings: inputs and labels."""
+    given = run_loader(name, settings, trust)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{name} gave a {type(given).__name__}, not inputs and labels.", describe_form(card))
     inputs, labels = (np.asarray(part) for part in given)

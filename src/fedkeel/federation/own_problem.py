@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from fedkeel.data.clients import Rows, Sample, names_of, to_tensors
-from fedkeel.errors import DataError, ExperimentError
+from fedkeel.errors import DataError, ExperimentError, FedkeelError, blame_own_code
 from fedkeel.federation.site_files import LABEL, read_site_files
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.problems.problem import Problem
-from fedkeel.text import split_words
+from fedkeel.text import in_one_line, split_words
 
 LOADER = Kind("loader", object, makers=True, hint="write def read(settings): return inputs, labels", error=DataError)
 
@@ -78,7 +78,7 @@ def read_site(
     """Read a site's own data, by its files or by a loader, and check that they have the form of the problem."""
     like = show_sample(problem)
     if ":" in source:
-        given, whose = look_up(source, LOADER, trust)(dict(settings)), source
+        given, whose = run_loader(source, settings, trust), source
         if names_of(given, source) != problem.names:
             raise DataError(f"{source} gave parts by other names.", f"expected: {describe_sample(problem)}")
         parts = to_tensors(given, source)
@@ -94,6 +94,21 @@ def data_folder(settings: Mapping[str, Any]) -> Path:
     if "data-dir" not in settings:
         raise DataError("this node does not say where its data are.", "--node-config 'data-dir=\"/path\" …'")
     return Path(str(settings["data-dir"])).expanduser()
+
+
+def run_loader(name: str, settings: Mapping[str, Any], trust: Trust) -> Any:
+    """Call the user's function with the node's settings; what it raises is told in one line."""
+    loader = look_up(name, LOADER, trust)
+    try:
+        return loader(dict(settings))
+    except FedkeelError:
+        raise
+    except Exception as error:  # its words may hold a patient's: they are the hint, which stays at the site
+        own, given = blame_own_code(error), ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        said = own.message if own is not None else in_one_line(error)
+        raise DataError(
+            f"the loader {name} failed with {type(error).__name__}.", f"{said}; the node's settings: {given}"
+        ) from error
 
 
 def read_folder(folder: Path, config: Mapping[str, Any], like: Sample) -> Sample:

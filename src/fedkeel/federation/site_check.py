@@ -172,14 +172,15 @@ def check_work(app: Path, client: int, settings: Mapping[str, Any], trust: bool)
     settings = {"partition-id": client, "state-dir": f"~/.fedkeel/state-{client}", **settings}
     try:
         config = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        yield Finding("app", FAILED, f"{app} is not an exported app: {in_one_line(error)}", "fedkeel export flower")
+        return
+    try:
         context: Any = SimpleNamespace(node_config=settings, run_config=config)
         experiment, level = read_app(app, trust)
         node = node_of(experiment, context, level)
     except FedkeelError as error:
         yield Finding("data", FAILED, error.message, error.hint or "")
-        return
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        yield Finding("app", FAILED, f"{app} is not an exported app: {in_one_line(error)}", "fedkeel export flower")
         return
     task = node.engine.task
     size = int(task.clients.sizes[client])

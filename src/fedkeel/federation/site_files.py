@@ -74,9 +74,11 @@ def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
     """Read a CSV file with a line of names; every other line has as many cells."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
-            names, *rows = csv.reader(lines)
-    except (OSError, UnicodeError, csv.Error, ValueError) as error:
+            names, *rows = [*csv.reader(lines)] or [[]]
+    except (OSError, UnicodeError, csv.Error) as error:
         raise DataError(f"{file} is not a CSV file: {error}", "its first line has the names, in UTF-8") from None
+    if not names:
+        raise DataError(f"{file} is not a CSV file: its first line is empty.", "it has the names, in UTF-8")
     names = [name.strip() for name in names]
     if len({*names}) < len(names):
         raise DataError(f"{file} names a column twice.", "give each column its own name")
@@ -107,7 +109,8 @@ def to_numbers(file: Path, name: str, cells: Sequence[Any]) -> NDArray[np.float6
             found[place] = float(cell if text else "nan")
         except (TypeError, ValueError):
             raise DataError(
-                f"column {name} of {file} holds a word in sample {place + 1}: {text[:20]!r}", "write it as a number"
+                f"column {name} of {file} holds a word in sample {place + 1}.",
+                f"write it as a number: {text[:20]!r}",  # a hint stays at the site
             ) from None
     if missing := int((~np.isfinite(found)).sum()):
         raise DataError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample, join_rows
+from fedkeel.data.clients import Sample, in_memory, join_rows
 from fedkeel.errors import FedkeelError, ModelError
 from fedkeel.problems.module_state import copy_trained
 from fedkeel.text import in_one_line
@@ -44,23 +44,38 @@ def loss_is_a_mean(task: Task) -> bool:
 
 @torch.no_grad()
 def try_out(task: Task) -> None:
-    """Put one sample through the model and the loss, and refuse what does not fit together before training begins."""
-    client = int(task.clients.sizes.argmax())
-    if task.clients.sizes[client] == 0:
-        return  # refused elsewhere
-    tensors = task.prepare(task.clients.rows(client, np.zeros(1, np.int64)))
+    """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            task.losses(model, tensors, task.predict(model, tensors))
-    except FedkeelError:
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
-        raise ModelError(
-            f"the model or the loss does not take a sample of client {client} ({shapes}): {in_one_line(error)}",
-            "do the shapes of data, model and targets fit together?",
-        ) from error
+    for whose, sample in list_forms(task):
+        tensors = task.prepare(sample)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                task.losses(model, tensors, task.predict(model, tensors))
+        except FedkeelError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
+            raise ModelError(
+                f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
+                "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
+            ) from error
+
+
+def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
+    """Yield a sample of the largest client, and of each other part in memory whose samples have another form."""
+    seen = set()
+    sizes, first = task.clients.sizes, np.zeros(1, np.int64)
+    others = np.flatnonzero(sizes).tolist() if in_memory(task.clients) else []
+    parts = [(f"client {c}", task.clients, c) for c in dict.fromkeys([int(sizes.argmax()), *others])]
+    if task.test is not None and in_memory(task.test):
+        parts.append(("the test set", task.test, 0))
+    for whose, data, client in parts:
+        if data.sizes[client]:  # that no client has data is refused elsewhere
+            sample = data.rows(client, first)
+            form = tuple((part.shape[1:], part.dtype) for part in sample)
+            if form not in seen:
+                seen.add(form)
+                yield whose, sample
 
 
 @torch.no_grad()

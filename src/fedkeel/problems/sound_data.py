@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkeel.data.clients import ClientData, HeldOut, SharedClients, TensorClients
+from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
 from fedkeel.errors import DataError, RunError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_data(task: Task) -> None:
 
 def find_unsound(data: ClientData) -> str | None:
     """Say whose inputs hold a number that is not finite; None where all are sound or are not in memory."""
-    if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
+    if not in_memory(data):
         return None
     for client, size in enumerate(data.sizes.tolist()):
         if not is_sound(data, client, size):
@@ -71,7 +71,7 @@ def read_labels(data: ClientData) -> Tensor | None:
         return read_labels(data.clients)
     if isinstance(data, SharedClients):
         return torch.from_numpy(np.unique(data.labels[data.partition.indices]))
-    if not isinstance(data, TensorClients) or hasattr(data.clients, "sizes"):
+    if not in_memory(data):
         return None
     labels = []
     for client, size in enumerate(data.sizes.tolist()):

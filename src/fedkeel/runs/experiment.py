@@ -243,7 +243,8 @@ def given_from_python(experiment: Experiment) -> bool:
 def lost(word: str) -> ExperimentError:
     return ExperimentError(
         f"the {word} of this experiment was given from Python, so a file cannot bring it back.",
-        "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes"
+        ("on the command line give it with --problem MODULE:NAME; in Python " if word == "problem" else "")
+        + "call fk.run(experiment, out=FOLDER) again from the program that made it: it resumes"
         + ("; to read the run, fk.load_run(FOLDER, problem=problem)" if word == "problem" else ""),
     )
 

@@ -28,7 +28,7 @@ from fedkeel.data.partition.partition import Partition, assign_all
 from fedkeel.data.partition.partition import divide as divide_labels
 from fedkeel.data.prepare import Preparation, find_augmentation
 from fedkeel.engines.rehearsal import rehearse
-from fedkeel.errors import ExperimentError, MethodError
+from fedkeel.errors import ExperimentError, MethodError, ModelError, nearest
 from fedkeel.importing import untrusted
 from fedkeel.methods.averaging import head_tuning
 from fedkeel.methods.named import NamedModel, refusal
@@ -191,6 +191,13 @@ def head_of(task: Task) -> tuple[str, ...]:
     """Names of the classifier's parameters: what the problem says, or the last module that has any."""
     given = task.problem.head
     if given is not None:
+        known = {*task.initial, *(() if task.module is None else dict(task.module.named_parameters()))}
+        for pattern in given:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                raise ModelError(
+                    f"the problem's head names parameters {pattern!r}, but the model has none.",
+                    nearest(pattern, known, "parameters"),
+                )
         return tuple(name for name in task.initial if any(fnmatchcase(name, pattern) for pattern in given))
     return () if task.module is None else tuple(name for name in head(task.module) if name in task.initial)
 

@@ -78,7 +78,8 @@ class Comparison:
     def _describe(self, group: RunGroup, name: str) -> dict[str, Any]:
         """A method's entry: mean and deviation of every number, its difference to the baseline, its cost."""
         spreads = {part: mean_and_std([*group.values(part).values()]) for part in NUMBERS}
-        told = None if group is self.baseline else paired_differences(group.values(name), self.baseline.values(name))
+        pairs = pair(group, self.baseline, name)
+        told = paired_interval(pairs) if pairs else None
         spent = cost_to(group, self.target)
         return {
             "label": group.label,
@@ -156,6 +157,8 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
     proxies = {run.plan.method.server_phase is not None for group in groups for run in group.runs.values()}
     if len(proxies) > 1:
         found.add("samples that the server takes from the clients")
+    if len(measures := measures_of(groups)) > 1:
+        found.add(f"what they are judged on ({', '.join(sorted(measures))})")
     for seed in {seed for group in groups for seed in group.runs}:
         runs = [group.runs[seed] for group in groups if seed in group.runs]
         if len({run.plan.partition_seed for run in runs}) > 1:
@@ -206,9 +209,15 @@ def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
+def measures_of(groups: Sequence[RunGroup]) -> set[str]:
+    """Find what runs are judged on; those that have nothing yet are judged on nothing."""
+    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    return {name for name in found if name is not None}
+
+
 def measure_of(groups: Sequence[RunGroup]) -> str | None:
     """Find what all runs are judged on; None where they differ in it, or have nothing yet."""
-    found = {judged_on(run.records) for group in groups for run in group.runs.values() if run.records}
+    found = measures_of(groups)
     return found.pop() if len(found) == 1 else None
 
 
@@ -247,6 +256,14 @@ def common_target(groups: Sequence[RunGroup]) -> float:
     """Find what every run reached: the lowest of their best accuracies, or the highest of their best losses."""
     worst = min if measure_of(groups) in ("accuracy", None) else max
     return worst((value for group in groups for value in group.values("best").values()), default=0.0)
+
+
+def pair(group: RunGroup, baseline: RunGroup, name: str) -> list[float]:
+    """Differences of a number over the seeds both have; an accuracy and a loss have none."""
+    if group is baseline or measure_of([group, baseline]) is None:
+        return []
+    mine, other = group.values(name), baseline.values(name)
+    return [mine[seed] - other[seed] for seed in mine if seed in other]
 
 
 def paired_differences(mine: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:

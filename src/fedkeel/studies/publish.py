@@ -7,7 +7,7 @@ import io
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, paired_interval, paired_p_value
-from fedkeel.studies.compare import Comparison, compared_by, mean_and_std, measure_of
+from fedkeel.studies.compare import Comparison, compared_by, mean_and_std, measure_of, pair
 
 SIGNIFICANT = 0.05
 COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
@@ -32,11 +32,10 @@ def make_rows(made: Comparison) -> list[Row]:
     """The rows of a comparison; accuracies in %, losses as they are."""
     name, scale = compared_by(made.groups), scale_and_digits(made)[0]
     parts = [part for part in COLUMNS if part != "reported" or any(group.values(part) for group in made.groups)]
-    other, found = made.baseline.values(name), []
+    found = []
     for group in made.groups:
         numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
-        mine = {} if group is made.baseline else group.values(name)
-        pairs = [value - other[seed] for seed, value in mine.items() if seed in other]
+        pairs = pair(group, made.baseline, name)
         told = paired_interval(pairs) if pairs else None
         found.append(Row(group.label, len(group.runs), numbers, told, paired_p_value(pairs)))
     return found

@@ -24,7 +24,7 @@ from fedkeel.engines.flower.site_scores import score_site
 from fedkeel.engines.machine import steady
 from fedkeel.engines.rehearsal import expected_messages
 from fedkeel.engines.serial import SerialEngine
-from fedkeel.errors import FedkeelError, RequestError
+from fedkeel.errors import FedkeelError, RequestError, blame_own_code
 
 log = logging.getLogger("fedkeel")
 
@@ -56,14 +56,19 @@ def make_client_app(node_of: NodeOf, mods: Sequence[Mod] = ()) -> ClientApp:
 def answer(
     how: Callable[[Node, Message, Context], Message], node_of: NodeOf, message: Message, context: Context
 ) -> Message:
-    """Answer a message; what is wrong with a node's settings or data is one line, here and at the server."""
+    """Answer a message; what is wrong with a node's settings, data or own code is one line, here and there."""
     with steady():
         try:
             return how(node_of(context), message, context)
         except FedkeelError as error:
             log.error("%s", error)
-            said = ConfigRecord({"status": FAILED, "reason": error.message})
-            return Message(RecordDict({"config": said}), reply_to=message)
+            reason = error.message
+        except Exception as error:
+            if (own := blame_own_code(error)) is None:
+                raise
+            log.error("%s", own)  # its words may hold a sample's, and stay here
+            reason = f"its own code failed with {type(error).__name__}."
+        return Message(RecordDict({"config": ConfigRecord({"status": FAILED, "reason": reason})}), reply_to=message)
 
 
 def client_number(context: Context) -> int:
