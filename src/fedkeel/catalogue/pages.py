@@ -33,12 +33,13 @@ def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
 
 def index(made: Iterable[MethodCard]) -> str:
     columns = ("method", "what it is", "family", "passes", "down", "up")
-    lines = [HEAD, f"# Methods\n\n{INDEX}", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    lines = [HEAD, "# Methods\n", INDEX, '<div class="keys" markdown>\n']
+    lines += [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     for card in made:
         down, up = ("", "") if card.costs is None else (f"{card.costs.down:.2g}×", f"{card.costs.up:.2g}×")
         link = f"[{card.name}]({card.name}.md)"
         lines.append(f"| {link} | {card.summary} | {card.family} | {card.passes_in_short} | {down} | {up} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "\n</div>"]) + "\n"
 
 
 def page(card: MethodCard) -> str:
