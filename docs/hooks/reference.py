@@ -78,8 +78,8 @@ def experiment_page():
     lines = [
         "# Keys of an experiment",
         "",
-        "An experiment has these keys, in a TOML file, with `--set KEY=VALUE` and in `fk.Experiment(…)`. A key that you",
-        "leave out takes the preset of the [data set](datasets.md), or else the *plain value* of this table.",
+        "An experiment has these keys, in a TOML file, with `--set KEY=VALUE` and in `fk.Experiment(…)`. A key that",
+        "you leave out takes the preset of the [data set](datasets.md), or else the *plain value* of this table.",
         "",
         '<div class="keys" markdown>',
         "",
@@ -139,7 +139,7 @@ def partitions_page():
                 text = describe(one)
                 lines += ["", f"`{text}`", "", f"![Clients and classes of {text}]({picture_name(one)})"]
                 if isinstance(one, Natural):
-                    lines += ["", "The digits have no owners, so the picture invents ten writers who write unequally much."]
+                    lines += ["", "The digits have no owners: the picture invents ten writers of unequal diligence."]
                 if isinstance(one, fk.FeatureShift):
                     lines += ["", "Labels stay as the base divides them; the images differ from client to client."]
     return "\n".join(lines) + "\n"
@@ -189,7 +189,8 @@ def models_page():
         "# Models",
         "",
         "`--model` takes these names, `timm:NAME`, `torchvision:NAME` and your own `module:function`",
-        "([how](../guides/problems.md)). Parameters are counted for 10 classes and images of 3×32×32, or texts of 80 tokens.",
+        "([how](../guides/problems.md)). Parameters are counted for 10 classes and images of 3×32×32, or texts of 80",
+        "tokens.",
         "",
         "| model | parameters | what it is | takes | options |",
         "| --- | --- | --- | --- | --- |",

@@ -80,10 +80,11 @@ def write_noise(made: Judged) -> list[str]:
     about = f"""
 ## Noise
 
-By how many points an accuracy varies when no setting was changed. Runs of full length were repeated with other seeds, or
-with the same seed; the number is the larger of the two standard deviations, pooled over all cells of a data set and
-network. If nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of themselves,
-which is measured in the same way, or assumed to be {100 * SHARE:g} %; the share of seconds is always assumed.
+By how many points an accuracy varies when no setting was changed. Runs of full length were repeated with other seeds,
+or with the same seed; the number is the larger of the two standard deviations, pooled over all cells of a data set and
+network. If nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of
+themselves, which is measured in the same way, or assumed to be {100 * SHARE:g} %; the share of seconds is always
+assumed.
 """
     names = ["data set", "network", "number", "standard deviation", "from"]
     return [about, *write_grid(names, "lllrl", rows)] if rows else []
@@ -109,8 +110,8 @@ def write_leads(every: Judged) -> list[str]:
     about = """
 ## Leads between methods
 
-How far one row is ahead of another: as reported after the paper's last round, and as measured at the last round that both
-have reached, over the seeds that both have.
+How far one row is ahead of another: as reported after the paper's last round, and as measured at the last round that
+both have reached, over the seeds that both have.
 """
     names = ["table", "lead", "column", "reported", "measured", "at round", "seeds"]
     return [about, *write_grid(names, "lllrrrr", rows)]
