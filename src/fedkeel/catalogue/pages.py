@@ -13,8 +13,9 @@ from fedkeel.papers.citations import CITATIONS, authors, title
 from fedkeel.text import one_line
 
 HEAD = "<!-- made by `fedkeel methods --pages docs/methods`; do not edit -->\n"
-INDEX = """Every method by its name in `--method` and `fk.METHODS`. *passes* are backward passes in a local step; *down* and
-*up* are what a client receives and sends in a round, where 1× is a model. `METHOD@released` computes what the authors'
+INDEX = """\
+Every method by its name in `--method` and `fk.METHODS`. *passes* are backward passes in a local step; *down* and *up*
+are what a client receives and sends in a round, where 1× is a model. `METHOD@released` computes what the authors'
 program computes. `fedkeel methods NAME` prints a method's card.
 """
 
