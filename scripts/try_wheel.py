@@ -28,9 +28,10 @@ LIMIT = 1200  # seconds that one step may take
 
 INTRODUCTION = """# What fedkeel was tried with
 
-`scripts/try_wheel.py` makes an empty environment for each line, installs the built wheel there, prints the help, trains
-the quick start and runs the quick tests of `tests/core` and `tests/rules` against the installed package. This page is
-made from `results/compatibility.jsonl` by `python scripts/try_wheel.py --page`; a line stands for its newest try.
+These pairs of Python and PyTorch were tried with the built wheel. For each line `scripts/try_wheel.py` makes an empty
+environment, installs the wheel, prints the help, trains the quick start and runs the quick tests of `tests/core` and
+`tests/rules`. `python scripts/try_wheel.py --page` makes this page from `results/compatibility.jsonl`; each line shows
+the newest try.
 
 | Python | PyTorch | system | processor | install | help | quick start | tests | tried on |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -38,8 +39,8 @@ made from `results/compatibility.jsonl` by `python scripts/try_wheel.py --page`;
 
 LEGEND = """
 "ok" means that the step ended without an error; "—" that an earlier step failed, so that this one was not tried. All
-were tried without a GPU: `+cpu` is a CPU build, `+cu132` one for CUDA. A pair that is not in the table was not tried
-this way; `.github/workflows/tests.yml` names the pairs that are tried on every change.
+were tried without a GPU: `+cpu` is a CPU build of PyTorch, `+cu132` one for CUDA. Pairs that are not in the table were
+not tried this way. `.github/workflows/tests.yml` names the pairs that are tested on every change.
 """
 
 

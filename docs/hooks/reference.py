@@ -79,8 +79,8 @@ def experiment_page():
     lines = [
         "# Keys of an experiment",
         "",
-        "The same keys stand in a TOML file, in `--set KEY=VALUE` and in `fk.Experiment(…)`. What you leave out comes",
-        "from the preset of the [data set](datasets.md), or else from the column *plain value*.",
+        "An experiment has these keys, in a TOML file, with `--set KEY=VALUE` and in `fk.Experiment(…)`. A key that",
+        "you leave out takes the preset of the [data set](datasets.md), or else the *plain value* of this table.",
         "",
         '<div class="keys" markdown>',
         "",
@@ -106,7 +106,8 @@ def rules_page():
     lines = [
         "# Rules",
         "",
-        "A rule is one idea of a method ([the round](../concepts/round.md)). Its fields are the hyper-parameters.",
+        "A rule is one idea of a method ([the round](../concepts/round.md)). Its fields are the hyper-parameters. This",
+        "page lists all rules, by the module that holds them.",
     ]
     homes = sorted({kind.__module__ for kind in fk.RULES.values()})
     for home in homes:
@@ -139,7 +140,7 @@ def partitions_page():
                 text = describe(one)
                 lines += ["", f"`{text}`", "", f"![Clients and classes of {text}]({picture_name(one)})"]
                 if isinstance(one, Natural):
-                    lines += ["", "The digits name no owner: the picture invents ten writers of unequal diligence."]
+                    lines += ["", "The digits have no owners: the picture invents ten writers of unequal diligence."]
                 if isinstance(one, fk.FeatureShift):
                     lines += ["", "Labels stay as the base divides them; the images differ from client to client."]
     return "\n".join(lines) + "\n"
@@ -173,7 +174,8 @@ def draw_partition(partition):
 
 def datasets_page():
     """Every data set, and what a run takes from it."""
-    lines = ["# Data sets", "", "`fedkeel datasets NAME` shows more: its home, its checksums, how to import it.", ""]
+    lines = ["# Data sets", "", "Every built-in data set, and the settings that a run takes from it.", ""]
+    lines += ["`fedkeel datasets NAME` shows more: its home, its checksums, how to import it.", ""]
     for name, card in fk.DATASETS.items():
         sizes = f"{card.train:,} samples to train, {card.test:,} to test. " if card.train else ""
         lines += [f"## {name}", "", f"{card.title}. {card.classes} classes; {describe_shape(card)}. {sizes}", ""]
@@ -187,8 +189,9 @@ def models_page():
     lines = [
         "# Models",
         "",
-        "Parameters are counted for 10 classes and images of 3×32×32, or texts of 80 tokens. Besides these, `--model`",
-        "takes `timm:NAME`, `torchvision:NAME` and your own `module:function` ([how](../guides/problems.md)).",
+        "`--model` takes these names, `timm:NAME`, `torchvision:NAME` and your own `module:function`",
+        "([how](../guides/problems.md)). Parameters are counted for 10 classes and images of 3×32×32, or texts of 80",
+        "tokens.",
         "",
         "| model | parameters | what it is | takes | options |",
         "| --- | --- | --- | --- | --- |",
@@ -237,7 +240,7 @@ def python_page():
     lines = [
         "# Python",
         "",
-        "Every name that `import fedkeel as fk` brings, but for the [rules](rules.md).",
+        "Every name that `import fedkeel as fk` brings, except the [rules](rules.md).",
     ]
     for title, names in groups.items():
         lines += ["", f"## {title}"]
@@ -262,11 +265,13 @@ def field_table(kind):
 
 
 def prose(thing):
-    """A docstring as Markdown; lines in columns stay as they are."""
+    """A docstring as Markdown; lines in two columns become a table."""
     shown = []
     for paragraph in (inspect.getdoc(thing) or "").split("\n\n"):
-        in_columns = re.search(r"^\S+ {3,}\S", paragraph, flags=re.MULTILINE)
-        shown.append(f"```text\n{paragraph}\n```" if in_columns else escape(" ".join(paragraph.split())))
+        rows = re.findall(r"^(\S+) {3,}(.+(?:\n {3,}.+)*)", paragraph, flags=re.MULTILINE)
+        cells = [f"| `{name}` | {escape(' '.join(text.split()))} |" for name, text in rows]
+        table = "\n".join(["| form | what it is |", "| --- | --- |", *cells])
+        shown.append(table if rows else escape(" ".join(paragraph.split())))
     return "\n\n".join(shown)
 
 

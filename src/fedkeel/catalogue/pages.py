@@ -13,6 +13,11 @@ from fedkeel.papers.citations import CITATIONS, authors, title
 from fedkeel.text import one_line
 
 HEAD = "<!-- made by `fedkeel methods --pages docs/methods`; do not edit -->\n"
+INDEX = """\
+Every method by its name in `--method` and `fk.METHODS`. *passes* are backward passes in a local step; *down* and *up*
+are what a client receives and sends in a round, where 1× is a model. `METHOD@released` computes what the authors'
+program computes. `fedkeel methods NAME` prints a method's card.
+"""
 
 
 def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
@@ -28,13 +33,14 @@ def write_pages(folder: Path, only: MethodCard | None = None) -> list[Path]:
 
 
 def index(made: Iterable[MethodCard]) -> str:
-    columns = ("method", "family", "passes", "down", "up", "what it is")
-    lines = [HEAD, "# Methods\n", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    columns = ("method", "what it is", "family", "passes", "down", "up")
+    lines = [HEAD, "# Methods\n", INDEX, '<div class="keys" markdown>\n']
+    lines += [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     for card in made:
         down, up = ("", "") if card.costs is None else (f"{card.costs.down:.2g}×", f"{card.costs.up:.2g}×")
         link = f"[{card.name}]({card.name}.md)"
-        lines.append(f"| {link} | {card.family} | {card.passes_in_short} | {down} | {up} | {card.summary} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {link} | {card.summary} | {card.family} | {card.passes_in_short} | {down} | {up} |")
+    return "\n".join([*lines, "\n</div>"]) + "\n"
 
 
 def page(card: MethodCard) -> str:

@@ -125,8 +125,8 @@ def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> l
     about = f"""
 ## Runs of full length
 
-{plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's and none superseded.
-{len(used)} of them are sides of claims, some of several; the others answer questions, or try other settings.
+{plural(len(runs), "different run")} of {LONG} rounds or more, each as long as the paper's, none superseded.
+{len(used)} of them serve claims, some several; the others answer questions, or try other settings.
 """
     return [about, *write_grid(["claim", "runs", "cells, and their seeds"], "lrl", rows)]
 

@@ -81,10 +81,11 @@ def write_noise(made: Judged) -> list[str]:
     about = f"""
 ## Noise
 
-By how many points an accuracy varies when nothing was changed: the standard deviation within runs of full length that
-were repeated with other seeds, or with the same one, pooled over all cells of a data set and network; the larger of
-both. Where nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of
-themselves, which is measured in the same way, or assumed to be {100 * SHARE:g} %; that of seconds is assumed.
+By how many points an accuracy varies when no setting was changed. Runs of full length were repeated with other seeds,
+or with the same seed; the number is the larger of the two standard deviations, pooled over all cells of a data set and
+network. If nothing was repeated, {ASSUMED} points are assumed. Rounds and bytes to a target vary by a share of
+themselves, which is measured in the same way, or assumed to be {100 * SHARE:g} %; the share of seconds is always
+assumed.
 """
     names = ["data set", "network", "number", "standard deviation", "from"]
     return [about, *write_grid(names, "lllrl", rows)] if rows else []
@@ -110,8 +111,8 @@ def write_leads(every: Judged) -> list[str]:
     about = """
 ## Leads between methods
 
-What the tables are about: how far one row is ahead of another, as reported after the paper's last round, and as
-measured at the last round that both have reached, over the seeds that both have.
+How far one row is ahead of another: as reported after the paper's last round, and as measured at the last round that
+both have reached, over the seeds that both have.
 """
     names = ["table", "lead", "column", "reported", "measured", "at round", "seeds"]
     return [about, *write_grid(names, "lllrrrr", rows)]
@@ -129,7 +130,7 @@ def write_checks(every: Judged) -> list[str]:
             name = f"{check.row} − {check.over}" + (f" ({check.note})" if check.note else "")
             told = [f"{check.lead:+.1f}", signed(lead), str(check.round), str(seeds)]
             rows.append([f"{paper}:{check.table}", name, check.column, *told])
-    about = "\nThe same by someone else, in a program of their own, and here at the same round:\n"
+    about = "\nThe same lead in a program that others wrote, and here at the same round:\n"
     return [about, *write_grid(["table", "lead", "column", "elsewhere", "here", "at round", "seeds"], "lllrrrr", rows)]
 
 
@@ -229,7 +230,7 @@ def superseded(entries: Sequence[Entry]) -> list[list[str]]:
 
 def write_superseded(entries: Sequence[Entry]) -> list[str]:
     rows = superseded(entries)
-    about = "Runs that count for no cell any more. Their cells show newer ones, or wait for them.\n"
+    about = "Runs that no longer count for any cell. Their cells show newer runs, or wait for them.\n"
     return [f"\n## Superseded\n\n{about}", *write_grid(SUPERSEDED, "llrrrl", rows)] if rows else []
 
 

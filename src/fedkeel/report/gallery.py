@@ -30,12 +30,12 @@ SHOWN = (
 
 HEAD = """# Figures: what the papers draw, and what the runs draw
 
-Made by `fedkeel reproduce --gallery docs/figures` from `results/ledger.jsonl`; no number is typed by hand. The runs
-have the settings of their papers; what is shorter, or missing, stands under each figure. The command of every figure of
-the papers is in [the guide](../guides/papers.md), verdicts are on the
-[claims page](../claims.md).
+These figures repeat those of the papers with our runs. `fedkeel reproduce --gallery docs/figures` draws them from
+`results/ledger.jsonl`; no number is typed by hand. The runs have the settings of their papers; under each figure stands
+what is shorter or missing. [The guide](../guides/papers.md) has the command of every figure, the
+[claims page](../claims.md) has the verdicts.
 
-Hollow marks are the paper's numbers, diamonds shortened runs; bars and bands are one standard deviation over seeds.
+Hollow marks are the paper's numbers, diamonds are shortened runs; bars and bands are one standard deviation over seeds.
 """
 
 

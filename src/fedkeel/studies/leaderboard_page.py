@@ -24,7 +24,7 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         known = {line.method: line for line in lines if line.identity == board.identity(arena)}
         parts.append(f"\n## {arena.title}\n")
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
-        if left := [method for method in board.methods if method not in known]:
+        if known and (left := [method for method in board.methods if method not in known]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
     return "\n".join(parts).rstrip() + "\n"
 
