@@ -29,8 +29,7 @@ def check_data(task: Task) -> None:
     for name, data in given.items():
         if name != "the training data" and (wrong := find_unsound(data)) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
-    if task.module is not None:
-        check_labels(task, given)
+    check_labels(task, given)
 
 
 def find_unsound(data: ClientData) -> str | None:
@@ -87,7 +86,7 @@ def read_labels(data: ClientData) -> Tensor | None:
 def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
     """Refuse labels that the loss does not take. They are tried on a sample: a loss may ignore some labels."""
     found = {name: labels for name, data in parts.items() if (labels := read_labels(data)) is not None and len(labels)}
-    if not found:
+    if task.module is None or not found:
         return
     data = parts[next(iter(found))]
     model = copy.deepcopy(task.module).cpu().eval()
