@@ -90,6 +90,21 @@ def test_containers_copy_only_what_is_sent_to_them():
     assert all((ROOT / name).exists() for name in sent)
 
 
+def test_containers_install_extras_that_exist(project):
+    for file in (ROOT / "containers").glob("*.Dockerfile"):
+        (extras,) = re.findall(r'pip install .*"\.\[(.+)\]"', file.read_text())
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys(), file.name
+
+
+def test_images_for_cpus_take_pytorch_without_cuda():
+    """The package index has none for x86-64: the image had 5.8 GB."""
+    template = ROOT / "src" / "fedkeel" / "federation" / "templates" / "Dockerfile.template"
+    for file in (ROOT / "containers" / "cpu.Dockerfile", template):
+        text = file.read_text()
+        assert re.search(r"^ARG TORCH_INDEX=https://\S+/cpu$", text, re.M), file.name
+        assert text.index("$TORCH_INDEX") < text.index("$FEDKEEL" if file is template else '".[download]"')
+
+
 def test_links_of_the_long_description_lead_into_the_repository(project, monkeypatch):
     hatch = SimpleNamespace(MetadataHookInterface=object)
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hatch)

@@ -5,8 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
+import torch
 from deployments import HOST, MISSING, Deployment, is_done
 
 import fedkeel as fk
@@ -39,10 +42,42 @@ def test_the_compose_file_has_a_server_three_nodes_and_a_run(app):
     assert all((app / script).exists() for script in scripts)
 
 
+def test_two_apps_of_the_same_experiment_share_no_volume_and_no_image(app, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    export(fk.Experiment(dataset="digits", method="fedavg"), tmp_path / "other", data="folder", clients=3)
+    one, other = (yaml.safe_load((place / "deploy/compose.yaml").read_text()) for place in (app, tmp_path / "other"))
+    assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", one["name"])  # what docker compose takes
+    assert one["name"] != other["name"]  # it stands before the names of volumes
+    for found in (one, other):
+        assert {service["image"] for service in found["services"].values()} == {found["name"]}
+
+
+def test_the_image_has_the_versions_that_wrote_the_app_and_extras_that_exist(app):
+    text = (app / "deploy" / "Dockerfile").read_text()
+    ((extras, version),) = re.findall(r'^ARG FEDKEEL="fedkeel\[(.+)\]==(.+)"$', text, re.M)
+    assert version == fk.__version__
+    assert re.findall(r'^ARG TORCH="torch==(.+)"$', text, re.M) == [torch.__version__.partition("+")[0]]
+    with open(Path(__file__).parents[2] / "pyproject.toml", "rb") as file:
+        assert set(extras.split(",")) <= tomllib.load(file)["project"]["optional-dependencies"].keys()
+
+
+def test_the_user_of_the_image_owns_what_is_mounted(app):
+    """A new volume has the owner that its folder has in the image."""
+    yaml = pytest.importorskip("yaml")
+    text = (app / "deploy" / "Dockerfile").read_text()
+    owned = re.search(r"chown -R fedkeel (.+)", text)[1].split()
+    made = re.search(r"mkdir -p (.+?)(?: \\\n| &&)", text)[1].split()
+    found = yaml.safe_load((app / "deploy" / "compose.yaml").read_text())
+    mounts = {one for service in found["services"].values() for one in service["volumes"] if one[0] != "$"}
+    for folder in {mount.split(":")[1] for mount in mounts}:
+        assert folder in made
+        assert any(f"{folder}/".startswith(f"{place}/") for place in owned)
+
+
 def test_keys_are_in_no_image(app):
     copied = re.findall(r"^COPY (.+)$", (app / "deploy" / "Dockerfile").read_text(), re.M)
-    assert copied == ["--chown=fedkeel *.py *.toml *.sh *.md /app/"]
-    patterns = copied[0].split()[1:-1]
+    assert copied == ["pyproject.toml *.whl /wheels/", "--chown=fedkeel *.py *.toml *.sh *.md /app/"]
+    patterns = copied[1].split()[1:-1]
     for file in app.iterdir():  # and nothing of the app is left out
         assert file.is_dir() or any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns), file.name
 

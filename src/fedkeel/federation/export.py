@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tomli_w
+import torch
 
+import fedkeel
 from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
@@ -28,7 +30,6 @@ log = logging.getLogger("fedkeel")
 SCRIPTS = ("make_keys.sh", "superlink.sh", "supernode.sh")
 FILES = ("pyproject.toml", "client_app.py", "server_app.py", *SCRIPTS, "README.md")
 PLAIN = {
-    "Dockerfile": "Dockerfile",
     "superlink.service": "fedkeel-superlink.service",
     "supernode@.service": "fedkeel-supernode@.service",
     "status.timer": "fedkeel-status.timer",
@@ -148,6 +149,8 @@ def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_
     place = folder / "deploy"
     for template, name in PLAIN.items():
         write_text(place / name, read_template(template))
+    versions = {"version": fedkeel.__version__, "torch": torch.__version__.partition("+")[0]}
+    write_text(place / "Dockerfile", read_template("Dockerfile").format(**versions))
     run = values["out"].removeprefix("~/")
     write_text(place / "fedkeel-status.service", read_template("status.service").format(run=run))
     data = ', "${{SITE_{node}:?the folder of node {node}}}:/data:ro"' if own_folders else ""
@@ -155,9 +158,10 @@ def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_
     service = read_template("compose_node.yaml")
     services = "".join(service.format(node=i, settings=settings, data=data.format(node=i)) for i in range(nodes))
     states = "".join(f", state-{i}: {{}}" for i in range(nodes))
-    facts = {"nodes": nodes, "last": nodes - 1, "name": values["name"], "services": services, "states": states}
+    project = f"fedkeel-{Path(run).name}"  # volumes and images of another app have other names
+    facts = {"nodes": nodes, "last": nodes - 1, "project": project, "services": services, "states": states}
     write_text(place / "compose.yaml", read_template("compose.yaml").format(**facts))
-    return [place / name for name in (*PLAIN.values(), "fedkeel-status.service", "compose.yaml")]
+    return [place / name for name in ("Dockerfile", *PLAIN.values(), "fedkeel-status.service", "compose.yaml")]
 
 
 def read_template(name: str) -> str:
