@@ -67,6 +67,16 @@ def test_csv_has_the_numbers_in_full():
     assert r"$\mathbf{60.00}$ &" in write_latex(Comparison(one, one[0], 0.5))  # one seed: no deviation, no test
 
 
+def test_none_is_the_best_of_runs_judged_on_different_things():
+    one, other = made("fedavg", 0, 0.5), made("fedsam", 0, 0.9)
+    unscored = dataclasses.replace(one, records=[dataclasses.replace(one.records[0], accuracy=None)])
+    mixed = group_runs([unscored, other])
+    latex = write_latex(Comparison(mixed, mixed[0], 0.5))
+    assert "mathbf" not in latex
+    assert latex.startswith("% accuracies and losses, ")
+    assert ",true," not in write_csv(Comparison(mixed, mixed[0], 0.5))
+
+
 def test_names_are_no_commands():
     assert escape_latex("a_b & 50% {x}\n\\input") == r"a\_b \& 50\% \{x\} \textbackslash{}input"
     assert guard("=1+1") == "'=1+1"

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Iterable
 
 
-def complete_from(
-    module: str, registry: str, brought_as: str | None = None, *, after: str = "", more: Sequence[str] = ()
-) -> Callable[[str], list[str]]:
-    """Complete the names of a registry, which is imported only then, and `more`; the last of several, which stands
-    `after` one of these signs. What installed packages bring to a group is named without importing it."""
+def names_brought(group: str) -> list[str]:
+    """Names that installed packages bring; nothing of them is imported."""
+    from fedkeel.plugins import GROUP, brought
 
-    def complete(incomplete: str) -> list[str]:
-        from fedkeel.plugins import GROUP, brought
-
-        found = getattr(import_module(module), registry)
-        names = [*more, *(found() if callable(found) else found)]
-        names += [plugin.name for plugin in brought(f"{GROUP}.{brought_as}")] if brought_as else []
-        before = incomplete[: max((incomplete.rfind(sign) + 1 for sign in after), default=0)]
-        return [before + name for name in names if name.startswith(incomplete.removeprefix(before))]
-
-    return complete
+    return [plugin.name for plugin in brought(f"{GROUP}.{group}")]
 
 
-complete_methods = complete_from("fedkeel.methods", "METHODS", "methods", after=",+")
-complete_datasets = complete_from("fedkeel.data", "DATASETS", "datasets")
-complete_models = complete_from("fedkeel.models", "MODELS", "models")
-complete_partitions = complete_from("fedkeel.data.partition.registry", "PARTITIONS", "partitions")
-complete_engines = complete_from("fedkeel.engines.choose", "ENGINES", more=("auto",))
-complete_metrics = complete_from("sklearn.metrics", "get_scorer_names", after=",", more=("auc", "ece", "iou"))
-complete_tracks = complete_from("fedkeel.runs.observers", "OBSERVERS", after=",")
+def complete_methods(incomplete: str) -> list[str]:
+    """Complete the last of several methods, also behind a plug-in."""
+    from fedkeel.methods import METHODS
+
+    before = incomplete[: max(incomplete.rfind(","), incomplete.rfind("+")) + 1]
+    return extend(before, incomplete, [*METHODS, *names_brought("methods")])
+
+
+def complete_datasets(incomplete: str) -> list[str]:
+    from fedkeel.data import DATASETS
+
+    return extend("", incomplete, [*DATASETS, *names_brought("datasets")])
+
+
+def complete_models(incomplete: str) -> list[str]:
+    from fedkeel.models import MODELS
+
+    return extend("", incomplete, [*MODELS, *names_brought("models")])
+
+
+def complete_partitions(incomplete: str) -> list[str]:
+    from fedkeel.data.partition.registry import PARTITIONS
+
+    return extend("", incomplete, [*PARTITIONS, *names_brought("partitions")])
+
+
+def complete_engines(incomplete: str) -> list[str]:
+    from fedkeel.engines.choose import ENGINES
+
+    return extend("", incomplete, ("auto", *ENGINES))
+
+
+def complete_metrics(incomplete: str) -> list[str]:
+    """Complete the last of several metrics."""
+    from sklearn.metrics import get_scorer_names
+
+    return extend(incomplete[: incomplete.rfind(",") + 1], incomplete, ("auc", "ece", "iou", *get_scorer_names()))
+
+
+def complete_tracks(incomplete: str) -> list[str]:
+    """Complete the last of several observers."""
+    from fedkeel.runs.observers import OBSERVERS
+
+    return extend(incomplete[: incomplete.rfind(",") + 1], incomplete, OBSERVERS)
+
+
+def extend(before: str, incomplete: str, names: Iterable[str]) -> list[str]:
+    """What stands before, with each name that begins as the rest does."""
+    return [before + name for name in names if name.startswith(incomplete.removeprefix(before))]

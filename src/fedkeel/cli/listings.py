@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from fedkeel.catalogue.cards import MethodCard
     from fedkeel.data import DatasetCard
-    from fedkeel.models import ModelCard
 
 
 class Listed(NamedTuple):
@@ -59,20 +58,3 @@ def dataset_entry(one: Listed) -> dict[str, Any]:
     facts = {name: getattr(card, name) for name in ("name", "title", "classes", "shape", "train", "test", "licence")}
     more = {"home": str(card.home), "natural": card.natural, "vocabulary": card.vocabulary, "notes": card.notes}
     return facts | more | {"preset": dict(card.preset), "here": present(card.name)}
-
-
-def model_entry(one: Listed) -> dict[str, Any]:
-    """A model: what it is, what it takes, and its parameters for 10 classes."""
-    from fedkeel.cli.models import count_parameters
-
-    card: ModelCard = one.card
-    return {
-        "name": one.name,
-        "title": card.title,
-        "about": card.about,
-        "takes": str(card.takes),
-        "parameters": count_parameters(card),
-        "options": dict(card.defaults),
-        "paper": card.paper,
-        "notes": card.notes,
-    }

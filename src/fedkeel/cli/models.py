@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,6 +12,7 @@ from fedkeel.cli.console import count, facts, stdout, table
 from fedkeel.cli.pages import Json, argument, examples
 
 if TYPE_CHECKING:
+    from fedkeel.cli.listings import Listed
     from fedkeel.models import ModelCard
 
 IMAGES = (3, 32, 32)
@@ -29,7 +30,7 @@ def models(
 
     Besides these, --model takes timm:NAME, torchvision:NAME, and module:function for a network of your own.
     """
-    from fedkeel.cli.listings import Listed, list_all, model_entry, write_listing
+    from fedkeel.cli.listings import Listed, list_all, write_listing
     from fedkeel.models import MODELS, card_of
 
     listed = list_all("models", MODELS, find_countable) if name is None else [Listed(name, card_of(name))]
@@ -60,6 +61,21 @@ def show_card(name: str, card: ModelCard) -> None:
         "notes": card.notes,
     }
     console.print(facts((name, value) for name, value in rows.items() if value))
+
+
+def model_entry(one: Listed) -> dict[str, Any]:
+    """A model: what it is, what it takes, and its parameters for 10 classes."""
+    card: ModelCard = one.card
+    return {
+        "name": one.name,
+        "title": card.title,
+        "about": card.about,
+        "takes": str(card.takes),
+        "parameters": count_parameters(card),
+        "options": dict(card.defaults),
+        "paper": card.paper,
+        "notes": card.notes,
+    }
 
 
 def find_countable(name: str) -> ModelCard:

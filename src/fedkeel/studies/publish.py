@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, paired_interval, paired_p_value
@@ -48,16 +49,13 @@ def scale_and_digits(made: Comparison) -> tuple[float, int]:
 
 def write_latex(made: Comparison) -> str:
     """A tabular of the package booktabs; a comment says what its marks mean."""
-    rows, accuracy = make_rows(made), measure_of(made.groups) == "accuracy"
-    digits, better = scale_and_digits(made)[1], max if accuracy else min
+    rows, measure, (_, digits) = make_rows(made), measure_of(made.groups), scale_and_digits(made)
     parts, name = list(rows[0].numbers), compared_by(made.groups)
-    tops = {}
-    for part in parts:
-        means = [mean for row in rows if (mean := row.numbers[part][0]) is not None]
-        tops[part] = f"{better(means):.{digits}f}" if means else ""
+    tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:.{digits}f}" for part in parts}
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    unit, base = "accuracy in %" if accuracy else "loss", " ".join(made.baseline.label.split())
+    unit = "accuracy in %" if measure == "accuracy" else "loss" if measure else "accuracies and losses"
+    base = " ".join(made.baseline.label.split())
     lines = [
         f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
         f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}",
@@ -73,6 +71,12 @@ def write_latex(made: Comparison) -> str:
             cells.append(write_cell(*row.numbers[part], digits, tops[part]) + mark)
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def find_top(rows: Sequence[Row], part: str, measure: str | None) -> float | None:
+    """The best mean of a column; none where runs are judged on different things."""
+    means = [mean for row in rows if (mean := row.numbers[part][0]) is not None] if measure else []
+    return (max if measure == "accuracy" else min)(means, default=None)
 
 
 def write_cell(mean: float | None, std: float | None, digits: int, top: str) -> str:
@@ -100,8 +104,7 @@ def write_csv(made: Comparison) -> str:
     table = csv.writer(file, lineterminator="\n")
     numbers = [f"{part}_{kind}" for part in parts for kind in ("mean", "std")]
     table.writerow(["method", "seeds", *numbers, "top", "difference", "low", "high", "p", "significant"])
-    means = [mean for row in rows if (mean := row.numbers[name][0]) is not None]
-    top = (max if measure_of(made.groups) == "accuracy" else min)(means, default=None)
+    top = find_top(rows, name, measure_of(made.groups))
     for row in rows:
         each = [value for part in parts for value in row.numbers[part]]
         told = row.difference
