@@ -45,6 +45,9 @@ def start(tmp_path, **changes):
     [
         ({"absent": {1}}, "2 of 3 clients have a node after 0 seconds, 3 are needed. hint: start the other nodes"),
         ({"minimum": 7.0}, "minimum"),
+        ({"wait": "long"}, "wait of the app must be a number: 'long'"),
+        ({"bind-nodes": "false"}, "bind-nodes of the app must be true or false: 'false'"),
+        ({"copy-states": "false"}, "copy-states of the app must be true or false: 'false'"),
         ({"data": "folder", "clients": 3, "test": "/nowhere", "absent": {0, 1, 2}}, "0 of 3 clients have a node"),
     ],
 )

@@ -41,8 +41,16 @@ from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import RoundRecord
 from fedkeel.runs.start import Place, prepare, session
+from fedkeel.typed_values import read_values
 
 log = logging.getLogger("fedkeel")
+
+SETTINGS = {
+    **dict.fromkeys(("wait", "deadline", "minimum", "norm-factor", "site-test"), float),
+    **dict.fromkeys(("attempts", "clients"), int),
+    **dict.fromkeys(("bind-nodes", "copy-states"), bool),
+}
+"""The app's settings that are no texts; the text "false" would be taken for true."""
 
 
 # ---- the experiment of an app --------------------------------------------------------------------------------------
@@ -108,9 +116,10 @@ def server_app(folder: Path, *, trust: bool = False) -> ServerApp:
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
+        config: Mapping[str, Any] = context.run_config
         out = Path(str(config["out"])).expanduser()
         with tell_errors(out, int(config.get("history", 0))) as watch:
+            config = read_values(config, SETTINGS, RequestError, "the app")
             experiment, _ = read_app(folder, trust)
             serve(
                 experiment,
