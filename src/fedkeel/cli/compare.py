@@ -173,8 +173,10 @@ def show_cost(groups: list[RunGroup], target: float) -> None:
         f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
     )
     made = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
+    some = False
     for group in groups:
         cost = cost_to(group, target)
+        some |= cost is not None and cost.reached < len(group.runs)
         if cost is None:
             made.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
@@ -182,3 +184,7 @@ def show_cost(groups: list[RunGroup], target: float) -> None:
         spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         made.add_row(group.label, reached, rounds, *spent)
     stdout().print(made)
+    if some:
+        stdout().print(
+            Text("means over the runs that reached it; the others took longer than they were trained", "dim")
+        )

@@ -266,7 +266,10 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise MethodError(f"{name_of(method.weights)} gives one weight for each client, not {shape}.")
+        raise MethodError(
+            f"{name_of(method.weights)} must give one weight for each client, {tuple(reports['lr'].shape)}, not {shape}.",
+            'return a tensor as long as reports["size"]',
+        )
     update = reports["delta"].average(weights)
     # the plain average, for rules that want it before others changed it
     reports = reports | {"weights": weights, "update": update}
