@@ -186,5 +186,5 @@ def show_cost(groups: list[RunGroup], target: float) -> None:
     stdout().print(made)
     if some:
         stdout().print(
-            Text("means over the runs that reached it; the others took longer than they were trained", "dim")
+            Text("means over the runs that reached it; the others never did", "dim")
         )

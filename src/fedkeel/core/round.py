@@ -267,7 +267,7 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise MethodError(
-            f"{name_of(method.weights)} must give one weight for each client, {tuple(reports['lr'].shape)}, not {shape}.",
+            f"{name_of(method.weights)} must give one weight for each of {len(reports['lr'])} clients, not {shape}.",
             'return a tensor as long as reports["size"]',
         )
     update = reports["delta"].average(weights)
