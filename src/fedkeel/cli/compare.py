@@ -185,6 +185,4 @@ def show_cost(groups: list[RunGroup], target: float) -> None:
         made.add_row(group.label, reached, rounds, *spent)
     stdout().print(made)
     if some:
-        stdout().print(
-            Text("means over the runs that reached it; the others never did", "dim")
-        )
+        stdout().print(Text("means over the runs that reached it; the others never did", "dim"))
