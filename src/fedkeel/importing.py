@@ -206,5 +206,12 @@ def _attribute_hint(module: Any, word: str, attribute: str) -> str:
             f"a {word} of a run that is to be resumed or compared must lie in a module that can be imported, "
             "not in a script, a notebook or a function"
         )
-    there = [name for name, value in vars(module).items() if name[0] != "_" and not inspect.ismodule(value)]
-    return nearest(attribute, there, "names there")
+    here = [known for known, value in vars(module).items() if not known.startswith("_") and _is_of(module, value)]
+    return nearest(attribute, here, "names there")
+
+
+def _is_of(module: Any, value: Any) -> bool:
+    """Whether a value of a module is its package's own, not a module, class or function that it imported."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return str(value.__module__).partition(".")[0] == module.__name__.partition(".")[0]
+    return not inspect.ismodule(value)

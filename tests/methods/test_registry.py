@@ -44,6 +44,18 @@ def test_a_method_of_an_installed_package_has_the_name_of_its_entry_point(tmp_pa
     assert build("specgradfilter+pulled").name == "specgradfilter+pulled"
 
 
+def test_a_function_that_fails_is_named_and_an_imported_name_is_not_proposed(tmp_path, monkeypatch):
+    source = "import torch\nfrom dataclasses import dataclass\ndef fails():\n    raise KeyError('mine')\n"
+    (tmp_path / "failing_methods.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(fk.MethodError, match="method failing_methods:fails failed: KeyError: 'mine'") as failed:
+        build("failing_methods:fails")
+    assert "import failing_methods; failing_methods.fails()" in failed.value.hint
+    with pytest.raises(fk.RequestError, match="no method named: tor") as unknown:
+        build("failing_methods:tor")
+    assert unknown.value.hint == "known names there: fails"
+
+
 def test_keel_is_what_the_plug_ins_make_of_feddyn():
     ours = build("keel")
     theirs = build("ema+specgradfilter+feddyn", {"ratio": 0.1, "min_dims": 2, "decay": 0.97})

@@ -176,6 +176,19 @@ def test_the_command_tells_what_the_folders_hold(folders, capsys):
     assert max(reached) > 1
 
 
+def test_means_over_the_runs_that_reached_a_target_are_called_so(folders, capsys):
+    best = sorted(json.loads(file.read_text())["best"] for file in folders.glob("fedavg/*/result.json"))
+    for target, said in ((best[0], False), (best[-1], True)):
+        assert call(["compare", str(folders / "fedavg"), "--target", str(target)]) == 0
+        assert ("means over the runs that reached it" in capsys.readouterr().out) is said
+
+
+def test_runs_that_lie_too_deep_are_told_from_none(folders, tmp_path, capsys):
+    shutil.copytree(folders, tmp_path / "alpha" / "0.1")
+    assert call(["compare", str(tmp_path / "alpha")]) == 2
+    assert f"give these: {tmp_path / 'alpha'}/*" in capsys.readouterr().err
+
+
 def test_runs_given_twice_and_seconds_of_other_machines_are_told(folders, tmp_path, capsys):
     again = tmp_path / "again"
     shutil.copytree(folders / "fedavg" / "0", again)

@@ -160,6 +160,20 @@ def test_a_value_that_is_not_neutral_is_found():
         fast(Pull(), neutral=Pull(0.5), skip=list(LAWS))
 
 
+@dataclass(frozen=True)
+class RoundedSize(fk.Weighting):
+    """By size, in float32."""
+
+    def __call__(self, reports, server):
+        return reports["size"].float() / reports["size"].float().sum()
+
+
+def test_a_neutral_value_in_float32_is_told_from_a_wrong_one():
+    with pytest.raises(BrokenLaw, match="is not 'fedavg'") as caught:
+        fast(RoundedSize(), neutral=RoundedSize(), skip=list(LAWS))
+    assert "the kit trains in float64" in caught.value.hint
+
+
 def prox(mu: float = 0.1) -> fk.Method:
     return fk.method("prox", gradient=Pull(mu), weights=fk.BySize())
 

@@ -163,8 +163,10 @@ def show_cost(made: Comparison) -> None:
         f"{100 * target:.2f} % accuracy" if measure == "accuracy" else f"a {measure.replace('_', ' ')} of {target:.4g}"
     )
     shown = table(["method!", "reached>", "rounds>", "MB>", "time>", "gradients>"], f"to {aim}")
+    some = False
     for group in groups:
         cost = cost_to(group, target)
+        some |= cost is not None and cost.reached < len(group.runs)
         if cost is None:
             shown.add_row(group.label, f"0 of {len(group.runs)}", *["–"] * 4)
             continue
@@ -172,3 +174,5 @@ def show_cost(made: Comparison) -> None:
         spent = megabytes(cost.megabytes * 1e6), duration(cost.seconds), count(round(cost.gradients))
         shown.add_row(group.label, reached, rounds, *spent)
     stdout().print(shown)
+    if some:
+        stdout().print(Text("means over the runs that reached it; the others never did", "dim"))

@@ -101,6 +101,11 @@ def runs_in(folder: Path) -> list[Path]:
         return [folder]
     found = sorted({path.parent for pattern in ("*", "*/*") for path in folder.glob(f"{pattern}/{EXPERIMENT}")})
     if not found:
+        if deeper := next(folder.glob(f"*/*/*/{EXPERIMENT}"), None):
+            above = deeper.parents[2]
+            raise FolderError(
+                f"{folder} holds runs in folders of its folders, such as {above}.", f"give these: {folder}/*"
+            )
         what = "is not a run, and holds none" if folder.is_dir() else "does not exist"
         raise FolderError(f"{folder} {what}.", "give the folder that `fedkeel run` printed")
     return found

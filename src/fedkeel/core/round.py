@@ -266,7 +266,7 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     weights = method.weights(reports, server)
     if not isinstance(weights, Tensor) or weights.shape != reports["lr"].shape:
         shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        line = f"{name_of(method.weights)} gives one weight for each client, not {shape}."
+        line = f"{name_of(method.weights)} must give one weight for each of {len(reports['lr'])} clients, not {shape}."
         raise MethodError(line, 'for example: return reports["size"] / reports["size"].sum()')
     update = reports["delta"].average(weights)
     # the plain average, for rules that want it before others changed it

@@ -163,7 +163,7 @@ class Watched(Rule):
             kinds, written = RETURNS[stage]
             results = result if len(kinds) > 1 else (result,)
             if not (isinstance(results, tuple) and len(results) == len(kinds) and all(map(isinstance, results, kinds))):
-                raise MethodError(f"{place} returns {written}, not {type(result).__name__}.", f"return {written}")
+                raise MethodError(f"{place} must return {written}, not {type(result).__name__}.", f"return {written}")
         if stage in LOCAL_STAGES:  # these take the client's slots second, and return them second
             self.compare(stage, given[1], result[1])
         return result

@@ -12,7 +12,7 @@ from functools import cache, wraps
 from typing import Any, cast
 
 from fedkeel.core.method import Method
-from fedkeel.errors import MethodError, nearest, require_known
+from fedkeel.errors import FedkeelError, MethodError, nearest, require_known
 from fedkeel.importing import Kind, Trust, look_up
 from fedkeel.methods import (
     adaptive,
@@ -29,6 +29,7 @@ from fedkeel.methods import (
 )
 from fedkeel.methods.optimisers import PLUGINS as OPTIMISER_PLUGINS
 from fedkeel.plugins import find_plugin
+from fedkeel.text import in_one_line
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 FAMILIES = (
@@ -174,6 +175,12 @@ def _make(name: str, make: Callable[..., Method], settings: Mapping[str, Any], *
     except TypeError as error:  # where annotations do not say what fits
         hint = f"its hyper-parameters: {', '.join(own)}" if own else "it has none"
         raise MethodError(f"method {name} refused its hyper-parameters: {error}", hint) from error
+    except FedkeelError:
+        raise
+    except Exception as error:  # a function of the user's may do anything
+        place, word = make.__module__, getattr(make, "__qualname__", "…")
+        hint = f"`python -c 'import {place}; {place}.{word}()'` shows where"
+        raise MethodError(f"method {name} failed: {type(error).__name__}: {in_one_line(error)}", hint) from error
     if not isinstance(made, Method):
         raise MethodError(f"{name} returned {type(made).__name__}, not a Method", "return fk.method(…)")
     return made
