@@ -186,6 +186,14 @@ def test_a_table_without_rows_is_a_client_without_samples(small, tmp_path):
     assert problem.data.sizes.tolist() == [0, 2]
 
 
+def test_pictures_are_read_without_a_warning(small, recwarn):
+    image = pytest.importorskip("PIL.Image")
+    picture = image.fromarray(np.zeros((2, 3), np.uint8))
+    [(inputs, _)] = replace(small, clients=[[(picture, 0), (picture, 1)]], test=None).clients
+    assert (inputs.shape, inputs.dtype) == ((2, 2, 3), torch.uint8)
+    assert not recwarn.list
+
+
 def test_a_table_that_is_not_there_is_looked_for_in_the_current_folder(small):
     with pytest.raises(fk.DataError) as error:
         replace(small, test="nowhere.csv")

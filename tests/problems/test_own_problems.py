@@ -334,7 +334,7 @@ class Weighing(fk.Weighting):
 @pytest.mark.parametrize(
     ("what", "error", "words"),
     [
-        ("short", MethodError, "one weight for each client"),
+        ("short", MethodError, "one weight for each of .* clients"),
         ("list", MethodError, "not list"),
         ("nan", RunError, "server's model is not finite after round 1"),
     ],

@@ -144,7 +144,7 @@ def plain(sample: Any) -> Any:
         return {name: plain(part) for name, part in sample.items()}
     if isinstance(sample, tuple | list):
         return type(sample)(map(plain, sample)) if type(sample) in (tuple, list) else tuple(map(plain, sample))
-    return np.asarray(sample) if hasattr(sample, "__array_interface__") else sample
+    return np.array(sample) if hasattr(sample, "__array_interface__") else sample  # a picture's own array is read-only
 
 
 def check_numbers(parts: dict[Any, Any], whose: str) -> dict[Any, Any]:
