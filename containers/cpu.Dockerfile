@@ -1,8 +1,8 @@
 # fedkeel on CPUs, of this checkout:  scripts/build_container.sh cpu
 FROM python:3.12-slim
 
-# The package index has PyTorch for x86-64 only with CUDA. Where its builds without CUDA are; empty: the package index.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The package index has PyTorch for x86-64 only with CUDA, 4 GB more. TORCH_INDEX: where builds without CUDA are.
+ARG TORCH_INDEX=
 WORKDIR /src
 COPY constraints constraints
 RUN pip install --no-cache-dir --no-deps --constraint constraints/cpu.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch

@@ -96,12 +96,12 @@ def test_containers_install_extras_that_exist(project):
         assert set(extras.split(",")) <= project["optional-dependencies"].keys(), file.name
 
 
-def test_images_for_cpus_take_pytorch_without_cuda():
-    """The package index has none for x86-64: the image had 5.8 GB."""
+def test_images_for_cpus_can_take_pytorch_without_cuda():
+    """The package index has none for x86-64: the image had 5.8 GB. Which index has is said by who builds it."""
     template = ROOT / "src" / "fedkeel" / "federation" / "templates" / "Dockerfile.template"
     for file in (ROOT / "containers" / "cpu.Dockerfile", template):
         text = file.read_text()
-        assert re.search(r"^ARG TORCH_INDEX=https://\S+/cpu$", text, re.M), file.name
+        assert re.search(r"^ARG TORCH_INDEX=$", text, re.M), file.name
         assert text.index("$TORCH_INDEX") < text.index("$FEDKEEL" if file is template else '".[download]"')
 
 

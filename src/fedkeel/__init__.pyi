@@ -44,6 +44,7 @@ from fedkeel.errors import FedkeelError as FedkeelError
 from fedkeel.errors import FolderError as FolderError
 from fedkeel.errors import MethodError as MethodError
 from fedkeel.errors import ModelError as ModelError
+from fedkeel.errors import OwnCodeError as OwnCodeError
 from fedkeel.errors import RequestError as RequestError
 from fedkeel.errors import RunError as RunError
 from fedkeel.errors import UntrustedError as UntrustedError

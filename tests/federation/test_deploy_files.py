@@ -37,6 +37,9 @@ def test_the_compose_file_has_a_server_three_nodes_and_a_run(app):
         assert node["command"][-1] == 'data-dir="/data"'
         assert node["volumes"][-1].startswith(f"${{SITE_{number}:?")
         assert node["depends_on"] == {"keys": {"condition": "service_completed_successfully"}}
+    commands = re.findall(r"^# {3}docker compose .+$", (app / "deploy" / "compose.yaml").read_text(), re.M)
+    assert commands
+    assert not any("exit" in command for command in commands)  # they would end when `keys` does
     scripts = re.findall(r"\w+\.sh\b", (app / "deploy" / "compose.yaml").read_text())
     assert scripts
     assert all((app / script).exists() for script in scripts)

@@ -14,7 +14,7 @@ from pathlib import Path
 import tomli_w
 import torch
 
-import fedkeel
+from fedkeel import __version__
 from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
@@ -149,7 +149,7 @@ def write_deploy_files(folder: Path, values: Mapping[str, str], nodes: int, own_
     place = folder / "deploy"
     for template, name in PLAIN.items():
         write_text(place / name, read_template(template))
-    versions = {"version": fedkeel.__version__, "torch": torch.__version__.partition("+")[0]}
+    versions = {"version": __version__, "torch": torch.__version__.partition("+")[0]}
     write_text(place / "Dockerfile", read_template("Dockerfile").format(**versions))
     run = values["out"].removeprefix("~/")
     write_text(place / "fedkeel-status.service", read_template("status.service").format(run=run))
