@@ -8,5 +8,5 @@ tool="${2:-docker}"
 file="containers/$kind.Dockerfile"
 [ -f "$file" ] || { echo "error: there is no $file; say cpu or cuda" >&2; exit 2; }
 command -v "$tool" >/dev/null || { echo "error: $tool is not installed" >&2; exit 2; }
-"$tool" build --file "$file" --tag "fedkeel:$kind" --build-arg TORCH_INDEX="${TORCH_INDEX:-}" .
+"$tool" build --file "$file" --tag "fedkeel:$kind" ${TORCH_INDEX:+--build-arg TORCH_INDEX="$TORCH_INDEX"} .
 "$tool" run --rm $([ "$kind" = cuda ] && echo "--gpus all") "fedkeel:$kind" run --no-progress

@@ -25,7 +25,7 @@ class ByAgreement(Weighting):
 
     With `clustering`, clients whose updates point against another's of the same cluster, and are the shorter of the
     two, count f_i = lam; else f_i = 1. clusters = 0 makes min(3, max(1, m // 3)) of them for m clients.
-    gamma = beta = 0 without clustering is by size, and so is a sum of zero.  (FedSCAM, 2026)
+    gamma = beta = 0 without clustering is by size, and so is a sum of zero.  (FedSCAM, 2025)
     """
 
     gamma: NonNegative = 1.0
