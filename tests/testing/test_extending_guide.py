@@ -16,7 +16,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "extending.md").read_te
 
 
 def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
-    code, check, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, check, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     (tmp_path / "nova.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     nova = importlib.import_module("nova").nova
@@ -28,8 +28,19 @@ def test_the_guides_fednova_is_fednova(tmp_path, monkeypatch):
     del sys.modules["nova"]
 
 
+def test_the_guides_fading_pull_lies_between_fedprox_and_fedavg(tmp_path, monkeypatch):
+    (tmp_path / "fading.py").write_text(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2])
+    monkeypatch.syspath_prepend(tmp_path)
+    fading = importlib.import_module("fading").fading
+    check_method(fading, neutral={"mu": 0.0}, base="fedavg", skip=["processes_agree"])
+    fedprox = fk.METHODS["fedprox"]
+    assert difference(Trial(fading(mu=0.1, gamma=1.0)).plain, Trial(fedprox(mu=0.1)).plain) < 1e-12
+    assert difference(Trial(fading(mu=0.1)).plain, Trial(fedprox(mu=0.1)).plain) > 1e-9  # from the second round on
+    del sys.modules["fading"]
+
+
 def test_the_guides_partition_obeys_the_laws(tmp_path, monkeypatch):
-    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[2]
+    code = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[3]
     (tmp_path / "nths.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     check_partition("nths:EveryNth,clients=5")
