@@ -58,7 +58,7 @@ def write_latex(made: Comparison) -> str:
     base = " ".join(made.baseline.label.split())
     lines = [
         f"% {unit}, mean and standard deviation over {span} seeds; bold: the best of a column",
-        f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}",
+        f"% *: {name} differs from {base} in a paired t-test over seeds, p < {SIGNIFICANT:g}, each method on its own",
         rf"\begin{{tabular}}{{l{'r' * len(parts)}}}",
         r"\toprule",
         " & ".join(["Method", *(COLUMNS[part] for part in parts)]) + r" \\",
