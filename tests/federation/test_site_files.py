@@ -46,6 +46,19 @@ def test_a_table_that_cannot_be_is_refused_in_one_line(tmp_path, text, told):
     assert re.search(told, refused.value.message)  # without a cell: the message is sent to the server
 
 
+def test_a_column_with_values_outside_of_its_range_is_refused(tmp_path):
+    """Creatinine in µmol/l where the others write mg/dl."""
+    folder, form = write(tmp_path / "a", "x,y,label\n1,0.9,0\n2,80,1\n"), (torch.zeros(1, 2), torch.zeros(1).long())
+    with pytest.raises(DataError, match=r"column y of .* has 1 of 2 values outside of 0 … 20\.") as refused:
+        read_site_files(folder, ["x", "y=0:20"], "label", form)
+    assert "unit" in refused.value.hint
+    within = read_site_files(folder, ["x=1:2", "y=0.9:80"], "label", form)  # both ends belong to it
+    assert torch.equal(within[0], read_site_files(folder, ["x", "y"], "label", form)[0])
+    for wrong in ("x=5", "x=2:1", "x=0:nan", "x=a:b", "x=1:2:3"):
+        with pytest.raises(DataError, match="the range of column x is not low:high"):
+            read_site_files(folder, [wrong, "y"], "label", form)
+
+
 def test_parquet_tables_are_read_as_csv_tables_are(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -14,7 +14,7 @@ from fedkeel.cli.pages import argument, examples, option
 @examples(
     "fedkeel export flower experiment.toml app",
     "fedkeel export flower experiment.toml app --data folder --clients 12",
-    "fedkeel export flower wards:problem app --data folder --clients 3 --columns age,pressure --label outcome",
+    "fedkeel export flower wards:problem app --data folder --clients 3 --columns age=0:120,pressure --label outcome",
 )
 def flower(
     experiment: Annotated[
@@ -36,7 +36,11 @@ def flower(
     ] = "partition",
     clients: Annotated[int, option(metavar="N", help="How many nodes have data of their own.")] = 0,
     columns: Annotated[
-        str, option(metavar="NAMES", help="Columns of nodes' tables that are inputs; else all, by the alphabet.")
+        str,
+        option(
+            metavar="NAMES",
+            help="Input columns of nodes' tables, also with a range: age=0:120. Else all, by the alphabet.",
+        ),
     ] = "",
     label: Annotated[str, option(metavar="NAME", help="The column of nodes' tables that is predicted.")] = "label",
     trust: Trusting = False,

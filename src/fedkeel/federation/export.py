@@ -19,11 +19,12 @@ from fedkeel.core.states import write_text
 from fedkeel.errors import ExperimentError, FolderError, RequestError, writing
 from fedkeel.federation.local_data import FOLDER, PARTITION, describe_form
 from fedkeel.federation.own_problem import describe_sample
-from fedkeel.federation.site_files import LABEL
+from fedkeel.federation.site_files import LABEL, read_column
 from fedkeel.methods.named import own_names
 from fedkeel.problems.problem import Problem
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.plan import Division
+from fedkeel.text import split_words
 
 log = logging.getLogger("fedkeel")
 
@@ -52,7 +53,7 @@ def export(
     `data` is "partition" (every node has all data and takes its part), "folder" (each node's own files, in its
     data-dir) or "module:function" (a loader of the user's). Of the last two, `clients` says how many there are.
     `problem` names the problem of the experiment, whose module travels with the app; `columns` and `label` say which
-    columns of tables are inputs, and which is predicted.
+    columns of tables are inputs, between what their values lie (`age=0:120`), and which is predicted.
     """
     source, saved = experiment.plan.source, experiment.save()
     if isinstance(source, Problem):
@@ -64,6 +65,8 @@ def export(
         saved["problem"] = problem
     if data not in (PARTITION, FOLDER) and ":" not in data:
         raise RequestError(f"unknown source of data: {data}", "use partition, folder or module:function")
+    for word in split_words(columns):
+        read_column(word)
     if data != PARTITION and clients < 1:
         raise RequestError("how many clients have data of their own?", "--clients 10")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

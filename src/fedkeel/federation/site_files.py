@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,28 @@ IMAGES = (".png", ".jpg", ".jpeg")
 LABEL = "label"
 FILES = "put CSV or Parquet files there, or images in a folder for each class: 0/one.png, 1/two.png"
 Sample = tuple[Tensor, ...]
+
+
+class Column(NamedTuple):
+    """A column of inputs, and between what its values lie."""
+
+    name: str
+    low: float = -np.inf
+    high: float = np.inf
+
+
+def read_column(word: str) -> Column:
+    """Read a column as it is named: `age`, or `age=0:120` where its values lie in a range."""
+    if "=" not in word:
+        return Column(word)
+    name, _, ends = word.rpartition("=")
+    try:
+        low, high = map(float, ends.split(":"))
+    except ValueError:
+        low = high = 0.0
+    if not low < high:
+        raise DataError(f"the range of column {name} is not low:high: {ends}", f"for example {name}=0:120")
+    return Column(name.strip(), low, high)
 
 
 def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
@@ -41,19 +63,22 @@ def read_site_files(folder: Path, columns: Sequence[str], label: str, like: Samp
         raise DataError(f"{folder} holds tables and classes of images.", "keep one kind, or set data-dir to a table")
     if classes:
         return read_images(classes, like)
-    parts = [read_table(file, columns, label, like) for file in files]
+    named = [read_column(word) for word in columns]
+    parts = [read_table(file, named, label, like) for file in files]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
-def read_table(file: Path, columns: Sequence[str], label: str, like: Sample) -> Sample:
+def read_table(file: Path, columns: Sequence[Column], label: str, like: Sample) -> Sample:
     """Read one table: the named columns in their order (all others in that of the alphabet), and the label's."""
     table = read_csv(file) if file.suffix.lower() == ".csv" else read_parquet(file)
-    wanted = list(columns) or sorted(name for name in table if name != label)
+    wanted = [column.name for column in columns] or sorted(name for name in table if name != label)
     for name in (*wanted, label):
         if name not in table:
             raise DataError(f"{file} has no column: {name}", nearest(name, list(table), "columns"))
     numbers = {name: to_numbers(file, name, table[name]) for name in (*wanted, label)}
+    for column in columns:
+        check_range(file, column, numbers[column.name])
     width = like[0].shape[1:].numel()
     if len(wanted) != width:
         raise DataError(
@@ -68,6 +93,14 @@ def read_table(file: Path, columns: Sequence[str], label: str, like: Sample) -> 
         torch.from_numpy(inputs).reshape(-1, *like[0].shape[1:]).to(like[0].dtype),
         torch.from_numpy(target).reshape(-1, *like[1].shape[1:]).to(like[1].dtype),
     )
+
+
+def check_range(file: Path, column: Column, values: NDArray[np.float64]) -> None:
+    """Refuse a column with values outside of its range, as another unit gives."""
+    name, low, high = column
+    if outside := int(((values < low) | (values > high)).sum()):
+        line = f"column {name} of {file} has {outside} of {len(values)} values outside of {low:g} … {high:g}."
+        raise DataError(line, "is it in another unit? correct such values, or leave such samples out")
 
 
 def read_csv(file: Path) -> Mapping[str, Sequence[Any]]:
