@@ -97,7 +97,7 @@ def data_folder(settings: Mapping[str, Any]) -> Path:
 
 
 def run_loader(name: str, settings: Mapping[str, Any], trust: Trust) -> Any:
-    """Call the user's function with the node's settings; what it raises is told in one line."""
+    """Call the user's function with the node's settings; if it fails, say so in one line."""
     loader = look_up(name, LOADER, trust)
     try:
         return loader(dict(settings))
