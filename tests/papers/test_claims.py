@@ -35,7 +35,7 @@ def entry(table, row, column, value, seed=0, **changes):
 
 def finding(name, lines, part=""):
     (decision,) = [one for one in decide_claims(lines) if one.claim.name == name]
-    return next(one for one in decision.findings if part in one.comparison.name)
+    return next(one for one in decision.findings if part in one.difference.name)
 
 
 def rows(table, column, **values):
@@ -51,18 +51,18 @@ def test_every_paper_has_claims_that_say_what_decides_them():
     for claim in read_claims().values():
         assert claim.expects in EXPECTED
         assert claim.measure in ("numbers", "gradients", "bytes", "spectra")
-        assert bool(claim.comparisons) != bool(claim.unmeasured), claim.name
+        assert bool(claim.differences) != bool(claim.unmeasured), claim.name
         assert claim.says.endswith(".")
         assert claim.where
         assert bool(claim.within) == (claim.expects in ("level", "no gain"))
         if claim.expects == "gain":
-            assert all(one.reported is not None for one in claim.comparisons), claim.name
+            assert all(one.reported is not None for one in claim.differences), claim.name
 
 
 def test_what_is_reported_is_the_difference_of_the_papers_numbers():
-    (headline,) = read_claims()["fsa-headline"].comparisons
+    (headline,) = read_claims()["fsa-headline"].differences
     assert headline.reported == pytest.approx(8.26)
-    (skew,) = read_claims()["filter-more-when-skewed"].comparisons
+    (skew,) = read_claims()["filter-more-when-skewed"].differences
     assert [sign for sign, _ in skew.terms] == [1, -1, 1, -1]
     assert skew.reported == pytest.approx((78.05 - 58.40) - (85.11 - 77.02))
 
@@ -111,7 +111,7 @@ def test_seeds_are_paired_where_both_have_them_and_else_not():
 def test_only_a_direction_is_claimed_where_no_size_is():
     lines = rows("fedfft:1", "cifar10, 0.1", **{"FedFFT-D": [80.0, 81.0, 82.0], "FedSAM-D": [79.9, 80.9, 81.89]})
     found = finding("fft-over-sam", lines, "FedFFT-D − FedSAM-D, cifar10, 0.1")
-    assert found.comparison.reported > found.interval.high
+    assert found.difference.reported > found.interval.high
     assert found.verdict == "confirmed"
     turned = [replace(line, best=160 - line.best) for line in lines]
     assert finding("fft-over-sam", turned, "FedFFT-D − FedSAM-D, cifar10, 0.1").verdict == "contradicted"
@@ -241,7 +241,7 @@ def test_the_runs_of_a_claim_about_spectra_track_them():
     for name in ("gradient-drift", "perturbation-drift"):
         claim = read_claims()[name]
         assert claim.row.split("/")[0] in [track.partition("@")[0] for track in claim.track]
-        assert len(claim.comparisons) == len(READINGS)
+        assert len(claim.differences) == len(READINGS)
         assert f"claims:{name} --seeds 0,1,2 --rounds {claim.rounds} --skip-done" in page([])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedkeel.analysis.intervals import Interval, difference_interval, paired_interval
-from fedkeel.papers.claims import Claim, Comparison, find_claimed_cells, read_claims
+from fedkeel.papers.claims import Claim, Difference, find_claimed_cells, read_claims
 from fedkeel.papers.ledger import Entry, keep_newest, standing
 from fedkeel.papers.reproduce import gradient_evaluations, runs_of
 from fedkeel.papers.spectra import Reading, read_common_rounds
@@ -18,11 +18,11 @@ EXACT = 0.005  # two ratios of counts that differ by less are the same
 
 @dataclass(frozen=True)
 class Finding:
-    """A comparison as the ledger has it: each side's runs, the measured difference (`at_least`: some run of the first
+    """A difference as the ledger has it: each side's runs, the measured difference (`at_least`: some run of the first
     side never reached the target, and counts as one round more than it had; `looked_at`: the rounds whose spectra it is
     about), and a verdict with its reason."""
 
-    comparison: Comparison
+    difference: Difference
     sides: tuple[Judgement, ...]
     interval: Interval | None
     verdict: str
@@ -64,17 +64,17 @@ def decide_claims(entries: Sequence[Entry]) -> list[Decision]:
     counted = standing(keep_newest(entries))
     sides = {one.cell.place: one for one in judge(find_claimed_cells(), counted)}
 
-    def find(claim: Claim, one: Comparison) -> Finding:
+    def find(claim: Claim, one: Difference) -> Finding:
         return _read_spectra(claim, one, one.reading, counted) if one.reading else _find(claim, one, sides)
 
     claims = read_claims().values()
-    return [Decision(claim, tuple(find(claim, one) for one in claim.comparisons)) for claim in claims]
+    return [Decision(claim, tuple(find(claim, one) for one in claim.differences)) for claim in claims]
 
 
-def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, str, str], Judgement]) -> Finding:
-    sides = tuple(judged[cell.place] for _, cell in comparison.terms)
+def _find(claim: Claim, difference: Difference, judged: Mapping[tuple[str, str, str, str], Judgement]) -> Finding:
+    sides = tuple(judged[cell.place] for _, cell in difference.terms)
     if claim.measure == "numbers":
-        return _compare(claim, comparison, sides)
+        return _compare(claim, difference, sides)
     count: float | None
     if claim.measure == "gradients":
         first, second = (gradient_evaluations(side.cell) for side in sides)
@@ -82,14 +82,14 @@ def _find(claim: Claim, comparison: Comparison, judged: Mapping[tuple[str, str, 
     else:
         count = _count_bytes(sides)
     if count is None:
-        return Finding(comparison, sides, None, UNDECIDED, "not run")
-    same = comparison.reported is not None and abs(count - comparison.reported) < EXACT
-    return Finding(comparison, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
+        return Finding(difference, sides, None, UNDECIDED, "not run")
+    same = difference.reported is not None and abs(count - difference.reported) < EXACT
+    return Finding(difference, sides, Interval(count, count, count), CONFIRMED if same else CONTRADICTED, "counted")
 
 
-def _read_spectra(claim: Claim, comparison: Comparison, reading: Reading, entries: Sequence[Entry]) -> Finding:
+def _read_spectra(claim: Claim, difference: Difference, reading: Reading, entries: Sequence[Entry]) -> Finding:
     """Judge a number of one cell's spectra, at the rounds that every seed has."""
-    ((_, cell),) = comparison.terms
+    ((_, cell),) = difference.terms
     runs: dict[int, Entry] = {}
     for run in sorted(runs_of(cell, entries), key=lambda run: len(run.spectra.get(claim.row, ()))):
         if claim.row in run.spectra:
@@ -97,9 +97,9 @@ def _read_spectra(claim: Claim, comparison: Comparison, reading: Reading, entrie
     rounds, values = read_common_rounds({seed: run.spectra for seed, run in runs.items()}, claim.row, reading.read)
     side = Judgement(cell, tuple(runs[seed] for seed in values), tuple(values.values()))
     if not values:
-        return Finding(comparison, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
+        return Finding(difference, (side,), None, UNDECIDED, f"no spectra: {cell.label}")
     interval = paired_interval([*values.values()])
-    return Finding(comparison, (side,), interval, *_decide(claim, comparison, interval), looked_at=tuple(rounds))
+    return Finding(difference, (side,), interval, *_decide(claim, difference, interval), looked_at=tuple(rounds))
 
 
 def _count_bytes(sides: Sequence[Judgement]) -> float | None:
@@ -108,22 +108,22 @@ def _count_bytes(sides: Sequence[Judgement]) -> float | None:
     return sent[0][-1] / sent[1][-1] if all(sent) else None
 
 
-def _compare(claim: Claim, comparison: Comparison, sides: tuple[Judgement, ...]) -> Finding:
+def _compare(claim: Claim, difference: Difference, sides: tuple[Judgement, ...]) -> Finding:
     named = [(side, f"{side.cell.row}, {side.cell.column}") for side in sides]
     if missing := [name for side, name in named if not side.entries]:
-        return Finding(comparison, sides, None, UNDECIDED, f"not run: {'; '.join(dict.fromkeys(missing))}")
+        return Finding(difference, sides, None, UNDECIDED, f"not run: {'; '.join(dict.fromkeys(missing))}")
     if short := [f"{name} {side.rounds} of {_length(side)}" for side, name in named if side.shortened]:
-        return Finding(comparison, sides, None, UNDECIDED, f"shortened: {'; '.join(dict.fromkeys(short))}")
-    signs = [sign for sign, _ in comparison.terms]
+        return Finding(difference, sides, None, UNDECIDED, f"shortened: {'; '.join(dict.fromkeys(short))}")
+    signs = [sign for sign, _ in difference.terms]
     values = [_by_seed(side, censored=sign > 0) for sign, side in zip(signs, sides, strict=True)]
     if any(None in side.values() for side in values):
         name = next(name for found, (_, name) in zip(values, named, strict=True) if None in found.values())
-        return Finding(comparison, sides, None, UNDECIDED, f"target not reached: {name}")
+        return Finding(difference, sides, None, UNDECIDED, f"target not reached: {name}")
     numbers = [{seed: value for seed, value in side.items() if value is not None} for side in values]
     interval = difference_interval(list(zip(signs, numbers, strict=True)))
     at_least = any(sign > 0 and None in side.values for sign, side in zip(signs, sides, strict=True))
-    verdict, reason = _decide(claim, comparison, interval)
-    return Finding(comparison, sides, interval, verdict, reason, at_least)
+    verdict, reason = _decide(claim, difference, interval)
+    return Finding(difference, sides, interval, verdict, reason, at_least)
 
 
 def _length(side: Judgement) -> int:
@@ -138,12 +138,12 @@ def _by_seed(side: Judgement, *, censored: bool) -> dict[int, float | None]:
     return {entry.seed: late if value is None else value for entry, value in pairs}
 
 
-def _decide(claim: Claim, comparison: Comparison, interval: Interval) -> tuple[str, str]:
+def _decide(claim: Claim, difference: Difference, interval: Interval) -> tuple[str, str]:
     """Confirmed: the whole interval is what is claimed; contradicted: none of it is."""
-    low, high, reported = interval.low, interval.high, comparison.reported
+    low, high, reported = interval.low, interval.high, difference.reported
     if low is None or high is None:
         return UNDECIDED, "one seed"
-    least = comparison.reading.above if comparison.reading else -claim.within if claim.expects == "level" else 0.0
+    least = difference.reading.above if difference.reading else -claim.within if claim.expects == "level" else 0.0
     if claim.expects == "no gain":
         inside, outside = high < claim.within, low > claim.within
     else:

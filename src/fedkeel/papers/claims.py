@@ -37,7 +37,7 @@ EXPECTED: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Difference:
     """A sum of cells, each with its sign: a difference, or a difference of differences; `reported` is what the paper's
     numbers make of it. With a `reading` it is a number of one cell's spectra."""
 
@@ -49,13 +49,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper claims, and the comparisons that decide it."""
+    """What a paper claims, and the differences that decide it."""
 
     name: str
     paper: str
     says: str
     where: str
-    comparisons: tuple[Comparison, ...] = ()
+    differences: tuple[Difference, ...] = ()
     expects: str = "ahead"
     within: float = 0.0
     measure: str = "numbers"
@@ -67,7 +67,7 @@ class Claim:
     @property
     def cells(self) -> list[Cell]:
         """The cells that decide it, each once."""
-        return each_once(cell for one in self.comparisons for _, cell in one.terms)
+        return each_once(cell for one in self.differences for _, cell in one.terms)
 
 
 @cache
@@ -95,36 +95,36 @@ def _claim(given: dict[str, Any]) -> Claim:
     given["track"] = tuple(given.get("track", ()))
     if given.get("measure") == "spectra":
         cells = [cell for part in given.pop("of") for cell in list_cells(part)]
-        return Claim(**given, comparisons=tuple(_readings(cells)))
+        return Claim(**given, differences=tuple(_readings(cells)))
     link = "−" if given.get("measure", "numbers") == "numbers" else "/"
-    made = [one for part in given.pop("of", ()) for one in _comparisons(part, reported, link)]
-    return Claim(**given, comparisons=tuple(made))
+    made = [one for part in given.pop("of", ()) for one in _differences(part, reported, link)]
+    return Claim(**given, differences=tuple(made))
 
 
-def _readings(cells: list[Cell]) -> list[Comparison]:
+def _readings(cells: list[Cell]) -> list[Difference]:
     pairs = product(cells, READINGS)
-    return [Comparison(f"{cell.label}: {one.words}", ((1, cell),), None, one) for cell, one in pairs]
+    return [Difference(f"{cell.label}: {one.words}", ((1, cell),), None, one) for cell, one in pairs]
 
 
-def _comparisons(part: dict[str, Any], reported: float | None, link: str) -> list[Comparison]:
+def _differences(part: dict[str, Any], reported: float | None, link: str) -> list[Difference]:
     first = {(cell.row, cell.column): cell for cell in find(part["table"])}
     second = {(cell.row, cell.column): cell for cell in find(part.get("over", part["table"]))}
     made = []
     for (row, other), column in product(part["pairs"], part.get("columns", ())):
         made.append(
-            _comparison(f"{row} {link} {other}, {column}", [first[row, column], second[other, column]], reported)
+            _difference(f"{row} {link} {other}, {column}", [first[row, column], second[other, column]], reported)
         )
     for row, other in part["pairs"] if "between" in part else ():
         strong, weak = part["between"]
         cells = [first[row, strong], second[other, strong], second[other, weak], first[row, weak]]
-        made.append(_comparison(f"{row} {link} {other}, {strong}, over the same at {weak}", cells, reported))
+        made.append(_difference(f"{row} {link} {other}, {strong}, over the same at {weak}", cells, reported))
     return made
 
 
-def _comparison(name: str, cells: list[Cell], reported: float | None) -> Comparison:
+def _difference(name: str, cells: list[Cell], reported: float | None) -> Difference:
     """Signs alternate: the first cell, less the second, and so on."""
     terms = tuple((-1 if place % 2 else 1, cell) for place, cell in enumerate(cells))
     known = [(sign, cell.reported) for sign, cell in terms if cell.reported is not None and not cell.uncertain]
     if reported is None and len(known) == len(terms):
         reported = sum(sign * value for sign, value in known)
-    return Comparison(name, terms, reported)
+    return Difference(name, terms, reported)

@@ -80,7 +80,7 @@ def write_section(decision: Decision) -> list[str]:
 def write_row(finding: Finding) -> list[str]:
     reason = f" ({finding.reason})" if finding.reason else ""
     seeds = " / ".join(str(len(side.entries)) for side in finding.sides)
-    told = [finding.comparison.name, *write_numbers(finding), seeds]
+    told = [finding.difference.name, *write_numbers(finding), seeds]
     if not finding.entries:
         return [*told, "", "", "", finding.verdict + reason]
     named = finding.looked_at or sorted({side.rounds for side in finding.sides if side.entries})
@@ -92,10 +92,10 @@ def write_row(finding: Finding) -> list[str]:
 def write_numbers(finding: Finding) -> list[str]:
     """Reported, measured and interval, as they are printed."""
     counted, digits = finding.reason == "counted", 0 if finding.sides and finding.sides[0].cell.kind == "rounds" else 2
-    told, found = finding.comparison.reported, finding.interval
+    told, found = finding.difference.reported, finding.interval
     if counted and found is not None:
         return [f"× {told:.2f}", f"× {found.mean:.2f}", ""]
-    if (reading := finding.comparison.reading) and found is not None:
+    if (reading := finding.difference.reading) and found is not None:
         span = "none" if found.low is None or found.high is None else f"{found.low:.2f} … {found.high:.2f}"
         return [f"> {reading.above:g}", f"{found.mean:.2f}", span]
     reported = f"> {reading.above:g}" if reading else "–" if told is None else f"{told:+.{digits}f}"

@@ -30,7 +30,7 @@ HOLLOW = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AgainstPaper:
     """A figure in words: what is as in the paper, what is not, and what the paper leaves open."""
 
     same: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Comparison:
     open: list[str] = field(default_factory=list)
 
 
-def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Comparison:
+def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> AgainstPaper:
     """Say in words and numbers how the runs compare with what the paper shows."""
     figure = runs.figure
     measured = [panel.measure for panel in figure.panels if panel.kind != "charts"]
@@ -49,7 +49,7 @@ def compare_with_paper(runs: FigureRuns, changed: Sequence[str] = ()) -> Compari
     full = [j for j in judged if j.cell.place in drawn and j.difference is not None and not j.shortened]
     told = [] if changed else [one for one in full if not one.cell.uncertain]
     near = sum(one.verdict.startswith(WITHIN) for one in told)
-    made = Comparison(
+    made = AgainstPaper(
         same=[reading.words for reading in readings if reading.holds],
         differs=[reading.words for reading in readings if not reading.holds],
         open=[figure.note] * bool(figure.note) + collect_notes(figure.cells) + list(choices(figure.paper)),
@@ -93,7 +93,7 @@ def write_figure(
     changed: Sequence[str] = (),
     kinds: Sequence[str] = ("png", "svg"),
     style: str = "page",
-) -> tuple[list[Path], Comparison]:
+) -> tuple[list[Path], AgainstPaper]:
     """Draw the figure; write its charts and its page; the files, and the comparison in words."""
     with styled(style):
         charts, told, stem = draw_named(runs), compare_with_paper(runs, changed), file_name(runs.figure)
@@ -146,7 +146,7 @@ def caption(figure: Figure) -> str:
     return f"{PAPERS[figure.paper].split(':')[0]}, figure {figure.number}"
 
 
-def describe_figure(figure: Figure, charts: Sequence[Chart], told: Comparison) -> str:
+def describe_figure(figure: Figure, charts: Sequence[Chart], told: AgainstPaper) -> str:
     """A figure within a page: what the paper says, the charts, what is alike and what not."""
     drawn = "".join(
         show_chart(chart.figure, chart.title, chart.note or HOLLOW, label=chart.title or caption(figure))

@@ -151,7 +151,7 @@ class Leaderboard:
         except RequestError:
             chosen = self.sweep(arena, method).experiment(method, setting, self.seed)
         whole = chosen.with_(validation=0.0, partition_seed=None, rounds=arena.experiment.get("rounds"))
-        return [(f"{method} seed={seed}", whole.with_(seed=seed)) for seed in self.seeds]
+        return [(method, whole.with_(seed=seed)) for seed in self.seeds]
 
 
 def score_of(run: Run, target: float) -> dict[str, float | None]:

@@ -235,7 +235,7 @@ class Search:
     def finals(self, winner: Candidate) -> list[tuple[str, Experiment]]:
         """The winner on fresh seeds and splits, trained on all data of the clients and scored on the test set."""
         fresh = winner.experiment.with_(partition_seed=None, validation=0.0)
-        return [(f"{winner.label} seed={seed}", fresh.with_(seed=seed)) for seed in self.seeds]
+        return [(winner.label, fresh.with_(seed=seed)) for seed in self.seeds]
 
 
 # ---- halving -------------------------------------------------------------------------------------------------------
