@@ -18,6 +18,7 @@ from fedkeel.core.trees import Tree
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Slot
 from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply, Rescale
+from fedkeel.kernels.shortened import Leaves
 
 Operator = Callable[..., Tensor | None]
 
@@ -48,7 +49,7 @@ class StackedPass:
     anchor: Tensor
     into: Tree | None = None
     mask: Tensor | None = None
-    shortened: Tree | None = None
+    shortened: Leaves | None = None
     claimed: set[str] = field(default_factory=set)
     multiplied: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)

@@ -1,0 +1,58 @@
+"""The Triton kernels of rows and weights against plain PyTorch: on a GPU, or in Triton's interpreter without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedkeel.core.layout import layout
+from fedkeel.core.trees import Tree
+from fedkeel.kernels.shortened import UNIT, align, shorten
+
+WHERE = layout((("a", (3, 5)), ("b", (10,)), ("c", (90, 100)), ("d", ()), ("e", (64, 2))))
+
+
+def check_shortened(device: str, dtype: torch.dtype) -> None:
+    for rows in (torch.randn(3, WHERE.size), torch.randn(WHERE.size).expand(3, -1)):
+        params = Tree(rows.to(device), WHERE)
+        found = align(params, dtype)
+        assert found.buffer.stride(0) % UNIT == 0
+        for name, leaf in params.items():
+            assert torch.equal(found[name], leaf.to(dtype)), name
+            assert found[name].storage_offset() % UNIT == 0, name
+
+
+def check_all(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    check_shortened(device, dtype)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_kernels_of_rows_equal_plain_pytorch_on_the_gpu(dtype: torch.dtype, tolerance: float) -> None:
+    check_all("cuda", dtype, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
+def test_kernels_of_rows_equal_plain_pytorch_in_the_interpreter() -> None:
+    code = "import torch, test_row_kernels as t; t.check_all('cpu', torch.float32, 1e-5)"
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this release of Triton's interpreter does not work with this numpy")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_shortened_weights_on_a_cpu_are_those_of_the_tree() -> None:
+    params = Tree(torch.randn(2, WHERE.size), WHERE)
+    for name, leaf in params.items():
+        assert torch.equal(shorten(params, torch.bfloat16)[name], leaf.bfloat16()), name
