@@ -17,6 +17,9 @@ from fedkeel.engines.stacked.engine import describe_network
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ModelError
+from fedkeel.kernels import operators
+from fedkeel.kernels.function_mode import OPERATORS
+from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.task import Task
 from support.zoo import NETWORKS, draw_inputs
 
@@ -146,3 +149,18 @@ def test_gradients_are_written_where_they_belong() -> None:
     found = workspace(workspace.task.initial.expand(2), batch, Loss(), {}, None)
     assert found.tree.buffer.isfinite().all()
     assert found.tree["0.weight"].untyped_storage().data_ptr() == found.tree.buffer.untyped_storage().data_ptr()
+
+
+def test_operators_choose_the_precision_where_autocast_serves_a_frozen_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU autocast would have norms in float32, and with them all that is added to what they return."""
+    seen = []
+
+    def note(at: StackedPass, *args: Any, **options: Any) -> Tensor | None:
+        seen.append((torch.is_autocast_enabled("cpu"), args[0].value.dtype))
+        return operators.layer_norm(at, *args, **options)
+
+    monkeypatch.setitem(OPERATORS, F.layer_norm, note)
+    base = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    problem = task_of(fk.lora(base, 2, on=("0", "2")), ((4,),)).problem
+    describe_network(Task(problem, dtype=torch.bfloat16))
+    assert set(seen) == {(False, torch.bfloat16)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -148,13 +149,18 @@ class StackedFunctions(KeyedDropout):
         given, options = map_tensors(note, args), map_tensors(note, kwargs)
         if not any(part.stacked for part in found):
             return None
-        with outside():
+        with outside(), self.without_autocast():
             result = operator(self.at, *given, **options)
         if result is None:
             return None
         if isinstance(result, PendingNorm):
             return self.stand_in(result)
         return map_tensors(partial(put_back, level=self.level), result)
+
+    def without_autocast(self) -> AbstractContextManager[Any]:
+        """Let operators choose the precision: autocast, which is there for frozen bases, has norms in float32."""
+        kind = self.at.anchor.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def concerns_clients(self, given: Any) -> bool:
         """Whether some tensor among arguments has a client axis; without one, a function is called once for all."""
