@@ -17,7 +17,7 @@ from fedkeel.engines.stacked.engine import describe_network
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ModelError
-from fedkeel.kernels import operators
+from fedkeel.kernels import row_norms
 from fedkeel.kernels.function_mode import OPERATORS
 from fedkeel.kernels.operators import StackedPass
 from fedkeel.problems.task import Task
@@ -157,7 +157,7 @@ def test_operators_choose_the_precision_where_autocast_serves_a_frozen_base(monk
 
     def note(at: StackedPass, *args: Any, **options: Any) -> Tensor | None:
         seen.append((torch.is_autocast_enabled("cpu"), args[0].value.dtype))
-        return operators.layer_norm(at, *args, **options)
+        return row_norms.layer_norm(at, *args, **options)
 
     monkeypatch.setitem(OPERATORS, F.layer_norm, note)
     base = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3))

@@ -9,9 +9,12 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from fedkeel.core.layout import layout
 from fedkeel.core.trees import Tree
+from fedkeel.kernels.row_norms import NormaliseRows
 from fedkeel.kernels.shortened import UNIT, align, shorten
 
 WHERE = layout((("a", (3, 5)), ("b", (10,)), ("c", (90, 100)), ("d", ()), ("e", (64, 2))))
@@ -27,8 +30,39 @@ def check_shortened(device: str, dtype: torch.dtype) -> None:
             assert found[name].storage_offset() % UNIT == 0, name
 
 
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def check_close(tolerance: float, **pairs: tuple[Tensor, Tensor]) -> None:
+    for name, (found, wanted) in pairs.items():
+        assert found.shape == wanted.shape, name
+        assert float((found.double() - wanted).norm() / wanted.norm()) < tolerance, name
+
+
+def leaf(clients: int, features: int, seed: int, device: str) -> Tensor:
+    """A leaf in a flat buffer: at an odd place, with clients apart."""
+    return drawn(clients, features + 5, seed=seed).to(device, torch.float32)[:, 3 : 3 + features]
+
+
+def check_layer_norm(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    for rows, features, biased in ((37, 24, True), (300, 7, True), (1, 192, False), (9, 1000, True), (3, 4100, False)):
+        x, dy = ((drawn(2, rows, features, seed=s) + s).to(device, dtype) for s in (1, 2))
+        gain, bias = (leaf(2, features, s, device) for s in (3, 4))
+        into = leaf(2, features, 5, device), leaf(2, features, 6, device)
+        y = NormaliseRows.apply(x.requires_grad_(), x.new_zeros(()), gain, bias if biased else None, into, 1e-5)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        given = [t.double().detach().requires_grad_() for t in (x, gain, bias)]
+        wanted = F.layer_norm(given[0], (features,)) * given[1][:, None] + given[2][:, None] * biased
+        slopes = torch.autograd.grad(wanted, given, dy.double())
+        check_close(tolerance, y=(y, wanted), dx=(dx, slopes[0]), gain=(into[0], slopes[1]))
+        if biased:
+            check_close(tolerance, bias=(into[1], slopes[2]))
+
+
 def check_all(device: str, dtype: torch.dtype, tolerance: float) -> None:
     check_shortened(device, dtype)
+    check_layer_norm(device, dtype, tolerance)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.kernels import adapted, recurrent
+from fedkeel.kernels import adapted, recurrent, row_norms
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
@@ -38,10 +38,10 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.group_norm: norms.group_norm,
     F.batch_norm: norms.batch_norm,
     torch.batch_norm: norms.batch_norm_aten,
-    F.layer_norm: of.layer_norm,
-    torch.layer_norm: of.layer_norm,
-    F.rms_norm: of.rms_norm,
-    torch.rms_norm: of.rms_norm,
+    F.layer_norm: row_norms.layer_norm,
+    torch.layer_norm: row_norms.layer_norm,
+    F.rms_norm: row_norms.rms_norm,
+    torch.rms_norm: row_norms.rms_norm,
     F.embedding: of.embedding,
     F.scaled_dot_product_attention: of.attention,
     F.max_pool2d: of.max_pool2d,
