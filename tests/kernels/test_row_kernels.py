@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -60,9 +61,20 @@ def check_layer_norm(device: str, dtype: torch.dtype, tolerance: float) -> None:
             check_close(tolerance, bias=(into[1], slopes[2]))
 
 
+def check_bias(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    kernels = importlib.import_module("fedkeel.kernels.triton_rows")
+    for shape in ((2, 300, 192), (3, 5, 4, 10), (2, 3000, 7), (2, 3, 1000), (1, 1, 1)):
+        x, bias, into = drawn(*shape, seed=1).to(device, dtype), *(leaf(shape[0], shape[-1], s, device) for s in (2, 3))
+        lift = bias.double().view(shape[0], *(1,) * (len(shape) - 2), shape[-1])
+        kernels.sum_rows(x, into)
+        sums = x.double().flatten(1, -2).sum(1)
+        check_close(tolerance, y=(kernels.add_bias(x, bias), x.double() + lift), sums=(into, sums))
+
+
 def check_all(device: str, dtype: torch.dtype, tolerance: float) -> None:
     check_shortened(device, dtype)
     check_layer_norm(device, dtype, tolerance)
+    check_bias(device, dtype, tolerance)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -1,4 +1,4 @@
-"""Rows of numbers `[clients, rows, features]`: layer norms with weights of each client, and their gradients.
+"""Rows of numbers `[clients, rows, features]`: layer norms and biases of each client, and their gradients.
 
 A program takes a stretch of rows of one client, a block at a time; what it sums up over rows is one part, and parts are
 added by a second kernel.
@@ -96,6 +96,35 @@ def _sum_parts(
         tl.store(second + client * second_stride + column, tl.sum(total, 0), mask=inside)
 
 
+# ---- biases --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _add_bias(x, bias, y, rows, share, features, columns, bias_stride, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    client, first = tl.program_id(1).to(tl.int64), tl.program_id(0) // columns * share
+    column = tl.program_id(0) % columns * WIDE + tl.arange(0, WIDE)
+    inside = column < features
+    lift = tl.load(bias + client * bias_stride + column, mask=inside, other=0.0).to(tl.float32)
+    for start in range(first, tl.minimum(first + share, rows), BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        there = (row < rows)[:, None] & inside[None, :]
+        at = (client * rows + row)[:, None] * features + column[None, :]
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32) + lift[None, :]
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _sum_rows(dy, parts, rows, share, features, columns, client_stride, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the sum of each stretch to parts `[clients, stretches, features]`, whose clients may lie apart."""
+    client, split = tl.program_id(1).to(tl.int64), tl.program_id(0) // columns
+    column = tl.program_id(0) % columns * WIDE + tl.arange(0, WIDE)
+    inside = column < features
+    total = tl.zeros((BLOCK, WIDE), dtype=tl.float32)
+    for start in range(split * share, tl.minimum(split * share + share, rows), BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        at = (client * rows + row)[:, None] * features + column[None, :]
+        total += tl.load(dy + at, mask=(row < rows)[:, None] & inside[None, :], other=0.0).to(tl.float32)
+    tl.store(parts + client * client_stride + split * features + column, tl.sum(total, 0), mask=inside)
+
+
 # ---- how they are called -------------------------------------------------------------------------------------------
 def cut_rows(clients: int, rows: int, block: int) -> tuple[int, int]:
     """Return how many stretches the rows of a client are cut into, and the rows of one."""
@@ -108,6 +137,13 @@ def block_of(features: int) -> tuple[int, int, int]:
     """Return the next power of two, the rows of a block, and warps."""
     wide = triton.next_power_of_2(features)
     return wide, max(1, NUMBERS // wide), max(4, wide // 512)
+
+
+def tile_of(features: int) -> tuple[int, int]:
+    """Return the features and the rows of a block where features need not be together."""
+    even = features & -features
+    wide = min(even if even >= 64 else max(16, triton.next_power_of_2(features)), 512)
+    return wide, NUMBERS // wide
 
 
 def add_parts(parts: Tensor, *into: Tensor) -> None:
@@ -149,3 +185,30 @@ def normalise_rows_gradient(
     )  # fmt: skip
     add_parts(parts[: len(into)], *into)
     return dx
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """x + bias, where x is `[clients, …, features]` and in one piece."""
+    clients, features, y = len(x), x.shape[-1], torch.empty_like(x)
+    rows, (wide, block) = x[0].numel() // features, tile_of(features)
+    columns = triton.cdiv(features, wide)
+    stretches, share = cut_rows(clients * columns, rows, block)
+    _add_bias[(stretches * columns, clients)](
+        x, bias, y, rows, share, features, columns, bias.stride(0), WIDE=wide, BLOCK=block
+    )
+    return y
+
+
+def sum_rows(dy: Tensor, into: Tensor) -> None:
+    """Write the sums over all axes but the first and the last, of slopes that are in one piece."""
+    clients, features = len(dy), dy.shape[-1]
+    rows, (wide, block) = dy[0].numel() // features, tile_of(features)
+    columns = triton.cdiv(features, wide)
+    stretches, share = cut_rows(clients * columns, rows, block)
+    alone = stretches == 1
+    parts = into if alone else torch.empty((1, clients, stretches, features), dtype=torch.float32, device=dy.device)
+    _sum_rows[(stretches * columns, clients)](
+        dy, parts, rows, share, features, columns, into.stride(0) if alone else parts.stride(1), WIDE=wide, BLOCK=block
+    )
+    if not alone:
+        add_parts(parts, into)
