@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from for_each import for_each
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -20,6 +21,7 @@ from fedkeel.errors import ModelError
 from fedkeel.kernels import row_norms
 from fedkeel.kernels.function_mode import OPERATORS
 from fedkeel.kernels.operators import StackedPass
+from fedkeel.kernels.unbind import Unbind
 from fedkeel.problems.task import Task
 from support.zoo import NETWORKS, draw_inputs
 
@@ -164,3 +166,18 @@ def test_operators_choose_the_precision_where_autocast_serves_a_frozen_base(monk
     problem = task_of(fk.lora(base, 2, on=("0", "2")), ((4,),)).problem
     describe_network(Task(problem, dtype=torch.bfloat16))
     assert set(seen) == {(False, torch.bfloat16)}
+
+
+@for_each("order", [(0, 1, 2, 3, 4), (0, 3, 1, 4, 2), (0, 4, 3, 2, 1), (3, 0, 1, 2, 4)])
+def test_slopes_of_unbound_parts_lie_as_the_whole_does(order: tuple[int, ...]) -> None:
+    base = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    x = base.permute(order)
+    for axis in range(1, 5):
+        parts = Unbind.apply(x, axis)
+        assert all(map(torch.equal, parts, x.unbind(axis)))
+        factors = [torch.randn(part.shape, dtype=torch.float64) for part in parts]
+        (found,), (wanted,) = (torch.autograd.grad(one, x, factors) for one in (parts, x.unbind(axis)))
+        assert torch.equal(found, wanted)
+        assert found.stride() == x.stride()
+    (alone,) = torch.autograd.grad(Unbind.apply(x, 1)[0].sum(), x)  # slopes of the others are 0
+    assert torch.equal(alone, torch.zeros_like(x).index_fill_(1, torch.tensor([0]), 1.0))

@@ -26,6 +26,7 @@ from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
+from fedkeel.kernels.unbind import unbind
 from fedkeel.models.adapters import adapt_linear
 from fedkeel.models.text import scan_lstm
 from fedkeel.randomness import key_words
@@ -49,6 +50,8 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
+    torch.unbind: unbind,
+    Tensor.unbind: unbind,
     adapt_linear: adapted.adapt_linear,
     scan_lstm: recurrent.scan_lstm,
     recurrent.step_gru: recurrent.scan_gru,
@@ -115,7 +118,8 @@ class StackedFunctions(KeyedDropout):
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
-            self.tally["stacked", name_of(func)] += 1
+            if OPERATORS[func] is not unbind:  # a shape
+                self.tally["stacked", name_of(func)] += 1
             return taken
         if func in DRAWING:
             self.tally["stacked", name_of(func)] += 1
