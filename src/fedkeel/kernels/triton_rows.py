@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 2112  # sixteen for each of an H200's processors
+PROCESSORS = 132  # of an H200
+# as many programs as run at once there, by their registers: with a few more, most would wait for the last
+NORM, NORM_GRADIENT, ADD, SUM = 10 * PROCESSORS, 5 * PROCESSORS, 16 * PROCESSORS, 12 * PROCESSORS
 NUMBERS = 2048  # of a block at least: sixteen for each thread of four warps
 WIDEST = 8192  # features that one program can hold
 
@@ -126,9 +128,9 @@ def _sum_rows(dy, parts, rows, share, features, columns, client_stride, WIDE: tl
 
 
 # ---- how they are called -------------------------------------------------------------------------------------------
-def cut_rows(clients: int, rows: int, block: int) -> tuple[int, int]:
-    """Return how many stretches the rows of a client are cut into, and the rows of one."""
-    stretches = max(1, min(triton.cdiv(rows, block), PROGRAMS // clients))
+def cut_rows(rows: int, block: int, most: int) -> tuple[int, int]:
+    """Return how many stretches the rows of a client are cut into, at most so many, and the rows of one."""
+    stretches = max(1, min(triton.cdiv(rows, block), most))
     share = triton.cdiv(triton.cdiv(rows, stretches), block) * block
     return triton.cdiv(rows, share), share
 
@@ -161,7 +163,7 @@ def normalise_rows(x: Tensor, gain: Tensor, bias: Tensor | None, epsilon: float)
     y = torch.empty_like(x)
     mean, inverse = torch.empty((2, clients, rows), dtype=torch.float32, device=x.device)
     wide, block, warps = block_of(features)
-    stretches, share = cut_rows(clients, rows, block)
+    stretches, share = cut_rows(rows, block, NORM // clients)
     lift = gain if bias is None else bias
     _normalise_rows[(stretches, clients)](
         x, gain, lift, y, mean, inverse, rows, share, gain.stride(0), lift.stride(0), epsilon, FEATURES=features,
@@ -177,7 +179,7 @@ def normalise_rows_gradient(
     clients, rows, features = x.shape
     dx = torch.empty_like(x)
     wide, block, warps = block_of(features)
-    stretches, share = cut_rows(clients, rows, block)
+    stretches, share = cut_rows(rows, block, NORM_GRADIENT // clients)
     parts = torch.empty((2, clients, stretches, features), dtype=torch.float32, device=x.device)
     _normalise_rows_gradient[(stretches, clients)](
         dy, x, mean, inverse, gain, dx, parts, rows, share, clients, gain.stride(0), FEATURES=features, WIDE=wide,
@@ -192,7 +194,7 @@ def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     clients, features, y = len(x), x.shape[-1], torch.empty_like(x)
     rows, (wide, block) = x[0].numel() // features, tile_of(features)
     columns = triton.cdiv(features, wide)
-    stretches, share = cut_rows(clients * columns, rows, block)
+    stretches, share = cut_rows(rows, block, ADD // (clients * columns))
     _add_bias[(stretches * columns, clients)](
         x, bias, y, rows, share, features, columns, bias.stride(0), WIDE=wide, BLOCK=block
     )
@@ -204,7 +206,7 @@ def sum_rows(dy: Tensor, into: Tensor) -> None:
     clients, features = len(dy), dy.shape[-1]
     rows, (wide, block) = dy[0].numel() // features, tile_of(features)
     columns = triton.cdiv(features, wide)
-    stretches, share = cut_rows(clients * columns, rows, block)
+    stretches, share = cut_rows(rows, block, SUM // (clients * columns))
     alone = stretches == 1
     parts = into if alone else torch.empty((1, clients, stretches, features), dtype=torch.float32, device=dy.device)
     _sum_rows[(stretches * columns, clients)](
