@@ -130,6 +130,19 @@ def test_short_batches_are_filled_up(device: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["a vision transformer", "a transformer encoder", "a frozen base with an adapter"])
+def test_gradients_in_bfloat16_are_those_in_float64_up_to_rounding(name: str, device: str) -> None:
+    """The second pass knows which weights are multiplied, and has them all shortened at once."""
+    found = []
+    for dtype in (torch.float64, torch.bfloat16):
+        task, samples = make_task(name, device, dtype)
+        params, gradient = stack_weights(task.initial, 0.05), StackedWorkspace(task)
+        batch = StackedBatch(tuple(map(torch.stack, zip(*samples, strict=True))), None, (SAMPLES,) * CLIENTS)
+        found += [gradient(params, batch, Loss(), {}, None).tree.buffer.double() for _ in range(2)]
+    assert max(float((one - found[0]).norm() / found[0].norm()) for one in found) < 0.03
+
+
 def test_recurrent_layers_leave_their_weights_where_they_lie() -> None:
     """On a GPU PyTorch would look for the memory of all clients' weights, to move them into a buffer of cuDNN's."""
     module = make_task("GRU", "cpu", torch.float64)[0].module

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from for_each import for_each
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -17,6 +18,10 @@ from fedkeel.engines.stacked.engine import describe_network
 from fedkeel.engines.stacked.gradients_stacked import StackedWorkspace
 from fedkeel.engines.stacked.stacked_batches import StackedBatch
 from fedkeel.errors import ModelError
+from fedkeel.kernels import row_norms
+from fedkeel.kernels.function_mode import OPERATORS
+from fedkeel.kernels.operators import StackedPass
+from fedkeel.kernels.unbind import Unbind
 from fedkeel.problems.task import Task
 from support.zoo import NETWORKS, draw_inputs
 
@@ -146,3 +151,33 @@ def test_gradients_are_written_where_they_belong() -> None:
     found = workspace(workspace.task.initial.expand(2), batch, Loss(), {}, None)
     assert found.tree.buffer.isfinite().all()
     assert found.tree["0.weight"].untyped_storage().data_ptr() == found.tree.buffer.untyped_storage().data_ptr()
+
+
+def test_operators_choose_the_precision_where_autocast_serves_a_frozen_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU autocast would have norms in float32, and with them all that is added to what they return."""
+    seen = []
+
+    def note(at: StackedPass, *args: Any, **options: Any) -> Tensor | None:
+        seen.append((torch.is_autocast_enabled("cpu"), args[0].value.dtype))
+        return row_norms.layer_norm(at, *args, **options)
+
+    monkeypatch.setitem(OPERATORS, F.layer_norm, note)
+    base = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    problem = task_of(fk.lora(base, 2, on=("0", "2")), ((4,),)).problem
+    describe_network(Task(problem, dtype=torch.bfloat16))
+    assert set(seen) == {(False, torch.bfloat16)}
+
+
+@for_each("order", [(0, 1, 2, 3, 4), (0, 3, 1, 4, 2), (0, 4, 3, 2, 1), (3, 0, 1, 2, 4)])
+def test_slopes_of_unbound_parts_lie_as_the_whole_does(order: tuple[int, ...]) -> None:
+    base = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    x = base.permute(order)
+    for axis in range(1, 5):
+        parts = Unbind.apply(x, axis)
+        assert all(map(torch.equal, parts, x.unbind(axis)))
+        factors = [torch.randn(part.shape, dtype=torch.float64) for part in parts]
+        (found,), (wanted,) = (torch.autograd.grad(one, x, factors) for one in (parts, x.unbind(axis)))
+        assert torch.equal(found, wanted)
+        assert found.stride() == x.stride()
+    (alone,) = torch.autograd.grad(Unbind.apply(x, 1)[0].sum(), x)  # slopes of the others are 0
+    assert torch.equal(alone, torch.zeros_like(x).index_fill_(1, torch.tensor([0]), 1.0))

@@ -26,6 +26,7 @@ def adapt_linear(
     if not (shared and frozen and x.stacked and a.stacked and b.stacked):
         return None
     slots = at.claim(a), at.claim(b)
+    at.multiplied.update(slot.name for slot in slots if slot is not None)
     low, given = at.low(x), None if bias is None else at.low(bias)
     y: Tensor = AdaptLinear.apply(
         low.reshape(at.clients, -1, low.shape[-1]), at.anchor, at.low(weight), given, at.short(a, slots[0]),

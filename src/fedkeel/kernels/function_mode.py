@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree
 
-from fedkeel.kernels import adapted, recurrent
+from fedkeel.kernels import adapted, recurrent, row_norms
 from fedkeel.kernels import operators as of
 from fedkeel.kernels import pending_norms as norms
 from fedkeel.kernels.client_axis import current_level, outside, put_back, take_off
@@ -25,6 +26,7 @@ from fedkeel.kernels.keyed_dropout import DRAWING, Drop, KeyedDropout, draws_in_
 from fedkeel.kernels.layers import GPU_TYPES
 from fedkeel.kernels.operators import Operand, StackedPass
 from fedkeel.kernels.pending_norms import PendingNorm
+from fedkeel.kernels.unbind import unbind
 from fedkeel.models.adapters import adapt_linear
 from fedkeel.models.text import scan_lstm
 from fedkeel.randomness import key_words
@@ -37,10 +39,10 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.group_norm: norms.group_norm,
     F.batch_norm: norms.batch_norm,
     torch.batch_norm: norms.batch_norm_aten,
-    F.layer_norm: of.layer_norm,
-    torch.layer_norm: of.layer_norm,
-    F.rms_norm: of.rms_norm,
-    torch.rms_norm: of.rms_norm,
+    F.layer_norm: row_norms.layer_norm,
+    torch.layer_norm: row_norms.layer_norm,
+    F.rms_norm: row_norms.rms_norm,
+    torch.rms_norm: row_norms.rms_norm,
     F.embedding: of.embedding,
     F.scaled_dot_product_attention: of.attention,
     F.max_pool2d: of.max_pool2d,
@@ -48,6 +50,8 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool2d: of.fold(F.avg_pool2d, 4),
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
+    torch.unbind: unbind,
+    Tensor.unbind: unbind,
     adapt_linear: adapted.adapt_linear,
     scan_lstm: recurrent.scan_lstm,
     recurrent.step_gru: recurrent.scan_gru,
@@ -114,7 +118,8 @@ class StackedFunctions(KeyedDropout):
         if self.pending and (joined := self.join(func, args, kwargs)) is not None:
             return joined
         if func in OPERATORS and (taken := self.take(OPERATORS[func], args, kwargs)) is not None:
-            self.tally["stacked", name_of(func)] += 1
+            if OPERATORS[func] is not unbind:  # a shape
+                self.tally["stacked", name_of(func)] += 1
             return taken
         if func in DRAWING:
             self.tally["stacked", name_of(func)] += 1
@@ -148,13 +153,18 @@ class StackedFunctions(KeyedDropout):
         given, options = map_tensors(note, args), map_tensors(note, kwargs)
         if not any(part.stacked for part in found):
             return None
-        with outside():
+        with outside(), self.without_autocast():
             result = operator(self.at, *given, **options)
         if result is None:
             return None
         if isinstance(result, PendingNorm):
             return self.stand_in(result)
         return map_tensors(partial(put_back, level=self.level), result)
+
+    def without_autocast(self) -> AbstractContextManager[Any]:
+        """Let operators choose the precision: autocast, which is there for frozen bases, has norms in float32."""
+        kind = self.at.anchor.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     def concerns_clients(self, given: Any) -> bool:
         """Whether some tensor among arguments has a client axis; without one, a function is called once for all."""

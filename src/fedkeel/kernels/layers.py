@@ -150,13 +150,22 @@ class AddBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, bias: Tensor, into: Into) -> Tensor:
         ctx.into, ctx.weight = into, describe(bias)
+        if takes_rows(x):
+            from fedkeel.kernels import triton_rows
+
+            return triton_rows.add_bias(x, bias)
         return x + bias.to(x.dtype).view(len(bias), *(1,) * (x.dim() - 2), -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         into, db = place(ctx.into, ctx.weight)
-        into.copy_(dy.flatten(1, -2).sum(1, dtype=into.dtype))
+        if takes_rows(dy):
+            from fedkeel.kernels import triton_rows
+
+            triton_rows.sum_rows(dy, into)
+        else:
+            into.copy_(dy.flatten(1, -2).sum(1, dtype=into.dtype))
         return dy, None, db, None
 
 
@@ -238,6 +247,11 @@ def convolution_for(x: Tensor) -> ModuleType:
 
         return triton_convolution
     return plain
+
+
+def takes_rows(x: Tensor) -> bool:
+    """Whether kernels of rows take it: on a GPU, in one piece."""
+    return x.is_cuda and x.dtype in GPU_TYPES and x.is_contiguous() and x.numel() > 0
 
 
 def norm_for(x: Tensor, groups: int) -> ModuleType:

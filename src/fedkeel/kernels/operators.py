@@ -17,7 +17,8 @@ from torch import Tensor
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Slot
-from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply, Rescale
+from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply
+from fedkeel.kernels.shortened import Leaves
 
 Operator = Callable[..., Tensor | None]
 
@@ -48,7 +49,7 @@ class StackedPass:
     anchor: Tensor
     into: Tree | None = None
     mask: Tensor | None = None
-    shortened: Tree | None = None
+    shortened: Leaves | None = None
     claimed: set[str] = field(default_factory=set)
     multiplied: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
@@ -173,42 +174,6 @@ def _margins(padding: Any, kernel: tuple[int, int], stride: tuple[int, int]) -> 
     if padding == "same":
         return (kernel[0] // 2, kernel[1] // 2) if kernel[0] % 2 and kernel[1] % 2 and stride == (1, 1) else None
     return _pair(padding)
-
-
-# ---- norms over the last axes --------------------------------------------------------------------------------------
-def layer_norm(
-    at: StackedPass, x: Operand, shape: Sequence[int], weight: Operand | None = None, bias: Operand | None = None,
-    eps: float = 1e-5, *rest: Any,
-) -> Tensor | None:  # fmt: skip
-    if not any(part is not None and part.stacked for part in (weight, bias)):
-        gain, lift = (None if part is None else at.low(part) for part in (weight, bias))
-        return F.layer_norm(at.stack(x), list(shape), gain, lift, eps)
-    return rescale(at, F.layer_norm(at.stack(x), list(shape), None, None, eps), len(shape), weight, bias)
-
-
-def rms_norm(
-    at: StackedPass, x: Operand, shape: Sequence[int], weight: Operand | None = None, eps: float | None = None
-) -> Tensor | None:
-    return rescale(at, F.rms_norm(at.stack(x), list(shape), None, eps), len(shape), weight, None)
-
-
-def rescale(at: StackedPass, unit: Tensor, axes: int, weight: Operand | None, bias: Operand | None) -> Tensor:
-    """unit · weight + bias, where both have the last axes of unit."""
-    if weight is None or not weight.stacked or (bias is not None and not bias.stacked):
-        scaled = unit if weight is None else unit * _beside(at, weight, unit)
-        return scaled if bias is None else scaled + _beside(at, bias, unit)
-    rows = unit.flatten(-axes).flatten(1, -2) if unit.dim() - axes > 1 else unit.flatten(-axes).unsqueeze(1)
-    slots = at.claim(weight), at.claim(bias)
-    gain, lift = at.short(weight, slots[0]).flatten(1), None if bias is None else at.short(bias, slots[1]).flatten(1)
-    into = tuple(None if slot is None else slot.flatten(1) for slot in slots)
-    scaled = Rescale.apply(rows, at.anchor, gain, lift, into)
-    return scaled.view(unit.shape)
-
-
-def _beside(at: StackedPass, weight: Operand, unit: Tensor) -> Tensor:
-    """Give a weight axes of size 1 between that of clients and its own."""
-    value = at.low(weight)
-    return value.view(len(value), *(1,) * (unit.dim() - value.dim()), *value.shape[1:]) if weight.stacked else value
 
 
 # ---- tables, attention ---------------------------------------------------------------------------------------------

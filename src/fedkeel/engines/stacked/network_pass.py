@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
 from fedkeel.kernels.operators import StackedPass
+from fedkeel.kernels.shortened import shorten
 from fedkeel.problems.calling import without_turns
 from fedkeel.problems.module_state import list_constants
 from fedkeel.problems.task import Task
@@ -100,7 +101,7 @@ def start_pass(task: Task, params: Tree, mask: Tensor | None, multiplied: set[st
     anchor = torch.zeros((), dtype=task.dtype, device=params.buffer.device, requires_grad=True)
     count = sum(prod(params.layout.shapes[name]) for name in multiplied)
     lower = task.compute != task.dtype and 2 * count > params.layout.size
-    shortened = Tree(params.buffer.to(task.compute), params.layout) if lower else None
+    shortened = shorten(params, task.compute) if lower else None
     return StackedPass(len(params.buffer), task.compute, anchor, into, mask, shortened)
 
 
