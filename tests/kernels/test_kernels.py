@@ -227,6 +227,14 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         (dx,) = torch.autograd.grad(wanted, x, dy)
         found = pool.pool_gradient(dy, taps, 7, 6, size, stride, padding)
         assert far(found.double(), dx.double()) < tolerance, ("pool gradient", size)
+    for size in (2, 3):
+        x = drawn(2, 3, 7, 6, 8, seed=7).to(device, dtype).requires_grad_()  # a row or more lies in no window
+        wanted = F.avg_pool2d(x.flatten(0, 1).movedim(-1, 1), size).movedim(1, -1).unflatten(0, (2, 3))
+        y = pool.average(x.detach(), size)
+        assert far(y.double(), wanted.detach().double()) < tolerance, ("average", size)
+        dy = drawn(*y.shape, seed=8).to(device, dtype)
+        (dx,) = torch.autograd.grad(wanted, x, dy)
+        assert far(pool.average_gradient(dy, 7, 6, size).double(), dx.double()) < tolerance, ("average gradient", size)
     x = drawn(2, 1, 12, 12, 4, seed=9).to(device, dtype)
     y, taps = pool.pool(x, 12, 12, 0)  # more pixels than a byte can number
     assert torch.equal(y, x.amax((2, 3), keepdim=True))

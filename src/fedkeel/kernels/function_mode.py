@@ -45,7 +45,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: of.attention,
     F.max_pool2d: of.max_pool2d,
     torch.max_pool2d: of.max_pool2d,
-    F.avg_pool2d: of.fold(F.avg_pool2d, 4),
+    F.avg_pool2d: of.avg_pool2d,
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
     adapt_linear: adapted.adapt_linear,

@@ -231,6 +231,24 @@ class MaxPool(torch.autograd.Function):
         return triton_pool.pool_gradient(dy.contiguous(), taps, *ctx.window), None, None, None
 
 
+class AveragePool(torch.autograd.Function):
+    """The mean of each window, where windows lie side by side; on a GPU only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        from fedkeel.kernels import triton_pool
+
+        ctx.window = (x.shape[2], x.shape[3], size)
+        return triton_pool.average(x, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedkeel.kernels import triton_pool
+
+        return triton_pool.average_gradient(dy.contiguous(), *ctx.window), None
+
+
 def convolution_for(x: Tensor) -> ModuleType:
     """Triton on a GPU, plain PyTorch elsewhere and in float64."""
     if x.is_cuda and x.dtype in GPU_TYPES:

@@ -1,4 +1,4 @@
-"""Max pooling with channels last, and its gradient without atomics. The twin is torch's own max_pool2d."""
+"""Pooling with channels last, and its gradient without atomics. The twins are torch's own max_pool2d and avg_pool2d."""
 
 from __future__ import annotations
 
@@ -57,6 +57,36 @@ def _pool_gradient(dy, taps, dx, count, height, width, out_height, out_width, ch
     tl.store(dx + at, total.to(dx.dtype.element_ty), mask=at < count)
 
 
+@triton.jit
+def _average(x, y, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
+    """The mean of each window, where windows lie side by side; of one client."""
+    client, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x += client * (count // (out_height * out_width)) * (height * width)
+    channel, pixel = at % channels, at // channels
+    column, row = pixel % out_width * SIZE, pixel // out_width % out_height * SIZE
+    corner = ((pixel // (out_width * out_height) * height + row) * width + column) * channels + channel
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(SIZE * SIZE):
+        source = x + corner + (tap // SIZE * width + tap % SIZE) * channels
+        total += tl.load(source, mask=at < count, other=0.0).to(tl.float32)
+    tl.store(y + client * count + at, (total / (SIZE * SIZE)).to(y.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def _average_gradient(dy, dx, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr,
+                      BLOCK: tl.constexpr):  # fmt: skip
+    """Each pixel gets its share from its window, and 0 where it lies in none; of one client."""
+    client, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    dy += client * (count // (height * width)) * (out_height * out_width)
+    channel, pixel = at % channels, at // channels
+    column, row = pixel % width // SIZE, pixel // width % height // SIZE
+    window = ((pixel // (width * height) * out_height + row) * out_width + column) * channels + channel
+    inside = (at < count) & (row < out_height) & (column < out_width)
+    slope = tl.load(dy + window, mask=inside, other=0.0).to(tl.float32) / (SIZE * SIZE)
+    tl.store(dx + client * count + at, slope.to(dx.dtype.element_ty), mask=at < count)
+
+
 def pool(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     """Of x `[clients, batch, height, width, channels]`: the pooled images, and which pixels were chosen."""
     height, width, channels = x.shape[2:]
@@ -76,4 +106,22 @@ def pool_gradient(dy: Tensor, taps: Tensor, height: int, width: int, size: int, 
         dy, taps, dx, dx[0].numel(), height, width, dy.shape[2], dy.shape[3], dy.shape[4], SIZE=size, STRIDE=stride,
         PADDING=padding, BLOCK=BLOCK,
     )  # fmt: skip
+    return dx
+
+
+def average(x: Tensor, size: int) -> Tensor:
+    """The means of windows that lie side by side."""
+    height, width, channels = x.shape[2:]
+    y = torch.empty((*x.shape[:2], height // size, width // size, channels), dtype=x.dtype, device=x.device)
+    _average[(triton.cdiv(y[0].numel(), BLOCK), len(y))](
+        x, y, y[0].numel(), height, width, *y.shape[2:], SIZE=size, BLOCK=BLOCK
+    )
+    return y
+
+
+def average_gradient(dy: Tensor, height: int, width: int, size: int) -> Tensor:
+    dx = torch.empty((*dy.shape[:2], height, width, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    _average_gradient[(triton.cdiv(dx[0].numel(), BLOCK), len(dx))](
+        dy, dx, dx[0].numel(), height, width, *dy.shape[2:], SIZE=size, BLOCK=BLOCK
+    )
     return dx
