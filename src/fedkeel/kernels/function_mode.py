@@ -209,7 +209,11 @@ class StackedFunctions(KeyedDropout):
 
     def compute(self, norm: PendingNorm, relu: bool = False) -> Tensor:
         with outside():
-            return put_back(norm.compute(relu), self.level)
+            y, passed = norm.compute(relu)
+            if passed is not None and norm.given is not None:
+                self.values[id(norm.given)] = put_back(passed, self.level)
+                self.stand_ins.append(norm.given)
+            return put_back(y, self.level)
 
     def join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Join a shortcut or a ReLU to a norm that waits for it; compute norms before anything is changed in place."""
