@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,9 @@ class StackedFunctions(KeyedDropout):
         if result is None:
             return None
         if isinstance(result, PendingNorm):
-            return self.stand_in(result)
+            first, x = args[0] if args else None, found[0]
+            passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
+            return self.stand_in(replace(result, given=first) if passes else result)
         return map_tensors(partial(put_back, level=self.level), result)
 
     def concerns_clients(self, given: Any) -> bool:
@@ -248,9 +251,9 @@ class StackedFunctions(KeyedDropout):
         return None
 
     def flush(self) -> None:
-        """Compute all norms that wait."""
+        """Compute all norms that wait; what they were given may be changed next, so none passes it on."""
         for one in list(self.pending):
-            self.values[one] = self.compute(self.pending.pop(one))
+            self.values[one] = self.compute(replace(self.pending.pop(one), given=None))
 
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""

@@ -36,7 +36,7 @@ class PendingNorm:
     given: Tensor | None = None
 
     def add(self, shortcut: Tensor) -> PendingNorm:
-        return replace(self, shortcut=shortcut)
+        return replace(self, shortcut=shortcut, given=None)  # the shortcut may be x itself
 
     def compute(self, relu: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the norm, and x for later uses, whose slopes the norm's own gradient then adds."""
