@@ -32,6 +32,9 @@ SHAPES = [
     (10, 10, 4, 8, 9, 1, 4),
     (4, 5, 32, 24, 3, 1, 1),
     (6, 7, 64, 16, 3, 2, 1),
+    (5, 5, 64, 16, 3, 1, 0),
+    (6, 7, 128, 32, 3, 1, 1),
+    (1, 9, 64, 24, 5, 1, 2),
 ]
 
 
@@ -77,7 +80,7 @@ def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
     given = [t.detach() for t in (x, gain, bias)]
     y, mean, inverse = plain.normalise(*given, 2, 1e-5, beside.detach() if shortcut else None, relu)
     into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
-    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, given[1], relu, into, shortcut)
+    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, *given[1:], relu, into, shortcut)
     assert far(y, expected.detach()) < 1e-12
     found = (dx, *into) if dz is None else (dx, *into, dz)
     for one, other in zip(found, wanted, strict=True):
@@ -157,12 +160,15 @@ def check_triton_batch(device: str, dtype: torch.dtype, tolerance: float) -> Non
         assert far(y.double(), wanted) < tolerance, ("rescale", channels)
         apart = torch.full_like(rows, torch.nan)
         into, twin = of_both(apart, channels), of_both(torch.empty_like(rows).double(), channels)
-        found = batch.rescale_gradient(dy, y, x, made, gain, mask, relu, into, shortcut)
-        exact_of = (dy.double(), y.double(), x.double(), exactly, gain.double())
-        reference = plain.rescale_gradient(*exact_of, mask, relu, twin, shortcut)
-        for one, other in zip((*found, *into), (*reference, *twin), strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or far(one.double(), other) < tolerance, ("batch gradient", channels)
+        wider = drawn(2, 3, pixels, pixels, channels + 16, seed=7).to(device, dtype)[..., :channels]
+        for elsewhere in (None, wider):
+            found = batch.rescale_gradient(dy, y, x, made, gain, mask, relu, into, shortcut, elsewhere)
+            exact_of = (dy.double(), y.double(), x.double(), exactly, gain.double())
+            also = None if elsewhere is None else wider.double()
+            reference = plain.rescale_gradient(*exact_of, mask, relu, twin, shortcut, also)
+            for one, other in zip((*found, *into), (*reference, *twin), strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or far(one.double(), other) < tolerance, ("batch gradient", channels)
 
 
 def of_both(rows: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,30 +198,40 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         convolution.convolve_weight_gradient(x, dy, where, into)
         plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
         assert far(into, twin) < tolerance, ("weight", shape)
-    any_channels = importlib.import_module("fedkeel.kernels.triton_group")
-    cases = [(norm, 8, 5, True, True), (norm, 16, 4, False, False), (norm, 32, 3, True, False)]
-    cases += [
-        (any_channels, 24, 5, True, True),
-        (any_channels, 96, 4, False, False),
-        (any_channels, 16, 33, True, False),
+    cases = [
+        (8, 2, 5, True, True),
+        (16, 2, 4, False, False),
+        (32, 2, 3, True, False),
+        (24, 2, 5, True, True),
+        (96, 2, 4, False, False),
+        (16, 2, 33, True, False),
+        (160, 2, 17, True, True),
+        (192, 1, 17, True, False),
+        (9, 3, 70, True, True),
+        (96, 12, 3, True, False),
     ]
-    for kernels, channels, pixels, relu, shortcut in cases:
+    for channels, groups, pixels, relu, shortcut in cases:
         x, dy, beside = (drawn(2, 3, pixels, pixels, channels, seed=s).to(device, dtype) for s in (1, 2, 3))
+        x = x + 5  # far from zero, where sums of squares alone would lose what they should tell
         gain, bias = (drawn(2, channels, seed=s).to(device, torch.float32) for s in (4, 5))
         own = beside if shortcut else None
-        y, mean, inverse = kernels.normalise(x, gain, bias, 2, 1e-5, own, relu)
+        y, mean, inverse = norm.normalise(x, gain, bias, groups, 1e-5, own, relu)
         reference = plain.normalise(
-            x.double(), gain.double(), bias.double(), 2, 1e-5, None if own is None else own.double(), relu
+            x.double(), gain.double(), bias.double(), groups, 1e-5, None if own is None else own.double(), relu
         )
         assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
         into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
         twin = (torch.empty_like(gain), torch.empty_like(bias))
-        dx, dz = kernels.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
-        wanted = plain.normalise_gradient(
-            dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin, True
-        )
-        for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
-            assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
+        wider = drawn(2, 3, pixels, pixels, channels + 16, seed=6).to(device, dtype)[..., 16:]  # a piece of it
+        for elsewhere in (None, wider):
+            dx, dz = norm.normalise_gradient(dy, y, x, mean, inverse, gain, bias, relu, into, shortcut, elsewhere)
+            exact_of = (dy, y, x, *reference[1:], gain, bias)
+            wanted = plain.normalise_gradient(
+                *(t.double() for t in exact_of), relu, twin, shortcut, None if elsewhere is None else wider.double()
+            )
+            for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
 
     pool = importlib.import_module("fedkeel.kernels.triton_pool")
     for size, stride, padding in ((3, 2, 1), (2, 2, 0)):
@@ -227,6 +243,14 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         (dx,) = torch.autograd.grad(wanted, x, dy)
         found = pool.pool_gradient(dy, taps, 7, 6, size, stride, padding)
         assert far(found.double(), dx.double()) < tolerance, ("pool gradient", size)
+    for size in (2, 3):
+        x = drawn(2, 3, 7, 6, 8, seed=7).to(device, dtype).requires_grad_()  # a row or more lies in no window
+        wanted = F.avg_pool2d(x.flatten(0, 1).movedim(-1, 1), size).movedim(1, -1).unflatten(0, (2, 3))
+        y = pool.average(x.detach(), size)
+        assert far(y.double(), wanted.detach().double()) < tolerance, ("average", size)
+        dy = drawn(*y.shape, seed=8).to(device, dtype)
+        (dx,) = torch.autograd.grad(wanted, x, dy)
+        assert far(pool.average_gradient(dy, 7, 6, size).double(), dx.double()) < tolerance, ("average gradient", size)
     x = drawn(2, 1, 12, 12, 4, seed=9).to(device, dtype)
     y, taps = pool.pool(x, 12, 12, 0)  # more pixels than a byte can number
     assert torch.equal(y, x.amax((2, 3), keepdim=True))

@@ -79,6 +79,24 @@ class Dense(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(x, (1, 1)).squeeze(-1).squeeze(-1))
 
 
+class Growing(nn.Module):
+    """A network whose images are normed, joined and used again, once before and once after a norm; one norm is idle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4), nn.GroupNorm(2, 6), nn.GroupNorm(1, 8), nn.BatchNorm2d(10)])
+        self.convs = nn.ModuleList(nn.Conv2d(n, 2, 3, padding=1, bias=False) for n in (4, 6, 8))
+        self.stem, self.fc, self.idle = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(10, CLASSES), nn.GroupNorm(2, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            before, unit = x.tanh(), norm(x)
+            x = torch.cat([conv(F.relu(unit) + unit), x + 0.1 * before * x], 1)
+        self.idle(x).relu()
+        return self.fc((self.norms[-1](x) * x).relu_().mean((2, 3)))
+
+
 class VisionTransformer(nn.Module):
     def __init__(self, width: int = 8, heads: int = 2):
         super().__init__()
@@ -361,6 +379,7 @@ NETWORKS = {
     "ResNet with group norms": (lambda: ResNet(groups), IMAGE),
     "a wide ResNet": (wide, IMAGE),
     "DenseNet": (Dense, IMAGE),
+    "a network that grows": (Growing, IMAGE),
     "a vision transformer": (VisionTransformer, IMAGE),
     "MLP-Mixer": (Mixer, IMAGE),
     "ConvNeXt": (ConvNeXt, IMAGE),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: of.attention,
     F.max_pool2d: of.max_pool2d,
     torch.max_pool2d: of.max_pool2d,
-    F.avg_pool2d: of.fold(F.avg_pool2d, 4),
+    F.avg_pool2d: of.avg_pool2d,
     F.adaptive_avg_pool2d: of.fold(F.adaptive_avg_pool2d, 4),
     torch.cat: of.cat,
     torch.unbind: unbind,
@@ -158,7 +159,9 @@ class StackedFunctions(KeyedDropout):
         if result is None:
             return None
         if isinstance(result, PendingNorm):
-            return self.stand_in(result)
+            first, x = args[0] if args else None, found[0]
+            passes = isinstance(first, Tensor) and x.stacked and x.name is None and x.value.dtype == self.at.compute
+            return self.stand_in(replace(result, given=first) if passes else result)
         return map_tensors(partial(put_back, level=self.level), result)
 
     def without_autocast(self) -> AbstractContextManager[Any]:
@@ -219,7 +222,11 @@ class StackedFunctions(KeyedDropout):
 
     def compute(self, norm: PendingNorm, relu: bool = False) -> Tensor:
         with outside():
-            return put_back(norm.compute(relu), self.level)
+            y, passed = norm.compute(relu)
+            if passed is not None and norm.given is not None:
+                self.values[id(norm.given)] = put_back(passed, self.level)
+                self.stand_ins.append(norm.given)
+            return put_back(y, self.level)
 
     def join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """Join a shortcut or a ReLU to a norm that waits for it; compute norms before anything is changed in place."""
@@ -254,9 +261,9 @@ class StackedFunctions(KeyedDropout):
         return None
 
     def flush(self) -> None:
-        """Compute all norms that wait."""
+        """Compute all norms that wait; what they were given may be changed next, so none passes it on."""
         for one in list(self.pending):
-            self.values[one] = self.compute(self.pending.pop(one))
+            self.values[one] = self.compute(replace(self.pending.pop(one), given=None))
 
     def finish(self, output: Any) -> Any:
         """Return the network's output with values in place of stand-ins; running moments follow unused norms too."""

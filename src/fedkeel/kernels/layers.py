@@ -75,54 +75,70 @@ class Convolve(torch.autograd.Function):
 
 
 class Normalise(torch.autograd.Function):
-    """relu(gain · unit(x) + bias + shortcut), by groups of channels; shortcut and ReLU are optional."""
+    """relu(gain · unit(x) + bias + shortcut), by groups of channels; shortcut and ReLU are optional.
+
+    Where it `passes` x on, other uses of x take it from here, and their slopes are added while its own are written.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Into, Into], groups: int, epsilon: float, relu: bool,
-    ) -> Tensor:  # fmt: skip
+        into: tuple[Into, Into], groups: int, epsilon: float, relu: bool, passes: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         ops = norm_for(x, groups)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
         # y is read behind a ReLU only; without one a network may change it in place
-        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
+        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain, bias)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
-        return y
+        ctx.set_materialize_grads(False)
+        return (y, x) if passes else y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, mean, inverse, gain = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor | None, passed: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return passed, *(None,) * 9
+        x, y, mean, inverse, gain, bias = ctx.saved_tensors
         into, slopes = place_both(ctx.into, gain)
-        dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, ctx.relu, into, ctx.joins)
-        return dx, None, dz, *slopes, None, None, None, None
+        dx, dz = ctx.ops.normalise_gradient(
+            dy.contiguous(), y, x, mean, inverse, gain, bias, ctx.relu, into, ctx.joins, passed
+        )
+        return dx, None, dz, *slopes, *(None,) * 5
 
 
 class BatchNormalise(torch.autograd.Function):
-    """relu(gain · (x − mean) / std + bias + shortcut), mean and variance being those of the client's batch."""
+    """relu(gain · (x − mean) / std + bias + shortcut), mean and variance being those of the client's batch.
+
+    It passes x on as `Normalise` does.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
         into: tuple[Into, Into], mask: Tensor | None, epsilon: float, relu: bool,
-        running: RunningMoments | None,
-    ) -> Tensor:  # fmt: skip
+        running: RunningMoments | None, passes: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         ops = batch_norm_for(x)
         stats = ops.batch_moments(x, mask, gain, bias, epsilon, running)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y: Tensor = ops.rescale(x, stats.scale, stats.shift, shortcut, relu)
         ctx.save_for_backward(x, y if relu else x, gain, mask, *stats)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
-        return y
+        ctx.set_materialize_grads(False)
+        return (y, x) if passes else y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, passed: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return passed, *(None,) * 10
         x, y, gain, mask, *stats = ctx.saved_tensors
         into, slopes = place_both(ctx.into, gain)
-        dx, dz = ctx.ops.rescale_gradient(dy.contiguous(), y, x, Moments(*stats), gain, mask, ctx.relu, into, ctx.joins)
-        return dx, None, dz, *slopes, None, None, None, None, None
+        dx, dz = ctx.ops.rescale_gradient(
+            dy.contiguous(), y, x, Moments(*stats), gain, mask, ctx.relu, into, ctx.joins, passed
+        )
+        return dx, None, dz, *slopes, *(None,) * 6
 
 
 class Multiply(torch.autograd.Function):
@@ -240,6 +256,24 @@ class MaxPool(torch.autograd.Function):
         return triton_pool.pool_gradient(dy.contiguous(), taps, *ctx.window), None, None, None
 
 
+class AveragePool(torch.autograd.Function):
+    """The mean of each window, where windows lie side by side; on a GPU only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        from fedkeel.kernels import triton_pool
+
+        ctx.window = (x.shape[2], x.shape[3], size)
+        return triton_pool.average(x, size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        from fedkeel.kernels import triton_pool
+
+        return triton_pool.average_gradient(dy.contiguous(), *ctx.window), None
+
+
 def convolution_for(x: Tensor) -> ModuleType:
     """Triton on a GPU, plain PyTorch elsewhere and in float64."""
     if x.is_cuda and x.dtype in GPU_TYPES:
@@ -260,10 +294,6 @@ def norm_for(x: Tensor, groups: int) -> ModuleType:
 
         if triton_norm.supports(x.shape[-1], groups):
             return triton_norm
-        from fedkeel.kernels import triton_group
-
-        if triton_group.supports(x.shape[-1], groups):
-            return triton_group
     return plain
 
 

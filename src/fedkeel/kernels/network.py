@@ -145,7 +145,7 @@ def normalise(
     gain, bias = f"{name}.weight", f"{name}.bias"
     return Normalise.apply(
         x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
-        (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu,
+        (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu, False,
     )  # fmt: skip
 
 
@@ -164,7 +164,9 @@ def batch_normalise(
         return batch_norm_for(x).rescale(x, scale, bias - mean * scale, beside, relu)
     into = (frame.into[f"{name}.weight"], frame.into[f"{name}.bias"])
     updates = RunningMoments((mean, variance), (running.after[moments[0]], running.after[moments[1]]), module.momentum)
-    return BatchNormalise.apply(x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, updates)
+    return BatchNormalise.apply(
+        x, frame.anchor, shortcut, gain, bias, into, running.mask, module.eps, relu, updates, False
+    )
 
 
 def linear(module: nn.Linear, name: str, x: Tensor, frame: Frame) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Slot
-from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, MaxPool, Multiply
+from fedkeel.kernels.layers import GPU_TYPES, AddBias, AveragePool, Convolve, Embed, MaxPool, Multiply
 from fedkeel.kernels.shortened import Leaves
 
 Operator = Callable[..., Tensor | None]
@@ -243,11 +243,27 @@ def max_pool2d(
     return fold(torch.max_pool2d, 4)(at, x, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)
 
 
+def avg_pool2d(
+    at: StackedPass, x: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor | None:  # fmt: skip
+    (size, other), step = _pair(kernel_size), _pair(stride or kernel_size)
+    side_by_side = size == other and step == (size, size) and _pair(padding) == (0, 0)
+    common = not ceil_mode and divisor_override is None
+    if side_by_side and common and x.axes == 4 and x.stacked and x.value.is_cuda and x.value.dtype in GPU_TYPES:
+        y: Tensor = AveragePool.apply(x.value.movedim(2, -1).contiguous(), size)
+        return y.movedim(-1, 2)
+    options = (ceil_mode, count_include_pad, divisor_override)
+    return fold(F.avg_pool2d, 4)(at, x, kernel_size, stride or kernel_size, padding, *options)
+
+
 def cat(at: StackedPass, tensors: Sequence[Operand], dim: int = 0) -> Tensor | None:
     """Join images along their channels, which lie last in memory, and leave them there."""
     if dim not in (1, -3) or any(part.axes != 4 or not part.stacked for part in tensors):
         return None
     parts = [part.value.movedim(2, -1) for part in tensors]
-    if not any(part.is_contiguous() for part in parts):
+    if not any(part.is_contiguous() for part in parts) or len({part.shape[:4] for part in parts}) > 1:
         return None
-    return torch.cat(parts, -1).movedim(-1, 2)
+    # as matrices: beyond four axes PyTorch copies piece by piece on a GPU
+    joined = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1)
+    return joined.view(*parts[0].shape[:4], -1).movedim(-1, 2)

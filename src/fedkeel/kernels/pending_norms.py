@@ -16,27 +16,39 @@ from fedkeel.kernels.plain import RunningMoments
 
 
 class Norm(Protocol):
-    """Norms images `[clients, batch, height, width, channels]`, adds a shortcut, and applies a ReLU."""
+    """Norms images `[clients, batch, height, width, channels]`, adds a shortcut, and applies a ReLU.
 
-    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor: ...
+    Where it `passes` the images on it returns them too, for their other uses.
+    """
+
+    def __call__(
+        self, images: Tensor, shortcut: Tensor | None, relu: bool, passes: bool
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class PendingNorm:
-    """A norm that has not been computed, and a shortcut that is added to it."""
+    """A norm that has not been computed, and a shortcut that is added to it; `given` is x as the network sees it."""
 
     x: Tensor  # [clients, batch, channels, …]
     norm: Norm
     shortcut: Tensor | None = None
+    given: Tensor | None = None
 
     def add(self, shortcut: Tensor) -> PendingNorm:
-        return replace(self, shortcut=shortcut)
+        return replace(self, shortcut=shortcut, given=None)  # the shortcut may be x itself
 
-    def compute(self, relu: bool = False) -> Tensor:
+    def compute(self, relu: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the norm, and x for later uses, whose slopes the norm's own gradient then adds."""
         images = as_images(self.x)
         beside = None if self.shortcut is None else as_images(self.shortcut.to(images.dtype))
-        y = self.norm(images.contiguous(), beside, relu)
-        return y.view(*self.x.shape[:2], *self.x.shape[3:], -1).movedim(-1, 2)
+        passes = self.given is not None and self.x.requires_grad and torch.is_grad_enabled()
+        made = self.norm(images.contiguous(), beside, relu, passes)
+        y, passed = made if isinstance(made, tuple) else (made, None)
+        return self.as_given(y), None if passed is None else self.as_given(passed)
+
+    def as_given(self, images: Tensor) -> Tensor:
+        return images.view(*self.x.shape[:2], *self.x.shape[3:], -1).movedim(-1, 2)
 
 
 def as_images(x: Tensor) -> Tensor:
@@ -57,11 +69,14 @@ class GroupNorm:
     weight: Operand
     bias: Operand
 
-    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+    def __call__(
+        self, images: Tensor, shortcut: Tensor | None, relu: bool, passes: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
         into: tuple[Into, Into] = (self.at.claim(self.weight), self.at.claim(self.bias))
         return Normalise.apply(
-            images, self.at.anchor, shortcut, self.weight.value, self.bias.value, into, self.groups, self.epsilon, relu
-        )
+            images, self.at.anchor, shortcut, self.weight.value, self.bias.value, into, self.groups, self.epsilon,
+            relu, passes,
+        )  # fmt: skip
 
 
 @dataclass
@@ -74,7 +89,9 @@ class BatchNorm:
     bias: Operand | None
     running: list[RunningMoments] = field(default_factory=list)
 
-    def __call__(self, images: Tensor, shortcut: Tensor | None, relu: bool) -> Tensor:
+    def __call__(
+        self, images: Tensor, shortcut: Tensor | None, relu: bool, passes: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
         mask = self.at.mask
         if mask is not None and mask.shape[1] != images.shape[1]:
             raise ModelError(
@@ -87,7 +104,7 @@ class BatchNorm:
         into = (self.at.claim(self.weight), self.at.claim(self.bias))
         running = self.running.pop() if self.running else None
         return BatchNormalise.apply(
-            images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running
+            images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running, passes
         )
 
     def by_client(self, weight: Operand | None, neutral: Tensor, channels: int) -> Tensor:

@@ -81,11 +81,16 @@ def normalise_gradient(
     mean: Tensor,
     inverse: Tensor,
     gain: Tensor,
+    bias: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x and, where one `joins`, of the shortcut; write those of gain and bias to `into`."""
+    """Return the gradients of x and, where one `joins`, of the shortcut; write those of gain and bias to `into`.
+
+    What x has for a gradient from elsewhere, `beside`, is added. Only the Triton twin reads the bias.
+    """
     groups = mean.shape[-1]
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)
     parts = x.unflatten(-1, (groups, -1)).to(gain.dtype)
@@ -97,7 +102,8 @@ def normalise_gradient(
     level = du.mean((2, 3, 5), keepdim=True)
     slope = (du * unit).mean((2, 3, 5), keepdim=True)
     dx = (du - level - unit * slope) * inverse[:, :, None, None, :, None]
-    return dx.flatten(-2).to(x.dtype), dz.to(x.dtype) if joins else None
+    dx = dx.flatten(-2).to(x.dtype)
+    return dx if beside is None else dx + beside, dz.to(x.dtype) if joins else None
 
 
 # ---- batch norm: moments over the images of a client, then as above -------------------------------------------------
@@ -160,6 +166,7 @@ def rescale_gradient(
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return gradients as `normalise_gradient` does, where scale and shift follow from the moments of x.
 
@@ -173,7 +180,8 @@ def rescale_gradient(
     dx = (dz - level - unit * tilt) * over_pixels(stats.scale)
     if mask is not None:
         dx = dx * mask[:, :, None, None, None]
-    return dx.to(x.dtype), dz.to(x.dtype) if joins else None
+    dx = dx.to(x.dtype)
+    return dx if beside is None else dx + beside, dz.to(x.dtype) if joins else None
 
 
 def over_pixels(v: Tensor) -> Tensor:

@@ -58,6 +58,13 @@ def weight_tile(pixels: int, outer: int, inner: int, taps: int) -> Tile:
     return Tile(64, bn, 64)  # all taps
 
 
+def narrow_weight_tile(outer: int, inner: int, taps: int) -> Tile | None:
+    """Choose the tile of the same gradient for a row of taps at once; None where channels of dy are not few."""
+    if taps == 1 or outer < 16 or inner < 2 * outer or taps * outer > 128 or inner % 64:
+        return None
+    return Tile(64, pow2(taps * outer, 64, 128), 128 if inner % 128 == 0 else 64, warps=8)
+
+
 def dot_precision(dtype: torch.dtype) -> str:
     """Return Triton's precision of products: TF32 where PyTorch allows it for float32."""
     return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.kernels.plain import Moments, RunningMoments
 from fedkeel.kernels.tiles import PROGRAMS
-from fedkeel.kernels.triton_norm import _sum_images
+from fedkeel.kernels.triton_norm import _sum_images, as_rows
 
 __all__ = ["batch_moments", "rescale", "rescale_gradient"]
 
@@ -118,16 +118,13 @@ def _rescale(
 @triton.jit
 def _slopes(
     dy, y, x, mean, inverse, scale, shift, dgain, dbias, dz_out, rows, chunks, turns, CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope.
-
-    GROUP: so many channels share a mean and its 1 / std.
-    """
+    """The gradients of gain and bias, of one stretch of rows. What only fills a batch up has no slope."""
     client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     of = client * CHANNELS + channel
-    middle, factor, lift = tl.load(mean + of // GROUP), tl.load(scale + of // GROUP), tl.load(shift + of // GROUP)
+    middle, factor, lift = tl.load(mean + of), tl.load(scale + of), tl.load(shift + of)
     level, tilt = tl.zeros((BLOCK, WIDE), dtype=tl.float32), tl.zeros((BLOCK, WIDE), dtype=tl.float32)
     for turn in range(turns):
         row = (chunk * turns + turn) * BLOCK + tl.arange(0, BLOCK)
@@ -145,16 +142,17 @@ def _slopes(
         level += dz
         tilt += dz * (v - middle[None, :])
     place = (client * chunks + chunk) * CHANNELS + channel
-    tl.store(dgain + place, tl.sum(tilt, 0) * tl.load(inverse + of // GROUP))
+    tl.store(dgain + place, tl.sum(tilt, 0) * tl.load(inverse + of))
     tl.store(dbias + place, tl.sum(level, 0))
 
 
 @triton.jit
 def _input_slopes(
-    dy, x, mask, mean, inverse, scale, shift, dgain, dbias, counts, dx, rows, pixels, dgain_stride, dbias_stride,
-    CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr,
+    dy, x, mask, mean, inverse, scale, shift, dgain, dbias, counts, beside, dx, rows, pixels, dgain_stride,
+    dbias_stride, beside_stride, CHANNELS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """dx = gain / std · (dz − mean(dz) − unit · mean(dz · unit)). RELU: dy has not met it yet."""
+    """dx = gain / std · (dz − mean(dz) − unit · mean(dz · unit)) + beside. RELU: dy has not met it yet."""
     client = tl.program_id(1).to(tl.int64)
     row, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2) * WIDE + tl.arange(0, WIDE)
     there = row < rows
@@ -171,6 +169,9 @@ def _input_slopes(
     slope = (dz - level[None, :] - off * tilt[None, :]) * factor[None, :]
     if MASKED:
         slope *= tl.load(mask + client * (rows // pixels) + row // pixels, mask=there, other=0.0)[:, None]
+    if BESIDE:
+        place = (client * rows + row)[:, None] * beside_stride + channel[None, :]
+        slope += tl.load(beside + place, mask=there[:, None], other=0.0).to(tl.float32)
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=there[:, None])
 
 
@@ -240,6 +241,7 @@ def rescale_gradient(
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Where no shortcut joins, what the ReLU let through is worked out again from x, which is read anyway."""
     rows, pixels, channels, block, wide = launch_shape(x)
@@ -248,14 +250,16 @@ def rescale_gradient(
     parts = torch.empty((2, clients, chunks, channels), dtype=torch.float32, device=x.device)
     _slopes[(chunks, clients, channels // wide)](
         dy, y, x, stats.mean, stats.inverse, stats.scale, stats.shift, parts[0], parts[1], dx if dz is None else dz,
-        rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, GROUP=1, SHORTCUT=joins, RELU=relu, num_warps=4
+        rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4
     )  # fmt: skip
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, chunks, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
+    others = x.flatten(0, 3) if beside is None else as_rows(beside)
     _input_slopes[(triton.cdiv(rows, block), clients, channels // wide)](
         dy if dz is None else dz, x, x if mask is None else mask.contiguous(), stats.mean, stats.inverse, stats.scale,
-        stats.shift, into[0], into[1], stats.pixels, dx, rows, pixels, into[0].stride(0), into[1].stride(0),
-        CHANNELS=channels, WIDE=wide, BLOCK=block, RELU=relu and dz is None, MASKED=mask is not None, num_warps=8,
+        stats.shift, into[0], into[1], stats.pixels, others, dx, rows, pixels, into[0].stride(0), into[1].stride(0),
+        others.stride(0), CHANNELS=channels, WIDE=wide, BLOCK=block, RELU=relu and dz is None, MASKED=mask is not None,
+        BESIDE=beside is not None, num_warps=8,
     )  # fmt: skip
     return dx, dz

@@ -1,62 +1,84 @@
-"""Group norm, shortcut and ReLU in one pass over an image that stays in registers. Twins in `plain`."""
+"""Group norm, shortcut and ReLU in one pass, for any number of channels and groups. Twins in `plain`."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+WHOLE_IMAGE = 16384  # numbers that a program keeps in registers
+PIECE = 4096  # numbers that it takes at a time of larger images
+
 
 @triton.jit
-def _groups(v, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+def _groups(v, LANES: tl.constexpr, GROUPS: tl.constexpr):
     """Sums over the channels of each group."""
-    return tl.sum(tl.reshape(v, (GROUPS, CHANNELS // GROUPS)), 1)
+    return tl.sum(tl.reshape(v, (GROUPS, LANES // GROUPS)), 1)
 
 
 @triton.jit
-def _channels(v, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+def _channels(v, LANES: tl.constexpr, GROUPS: tl.constexpr):
     """Each group's number for all its channels."""
-    return tl.reshape(tl.broadcast_to(v[:, None], (GROUPS, CHANNELS // GROUPS)), (CHANNELS,))
+    return tl.reshape(tl.broadcast_to(v[:, None], (GROUPS, LANES // GROUPS)), (LANES,))
+
+
+@triton.jit
+def _spread(span, SIZE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr):
+    """The channel of each lane, and which lanes have one: each group is filled up to a power of two."""
+    lane = tl.arange(0, LANES)
+    if LANES == GROUPS * SIZE:
+        return span * LANES + lane, lane < LANES
+    PADDED: tl.constexpr = LANES // GROUPS
+    return (span * GROUPS + lane // PADDED) * SIZE + lane % PADDED, lane % PADDED < SIZE
 
 
 @triton.jit
 def _normalise(
     x, gain, bias, shortcut, y, means, inverses, images, pixels, gain_stride, bias_stride, epsilon,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
-    WHOLE: tl.constexpr,
+    CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One image. WHOLE: it fits into one block, is read once and stays in registers."""
-    image = tl.program_id(0).to(tl.int64)
+    """GROUPS groups of SIZE channels of one image. WHOLE: they fit into one block, are read once and stay in registers.
+
+    Else sums are of distances from the first pixel, so that those of squares lose nothing far from zero; the second
+    reading begins with what was read last, which is near.
+    """
+    SPANS: tl.constexpr = CHANNELS // (SIZE * GROUPS)
+    image, span = (tl.program_id(0) // SPANS).to(tl.int64), tl.program_id(0) % SPANS
     client = image // images
-    channel, row = tl.arange(0, CHANNELS), tl.arange(0, BLOCK)
-    count = pixels * (CHANNELS // GROUPS)
+    channel, used = _spread(span, SIZE, LANES, GROUPS)
+    row = tl.arange(0, BLOCK)
     start = image * pixels * CHANNELS
     at = row[:, None] * CHANNELS + channel[None, :]
-    there = (row < pixels)[:, None]
     if WHOLE:
+        there = (row < pixels)[:, None] & used[None, :]
         v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
-        total = tl.sum(v, 0)
-    else:
-        total = tl.zeros((CHANNELS,), dtype=tl.float32)
-        for first in range(0, pixels, BLOCK):
-            near = (first + row < pixels)[:, None]
-            total += tl.sum(tl.load(x + start + first * CHANNELS + at, mask=near, other=0.0).to(tl.float32), 0)
-    means_of = _groups(total, CHANNELS, GROUPS) / count
-    mean = _channels(means_of, CHANNELS, GROUPS)
-    if WHOLE:
+        means_of = _groups(tl.sum(v, 0), LANES, GROUPS) / (pixels * SIZE)
+        mean = _channels(means_of, LANES, GROUPS)
         far = tl.where(there, v - mean[None, :], 0.0)
-        total = tl.sum(far * far, 0)
+        variance = _groups(tl.sum(far * far, 0), LANES, GROUPS) / (pixels * SIZE)
     else:
-        total = tl.zeros((CHANNELS,), dtype=tl.float32)
+        pivot = tl.load(x + start + channel, mask=used, other=0.0).to(tl.float32)
+        total, square = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
         for first in range(0, pixels, BLOCK):
-            near = (first + row < pixels)[:, None]
-            off = tl.load(x + start + first * CHANNELS + at, mask=near, other=0.0).to(tl.float32) - mean[None, :]
-            total += tl.sum(tl.where(near, off * off, 0.0), 0)
-    inverses_of = tl.rsqrt(_groups(total, CHANNELS, GROUPS) / count + epsilon)
-    inverse = _channels(inverses_of, CHANNELS, GROUPS)
-    scale = tl.load(gain + client * gain_stride + channel) * inverse
-    shift = tl.load(bias + client * bias_stride + channel) - mean * scale
+            near = (first + row < pixels)[:, None] & used[None, :]
+            u = tl.load(x + start + first * CHANNELS + at, mask=near, other=0.0).to(tl.float32)
+            off = tl.where(near, u - pivot[None, :], 0.0)
+            total += off
+            square += off * off
+        off_mean = tl.sum(total, 0) / pixels
+        inner = tl.maximum(tl.sum(square, 0) / pixels - off_mean * off_mean, 0.0)
+        means_of = _groups(pivot + off_mean, LANES, GROUPS) / SIZE
+        mean = _channels(means_of, LANES, GROUPS)
+        outer = tl.where(used, pivot + off_mean - mean, 0.0)
+        variance = _groups(inner + outer * outer, LANES, GROUPS) / SIZE
+    inverses_of = tl.rsqrt(variance + epsilon)
+    scale = tl.load(gain + client * gain_stride + channel, mask=used, other=0.0)
+    scale *= _channels(inverses_of, LANES, GROUPS)
+    shift = tl.load(bias + client * bias_stride + channel, mask=used, other=0.0) - mean * scale
     if WHOLE:
         z = v * scale[None, :] + shift[None, :]
         if SHORTCUT:
@@ -65,73 +87,91 @@ def _normalise(
             z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
         tl.store(y + start + at, z.to(y.dtype.element_ty), mask=there)
     else:
-        for first in range(0, pixels, BLOCK):
-            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
+        for turn in range(tl.cdiv(pixels, BLOCK)):
+            first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
+            near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
             if SHORTCUT:
                 u += tl.load(shortcut + here, mask=near, other=0.0).to(tl.float32)
             if RELU:
                 u = tl.where(u < 0, 0.0, u)
             tl.store(y + here, u.to(y.dtype.element_ty), mask=near)
-    group = tl.arange(0, GROUPS)
-    tl.store(means + image * GROUPS + group, means_of)
-    tl.store(inverses + image * GROUPS + group, inverses_of)
+    group = image * (CHANNELS // SIZE) + span * GROUPS + tl.arange(0, GROUPS)
+    tl.store(means + group, means_of)
+    tl.store(inverses + group, inverses_of)
+
+
+@triton.jit
+def _slope(dy, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
+    """The slopes of what the ReLU was given. Without a shortcut, what it let through is worked out again from x."""
+    dz = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+    if RELU:
+        if SHORTCUT:
+            dz = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, dz, 0.0)
+        else:
+            dz = tl.where(v * scale[None, :] + shift[None, :] > 0, dz, 0.0)
+    return dz
 
 
 @triton.jit
 def _normalise_gradient(
-    dy, y, x, means, inverses, gain, dx, dz_out, dgain, dbias, images, pixels, gain_stride,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
-    WHOLE: tl.constexpr,
+    dy, y, x, means, inverses, gain, bias, beside, dx, dz_out, dgain, dbias, images, pixels, gain_stride, bias_stride,
+    beside_stride, CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr, BESIDE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One image, as above."""
-    image = tl.program_id(0).to(tl.int64)
+    """The same groups, as above. BESIDE: slopes that x has from elsewhere, `beside_stride` from pixel to pixel."""
+    SPANS: tl.constexpr = CHANNELS // (SIZE * GROUPS)
+    image, span = (tl.program_id(0) // SPANS).to(tl.int64), tl.program_id(0) % SPANS
     client = image // images
-    channel, row = tl.arange(0, CHANNELS), tl.arange(0, BLOCK)
-    count = pixels * (CHANNELS // GROUPS)
+    channel, used = _spread(span, SIZE, LANES, GROUPS)
+    row = tl.arange(0, BLOCK)
     start = image * pixels * CHANNELS
     at = row[:, None] * CHANNELS + channel[None, :]
-    there = (row < pixels)[:, None]
-    group = channel // (CHANNELS // GROUPS)
-    mean, inverse = tl.load(means + image * GROUPS + group), tl.load(inverses + image * GROUPS + group)
-    scale = tl.load(gain + client * gain_stride + channel)
+    group = image * (CHANNELS // SIZE) + channel // SIZE
+    mean = tl.load(means + group, mask=used, other=0.0)
+    inverse = tl.load(inverses + group, mask=used, other=0.0)
+    weight = tl.load(gain + client * gain_stride + channel, mask=used, other=0.0)
+    scale = weight * inverse
+    shift = tl.load(bias + client * bias_stride + channel, mask=used, other=0.0) - mean * scale
     if WHOLE:
-        dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
+        there = (row < pixels)[:, None] & used[None, :]
+        v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
+        dz = _slope(dy, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
         if SHORTCUT:
             tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
-        unit = (tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-        plain = tl.sum(dz, 0)
-        product = tl.sum(dz * unit, 0)
+        level, tilt = tl.sum(dz, 0), tl.sum(dz * (v - mean[None, :]), 0) * inverse
     else:
-        plain = tl.zeros((CHANNELS,), dtype=tl.float32)
-        product = tl.zeros((CHANNELS,), dtype=tl.float32)
+        levels, tilts = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
         for first in range(0, pixels, BLOCK):
-            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
-            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
-            if RELU:
-                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
+            near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
+            u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
+            slope = _slope(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
             if SHORTCUT:
                 tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
-            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-            plain += tl.sum(slope, 0)
-            product += tl.sum(slope * u, 0)
-    tl.store(dgain + image * CHANNELS + channel, product)
-    tl.store(dbias + image * CHANNELS + channel, plain)
-    level = _channels(_groups(plain * scale, CHANNELS, GROUPS), CHANNELS, GROUPS) / count
-    tilt = _channels(_groups(product * scale, CHANNELS, GROUPS), CHANNELS, GROUPS) / count
+            levels += slope
+            tilts += slope * (u - mean[None, :])
+        level, tilt = tl.sum(levels, 0), tl.sum(tilts, 0) * inverse
+    tl.store(dgain + image * CHANNELS + channel, tilt, mask=used)
+    tl.store(dbias + image * CHANNELS + channel, level, mask=used)
+    # dx = scale · dz − by_value · (x − mean) − alone
+    by_value = _channels(_groups(weight * tilt, LANES, GROUPS), LANES, GROUPS) / (pixels * SIZE) * inverse * inverse
+    alone = _channels(_groups(weight * level, LANES, GROUPS), LANES, GROUPS) / (pixels * SIZE) * inverse
     if WHOLE:
-        slopes = (dz * scale[None, :] - level[None, :] - unit * tilt[None, :]) * inverse[None, :]
+        slopes = dz * scale[None, :] - (v - mean[None, :]) * by_value[None, :] - alone[None, :]
+        if BESIDE:
+            place = (image * pixels + row)[:, None] * beside_stride + channel[None, :]
+            slopes += tl.load(beside + place, mask=there, other=0.0).to(tl.float32)
         tl.store(dx + start + at, slopes.to(dx.dtype.element_ty), mask=there)
     else:
-        for first in range(0, pixels, BLOCK):
-            near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
-            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
-            if RELU:
-                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
-            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
-            slope = (slope * scale[None, :] - level[None, :] - u * tilt[None, :]) * inverse[None, :]
+        for turn in range(tl.cdiv(pixels, BLOCK)):
+            first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
+            near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
+            u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
+            slope = _slope(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slope = slope * scale[None, :] - (u - mean[None, :]) * by_value[None, :] - alone[None, :]
+            if BESIDE:
+                place = (image * pixels + first + row)[:, None] * beside_stride + channel[None, :]
+                slope += tl.load(beside + place, mask=near, other=0.0).to(tl.float32)
             tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
 
 
@@ -156,14 +196,27 @@ def _sum_images(
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def supports(channels: int, groups: int) -> bool:
-    """Whether these kernels take it: powers of two."""
-    return channels & (channels - 1) == 0 and groups & (groups - 1) == 0
+    """Whether these kernels take it: a pixel of a group fits into one program."""
+    return channels // groups <= PIECE
 
 
-def block_size(pixels: int, channels: int) -> tuple[int, int]:
-    """Pixels at once, and warps."""
-    rows = min(triton.next_power_of_2(pixels), max(1, 16384 // channels))
-    return rows, min(8, max(1, rows * channels // 1024))
+class Launch(NamedTuple):
+    """How norms are cut: the groups and lanes (channels, filled up) of a program, and the pixels it takes at once."""
+
+    groups: int
+    lanes: int
+    rows: int
+    whole: bool
+    warps: int
+
+    @classmethod
+    def of(cls, pixels: int, channels: int, groups: int) -> Launch:
+        padded, most = triton.next_power_of_2(channels // groups), groups & -groups
+        some = min(most, max(1, 64 // padded))  # 64 channels or more: what lies side by side is read together
+        rows, lanes = triton.next_power_of_2(pixels), some * padded
+        if rows * lanes <= WHOLE_IMAGE:
+            return cls(some, lanes, rows, True, min(8, max(1, rows * lanes // 1024)))
+        return cls(some, lanes, max(1, PIECE // lanes), False, 8)
 
 
 def normalise(
@@ -172,11 +225,11 @@ def normalise(
     clients, images, height, width, channels = x.shape
     y, mean = torch.empty_like(x), gain.new_empty((clients, images, groups))
     inverse = torch.empty_like(mean)
-    rows, warps = block_size(height * width, channels)
-    _normalise[(clients * images,)](
+    cut = Launch.of(height * width, channels, groups)
+    _normalise[(clients * images * (groups // cut.groups),)](
         x, gain, bias, shortcut if shortcut is not None else x, y, mean, inverse, images, height * width,
-        gain.stride(0), bias.stride(0), epsilon, CHANNELS=channels, GROUPS=groups, BLOCK=rows,
-        SHORTCUT=shortcut is not None, RELU=relu, WHOLE=rows >= height * width, num_warps=warps,
+        gain.stride(0), bias.stride(0), epsilon, CHANNELS=channels, SIZE=channels // groups, GROUPS=cut.groups,
+        LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=shortcut is not None, RELU=relu, WHOLE=cut.whole, num_warps=cut.warps,
     )  # fmt: skip
     return y, mean, inverse
 
@@ -188,21 +241,32 @@ def normalise_gradient(
     mean: Tensor,
     inverse: Tensor,
     gain: Tensor,
+    bias: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     clients, images, height, width, channels = x.shape
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = gain.new_empty((2, clients, images, channels))
-    rows, warps = block_size(height * width, channels)
-    _normalise_gradient[(clients * images,)](
-        dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
-        gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,
-        WHOLE=rows >= height * width, num_warps=warps,
+    groups = mean.shape[-1]
+    cut = Launch.of(height * width, channels, groups)
+    others = x.flatten(0, 3) if beside is None else as_rows(beside)
+    _normalise_gradient[(clients * images * (groups // cut.groups),)](
+        dy, y, x, mean, inverse, gain, bias, others, dx, dz if joins else dx, parts[0], parts[1], images,
+        height * width, gain.stride(0), bias.stride(0), others.stride(0), CHANNELS=channels, SIZE=channels // groups,
+        GROUPS=cut.groups, LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=joins, RELU=relu, BESIDE=beside is not None,
+        WHOLE=cut.whole, num_warps=cut.warps,
     )  # fmt: skip
-    wide = min(channels, 64)
+    wide = min(channels & -channels, 64)
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
     return dx, dz
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """View images as pixels `[pixels, channels]` that lie evenly apart, as those of a piece of wider images do."""
+    rows = x.flatten(0, 3)
+    return rows if rows.stride(1) == 1 else rows.contiguous()

@@ -1,4 +1,4 @@
-"""Max pooling with channels last, and its gradient without atomics. The twin is torch's own max_pool2d."""
+"""Pooling with channels last, and its gradient without atomics. The twins are torch's own max_pool2d and avg_pool2d."""
 
 from __future__ import annotations
 
@@ -57,6 +57,30 @@ def _pool_gradient(dy, taps, dx, count, height, width, out_height, out_width, ch
     tl.store(dx + at, total.to(dx.dtype.element_ty), mask=at < count)
 
 
+@triton.jit
+def _average(x, y, count, height, width, out_height, out_width, channels, SIZE: tl.constexpr, BACK: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
+    """The mean of each window, where windows lie side by side; BACK: each pixel's share of its window's slope."""
+    client, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x += client * (count // (out_height * out_width)) * (height * width)
+    y += client * count
+    channel, pixel = at % channels, at // channels
+    column, row = pixel % out_width * SIZE, pixel // out_width % out_height * SIZE
+    corner = ((pixel // (out_width * out_height) * height + row) * width + column) * channels + channel
+    if BACK:
+        total = tl.load(y + at, mask=at < count, other=0.0).to(tl.float32) / (SIZE * SIZE)
+    else:
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(SIZE * SIZE):
+        place = x + corner + (tap // SIZE * width + tap % SIZE) * channels
+        if BACK:
+            tl.store(place, total.to(x.dtype.element_ty), mask=at < count)
+        else:
+            total += tl.load(place, mask=at < count, other=0.0).to(tl.float32)
+    if not BACK:
+        tl.store(y + at, (total / (SIZE * SIZE)).to(y.dtype.element_ty), mask=at < count)
+
+
 def pool(x: Tensor, size: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     """Of x `[clients, batch, height, width, channels]`: the pooled images, and which pixels were chosen."""
     height, width, channels = x.shape[2:]
@@ -77,3 +101,24 @@ def pool_gradient(dy: Tensor, taps: Tensor, height: int, width: int, size: int, 
         PADDING=padding, BLOCK=BLOCK,
     )  # fmt: skip
     return dx
+
+
+def average(x: Tensor, size: int) -> Tensor:
+    """The means of windows that lie side by side."""
+    height, width, channels = x.shape[2:]
+    y = torch.empty((*x.shape[:2], height // size, width // size, channels), dtype=x.dtype, device=x.device)
+    _launch_average(x, y, size, back=False)
+    return y
+
+
+def average_gradient(dy: Tensor, height: int, width: int, size: int) -> Tensor:
+    make = torch.zeros if height % size or width % size else torch.empty  # pixels in no window have no slope
+    dx = make((*dy.shape[:2], height, width, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+    _launch_average(dx, dy, size, back=True)
+    return dx
+
+
+def _launch_average(x: Tensor, y: Tensor, size: int, back: bool) -> None:
+    _average[(triton.cdiv(y[0].numel(), BLOCK), len(y))](
+        x, y, y[0].numel(), *x.shape[2:4], *y.shape[2:], SIZE=size, BACK=back, BLOCK=BLOCK
+    )

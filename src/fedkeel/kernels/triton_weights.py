@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, pow2, weight_tile
+from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, narrow_weight_tile, pow2, weight_tile
 
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
 
@@ -116,6 +116,45 @@ def _weight_gradient(
     tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
 
 
+@triton.jit
+def _narrow_weight_gradient(
+    x, dy, parts, pixels, share, clients,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The same for a stride of 1 and few channels of dy, by the pixels of x, which are read once for a row of taps.
+
+    The pixels of dy that a row of taps takes a pixel of x to lie side by side, the last tap first.
+    """
+    CHUNKS: tl.constexpr = (INNER + BK - 1) // BK
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1)
+    first, down = tl.program_id(0) % CHUNKS * BK, tl.program_id(0) // CHUNKS
+    n, k = tl.arange(0, BN), first + tl.arange(0, BK)  # (tap, out), in
+    source = x + client * pixels * INNER + k
+    slopes = dy + client * (pixels // (HEIGHT * WIDTH)) * (OUT_HEIGHT * OUT_WIDTH * OUTER) + n
+    used, inside = n < COLUMNS * OUTER, k < INNER
+    total = tl.zeros((BN, BK), dtype=tl.float32)
+    end = tl.minimum(split * share + share, pixels)
+    for start in range(split * share, end, BM):
+        m = start + tl.arange(0, BM)
+        exists = m < end
+        image, pixel = m // (HEIGHT * WIDTH), m % (HEIGHT * WIDTH)
+        row, left = pixel // WIDTH + TOP - down, pixel % WIDTH + LEFT - (COLUMNS - 1)
+        column = left[:, None] + (n // OUTER)[None, :]
+        seen = (exists & (row >= 0) & (row < OUT_HEIGHT))[:, None] & used[None, :]
+        a = tl.load(
+            slopes[None, :] + (((image * OUT_HEIGHT + row) * OUT_WIDTH + left) * OUTER)[:, None],
+            mask=seen & (column >= 0) & (column < OUT_WIDTH), other=0.0,
+        )  # fmt: skip
+        b = tl.load(source[None, :] + m[:, None] * INNER, mask=exists[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=PRECISION)
+    out, right = n % OUTER, COLUMNS - 1 - n // OUTER
+    at = ((split * clients + client) * OUTER + out) * (ROWS * COLUMNS * INNER) + (down * COLUMNS + right) * INNER
+    tl.store(parts + at[:, None] + k[None, :], total, mask=used[:, None] & inside[None, :])
+
+
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
@@ -130,25 +169,43 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     return packed
 
 
+def split_sum(pixels: int, programs: int, rows: int) -> tuple[int, int]:
+    """Return into how many parts a sum over pixels is split, so that a GPU is filled, and the pixels of one."""
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // programs))
+    share = triton.cdiv(triton.cdiv(pixels, splits), rows) * rows
+    return triton.cdiv(pixels, share), share
+
+
 def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None) -> None:
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
-    bm, bn, bk, warps, stages = tile or weight_tile(pixels, outer, inner, right)
-    one_row = inner >= 16
-    pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
-    tiles = triton.cdiv(outer, bn) * pieces
-    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
-    share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
-    splits = triton.cdiv(pixels, share)
-    parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    _weight_gradient[(tiles, splits, clients)](
-        x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
-        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=where.stride, PRECISION=dot_precision(x.dtype), BM=bm, BN=bn, BK=bk,
-        ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    if splits > 4:  # summed in parallel; few are added while they are put in order
+    sizes = {
+        "HEIGHT": height, "WIDTH": width, "INNER": inner, "OUT_HEIGHT": where.out_height, "OUT_WIDTH": where.out_width,
+        "TOP": where.top, "LEFT": where.left, "ROWS": down, "COLUMNS": right, "PRECISION": dot_precision(x.dtype),
+    }  # fmt: skip
+    narrow = narrow_weight_tile(outer, inner, right) if tile is None and where.stride == 1 else None
+    if narrow is not None:
+        bm, bn, bk, warps, stages = narrow
+        pixels, tiles = images * height * width, down * triton.cdiv(inner, bk)
+        splits, share = split_sum(pixels, 2 * tiles * clients, bm)  # two programs fill a processor
+        parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
+        _narrow_weight_gradient[(tiles, splits, clients)](
+            x, dy, parts, pixels, share, clients, OUTER=outer, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+            **sizes,
+        )  # fmt: skip
+    else:
+        bm, bn, bk, warps, stages = tile or weight_tile(pixels, outer, inner, right)
+        one_row = inner >= 16
+        pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
+        tiles = triton.cdiv(outer, bn) * pieces
+        splits, share = split_sum(pixels, tiles * clients, bm)
+        parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
+        _weight_gradient[(tiles, splits, clients)](
+            x, dy, parts, pixels, outer, share, clients, STRIDE=where.stride, BM=bm, BN=bn, BK=bk,
+            ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages, **sizes,
+        )  # fmt: skip
+    if splits > 8:  # summed in parallel; few are added while they are put in order
         parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = pow2(full, 1, 1024)
