@@ -65,13 +65,24 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, dz: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, packed = ctx.saved_tensors
         dy = dy.contiguous()
         into, dw = place(ctx.into, ctx.weight)
         ctx.ops.convolve_weight_gradient(x, dy, ctx.where, into)
-        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where) if ctx.needs_input_grad[0] else None
+        beside = None if dz is None else dz.contiguous()
+        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where, beside) if ctx.needs_input_grad[0] else None
         return dx, None, dw, None, None
+
+
+class ConvolveAndFork(Convolve):
+    """The same, and x once more, for a shortcut: the input's gradient is added to the shortcut's where it is made."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry
+    ) -> tuple[Tensor, Tensor]:
+        return Convolve.forward(ctx, x, anchor, weight, into, where), x
 
 
 class Normalise(torch.autograd.Function):
