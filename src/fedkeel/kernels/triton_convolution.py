@@ -157,9 +157,9 @@ def convolve_input_gradient(
     taps = right if stride == 1 else 1
     bm, bn, bk, warps, stages = tile or product_tile(pixels, inner, outer, taps, clients * stride**2)
     _input_gradient[(triton.cdiv(pixels, bm) * triton.cdiv(inner, bn), clients, stride**2)](
-        dy, packed, dx if beside is None else beside, dx, images, inner, HEIGHT=where.height, WIDTH=where.width, OUTER=outer,
-        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=stride, PRECISION=dot_precision(dy.dtype), BM=bm, BN=bn, BK=bk,
+        dy, packed, dx if beside is None else beside, dx, images, inner, HEIGHT=where.height, WIDTH=where.width,
+        OUTER=outer, OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left,
+        ROWS=down, COLUMNS=right, STRIDE=stride, PRECISION=dot_precision(dy.dtype), BM=bm, BN=bn, BK=bk,
         ONE_TAP=stride > 1 or outer % bk == 0, BESIDE=beside is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
