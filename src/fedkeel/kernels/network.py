@@ -133,7 +133,8 @@ def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor
 def convolution_arguments(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> tuple[Any, ...]:
     kernel, padding = (module.kernel_size[0], module.kernel_size[1]), int(module.padding[0])
     where = Geometry.of(x.shape[2], x.shape[3], kernel, module.stride[0], padding)
-    return x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where
+    weight = f"{name}.weight"
+    return x.contiguous(), frame.anchor, frame.params[weight], frame.into[weight], where, frame.side
 
 
 def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:
