@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.band_tables import THIN_FROM, plan, sine_functions
 from fedkeel.kernels.custom_op import as_custom_op, empty_like
 
-THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
 
@@ -43,16 +43,6 @@ def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis 
     turned = torch.complex(angle.cos(), angle.sin()) @ shapes.to(torch.complex128)
     whole = torch.promote_types(dtype, torch.complex64)
     return Basis(a, b, shapes.to(dtype).to(device), turned.T.contiguous().to(whole).to(device))
-
-
-def sine_functions(n: int, b: int, bins: int, exact: float) -> tuple[Tensor, Tensor]:
-    """Find orthonormal functions `[b, m]` that span the lowest coefficients along b neighbours, and where these lie."""
-    # the middle of a row has phase 0: even and odd functions then need not mix
-    middle = torch.arange(b, dtype=torch.float64) - (b - 1) / 2
-    some = torch.linspace(0, bins - 1, 128, dtype=torch.float64)
-    angle = torch.outer(some, middle) * (2 * torch.pi / n)
-    _, sizes, functions = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
-    return functions[sizes > exact * sizes[0]].T.contiguous(), middle
 
 
 def remove_low_band(rows: Tensor, bins: int) -> Tensor | None:
@@ -126,13 +116,13 @@ def filter_buffer(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor
 
 def remove_short_bands(stacked: Tensor, spans: list[int], out: Tensor, onto: Onto | None) -> frozenset[int]:
     """Filter all short spans in three launches; return which these were."""
-    from fedkeel.kernels import band_tables, triton_band_tables
-
-    plan = band_tables.plan(tuple(spans), stacked.device) if stacked.dtype == torch.float32 else None
-    if plan is None:
+    made = plan(tuple(spans), stacked.device) if stacked.dtype == torch.float32 else None
+    if made is None:
         return frozenset()
-    triton_band_tables.remove_short_bands(stacked, plan, out, onto)
-    return plan.served
+    from fedkeel.kernels import triton_band_tables
+
+    triton_band_tables.remove_short_bands(stacked, made, out, onto)
+    return made.served
 
 
 def remove_band(rows: Tensor, bins: int, thin: bool) -> Tensor:

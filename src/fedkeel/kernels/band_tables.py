@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedkeel.kernels.band import THIN_FROM, sine_functions
-
+THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 TALL, WIDE, COUNT, TURNS = 64, 128, 16, 32  # of a tile: rows and columns of x, functions, rows of a spectrum
 LONGEST = 1024  # a: beyond it the Fourier matrix costs too much
 EXACT = 1e-8  # relative size of the singular values left out; float32 rounds at 6e-8
@@ -39,6 +38,16 @@ class Plan(NamedTuple):
     numbers: Tensor
     parts: int
     spectra: int
+
+
+def sine_functions(n: int, b: int, bins: int, exact: float) -> tuple[Tensor, Tensor]:
+    """Find orthonormal functions `[b, m]` that span the lowest coefficients along b neighbours, and where these lie."""
+    # the middle of a row has phase 0: even and odd functions then need not mix
+    middle = torch.arange(b, dtype=torch.float64) - (b - 1) / 2
+    some = torch.linspace(0, bins - 1, 128, dtype=torch.float64)
+    angle = torch.outer(some, middle) * (2 * torch.pi / n)
+    _, sizes, functions = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
+    return functions[sizes > exact * sizes[0]].T.contiguous(), middle
 
 
 def form_of(n: int, bins: int) -> Form | None:
