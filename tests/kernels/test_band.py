@@ -79,3 +79,53 @@ def check_triton(device: str, *, onto: bool) -> None:
 @pytest.mark.parametrize("onto", [False, True])
 def test_triton_removes_the_same_band(onto: bool) -> None:
     check_triton("cuda", onto=onto)
+
+
+def check_tables(device: str, *, onto: bool) -> None:
+    tables = importlib.import_module("fedkeel.kernels.band_tables")
+    triton = importlib.import_module("fedkeel.kernels.triton_band_tables")
+    # leaves of many tiles and of one, of odd length, with half of the spectrum removed, and left alone
+    groups = [
+        (2, 9216, 0.05),
+        (3, 2304, 0.05),
+        (1, 18432, 0.01),
+        (2, 675, 0.1),
+        (1, 64, 0.5),
+        (5, 64, 0.05),
+        (3, 50, 0),
+    ]
+    spans, end = list[int](), 0
+    for leaves, length, ratio in groups:
+        spans += [end, leaves, length, low_bins(length, ratio)]
+        end += leaves * length
+    draw = torch.Generator().manual_seed(0)
+    buffer, plus = (torch.randn(2, end + 7, generator=draw).cumsum(-1).to(device) for _ in range(2))
+    scale = torch.tensor([[0.3], [-2.0]], device=device)
+    out = torch.full_like(buffer, torch.nan)
+    plan = tables.plan(tuple(spans), torch.device(device))
+    assert plan.served == set(range(0, len(spans), 4))
+    triton.remove_short_bands(buffer[:, 7:], plan, out[:, 7:], Onto(plus[:, 7:], scale) if onto else None)
+    wanted = high_pass(buffer[:, 7:].double(), spans)
+    if onto:
+        wanted = plus[:, 7:] + scale * wanted
+    for at, leaves, length, _ in zip(*(spans[i::4] for i in range(4)), strict=True):
+        own = slice(at, at + leaves * length)
+        given = buffer[:, 7:][:, own].norm()
+        assert float((out[:, 7:][:, own] - wanted[:, own]).norm() / given) < 1e-6, length
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("onto", [False, True])
+def test_three_launches_remove_the_bands_of_all_short_leaves(onto: bool) -> None:
+    check_tables("cuda", onto=onto)
+
+
+def test_tables_serve_leaves_that_are_short_enough() -> None:
+    tables = importlib.import_module("fedkeel.kernels.band_tables")
+    assert tables.form_of(147456, 737) is None
+    assert tables.form_of(99991, 500) is None  # a prime
+    assert tables.form_of(64, 33) is None  # the last coefficient is alone
+    assert tables.plan((0, 1, 99991, 500, 99991, 3, 10, 0), torch.device("cpu")) is None
+    found = tables.plan((0, 1, 99991, 500, 99991, 3, 128, 6), torch.device("cpu"))
+    assert found is not None
+    assert found.served == {4}

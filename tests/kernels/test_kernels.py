@@ -191,9 +191,11 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         y = convolution.convolve(x, packed, where)
         assert far(y.double(), plain.convolve(x.double(), packed.double(), where)) < tolerance, ("forward", shape)
         dy = drawn(*y.shape, seed=number + 20).to(device, dtype)
-        dx = convolution.convolve_input_gradient(dy, packed, where)
-        wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where)
-        assert far(dx.double(), wanted) < tolerance, ("input", shape)
+        for beside in (None, x):
+            dx = convolution.convolve_input_gradient(dy, packed, where, beside)
+            exact = None if beside is None else beside.double()
+            wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, exact)
+            assert far(dx.double(), wanted) < tolerance, ("input", shape)
         into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
         convolution.convolve_weight_gradient(x, dy, where, into)
         plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
@@ -266,7 +268,8 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
     code = (
-        "import torch, test_kernels as t; t.check_triton_batch('cpu', torch.float32, 1e-5); "
+        "import torch, test_band, test_kernels as t; test_band.check_tables('cpu', onto=True); "
+        "t.check_triton_batch('cpu', torch.float32, 1e-5); "
         "t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])

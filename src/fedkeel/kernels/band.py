@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedkeel.kernels.band_tables import THIN_FROM, plan, sine_functions
 from fedkeel.kernels.custom_op import as_custom_op, empty_like
 
-THIN_FROM = 100_000  # below this length few launches matter more than few bytes
 EXACT = 1e-9  # relative size of the singular values left out; float32 rounds at 6e-8
 
 
@@ -35,12 +35,7 @@ def basis(n: int, bins: int, dtype: torch.dtype, device: torch.device) -> Basis 
     if a is None or n < 1 << 15:
         return None
     b = n // a
-    # the middle of a row has phase 0: even and odd functions then need not mix
-    middle = torch.arange(b, dtype=torch.float64) - (b - 1) / 2
-    some = torch.linspace(0, bins - 1, 128, dtype=torch.float64)
-    angle = torch.outer(some, middle) * (2 * torch.pi / n)
-    _, sizes, functions = torch.linalg.svd(torch.cat([angle.cos(), angle.sin()]), full_matrices=False)
-    shapes = functions[sizes > EXACT * sizes[0]].T.contiguous()
+    shapes, middle = sine_functions(n, b, bins, EXACT)
     if 4 * shapes.shape[1] > b:
         return None
     every = torch.arange(bins, dtype=torch.float64)
@@ -98,7 +93,10 @@ def high_pass_onto(buffer: Tensor, scale: Tensor, plus: Tensor, spans: list[int]
 def filter_buffer(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor:
     stacked = buffer.reshape(-1, buffer.shape[-1])
     out = torch.empty_like(stacked, memory_format=torch.contiguous_format)
+    served = remove_short_bands(stacked, spans, out, onto) if buffer.is_cuda else frozenset[int]()
     for i in range(0, len(spans), 4):
+        if i in served:
+            continue
         offset, leaves, length, bins = spans[i : i + 4]
         source, target = stacked.narrow(1, offset, leaves * length), out.narrow(1, offset, leaves * length)
         part = None if onto is None else onto.narrow(offset, leaves * length)
@@ -114,6 +112,17 @@ def filter_buffer(buffer: Tensor, spans: list[int], onto: Onto | None) -> Tensor
         else:
             part.put(left, target)
     return out.view(buffer.shape)
+
+
+def remove_short_bands(stacked: Tensor, spans: list[int], out: Tensor, onto: Onto | None) -> frozenset[int]:
+    """Filter all short spans in three launches; return which these were."""
+    made = plan(tuple(spans), stacked.device) if stacked.dtype == torch.float32 else None
+    if made is None:
+        return frozenset()
+    from fedkeel.kernels import triton_band_tables
+
+    triton_band_tables.remove_short_bands(stacked, made, out, onto)
+    return made.served
 
 
 def remove_band(rows: Tensor, bins: int, thin: bool) -> Tensor:

@@ -7,6 +7,7 @@ no leaf has no such part: `into` is None, and its gradient goes the way of autog
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Into, describe, place, place_both
 from fedkeel.kernels.plain import Moments, RunningMoments
+from fedkeel.kernels.side_stream import SideStream
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -50,28 +52,46 @@ class Frame(NamedTuple):
     compute: torch.dtype
     running: RunningBuffers | None = None
     watched: Watched | None = None
+    side: SideStream | None = None
 
 
 class Convolve(torch.autograd.Function):
     """y = x ∗ weight, `[clients, batch, height, width, channels]`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry, side: SideStream | None = None
+    ) -> Tensor:
         ops = convolution_for(x)
         packed = ops.pack(weight, where, x.dtype)
         ctx.save_for_backward(x, packed)
-        ctx.into, ctx.where, ctx.ops, ctx.weight = into, where, ops, describe(weight)
+        ctx.into, ctx.where, ctx.ops, ctx.weight, ctx.side = into, where, ops, describe(weight), side
         return ops.convolve(x, packed, where)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, dz: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, packed = ctx.saved_tensors
         dy = dy.contiguous()
         into, dw = place(ctx.into, ctx.weight)
-        ctx.ops.convolve_weight_gradient(x, dy, ctx.where, into)
-        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where) if ctx.needs_input_grad[0] else None
-        return dx, None, dw, None, None
+        compute = partial(ctx.ops.convolve_weight_gradient, x, dy, ctx.where, into)
+        if ctx.side is not None and dw is None:
+            ctx.side.run(compute, x, dy)
+        else:
+            compute()
+        beside = None if dz is None else dz.contiguous()
+        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where, beside) if ctx.needs_input_grad[0] else None
+        return dx, None, dw, None, None, None
+
+
+class ConvolveAndFork(Convolve):
+    """The same, and x once more, for a shortcut: the input's gradient is added to the shortcut's where it is made."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry, side: SideStream | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return Convolve.forward(ctx, x, anchor, weight, into, where, side), x
 
 
 class Normalise(torch.autograd.Function):

@@ -14,6 +14,7 @@ from fedkeel.kernels.layers import (
     AddBias,
     BatchNormalise,
     Convolve,
+    ConvolveAndFork,
     Frame,
     MaxPool,
     Multiply,
@@ -117,7 +118,7 @@ def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Ten
 
 
 def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
-    y = convolution(module.conv1, f"{name}.conv1", x, frame)
+    y, x = ConvolveAndFork.apply(*convolution_arguments(module.conv1, f"{name}.conv1", x, frame))
     y = normalise(module.bn1, f"{name}.bn1", y, frame, relu=True)
     y = convolution(module.conv2, f"{name}.conv2", y, frame)
     shortcut = sequential(module.downsample, f"{name}.downsample", x, frame)
@@ -125,12 +126,15 @@ def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
 
 
 def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    y: Tensor = Convolve.apply(*convolution_arguments(module, name, x, frame))
+    return y if module.bias is None else add_bias(y, name, frame)
+
+
+def convolution_arguments(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> tuple[Any, ...]:
     kernel, padding = (module.kernel_size[0], module.kernel_size[1]), int(module.padding[0])
     where = Geometry.of(x.shape[2], x.shape[3], kernel, module.stride[0], padding)
-    y: Tensor = Convolve.apply(
-        x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where
-    )
-    return y if module.bias is None else add_bias(y, name, frame)
+    weight = f"{name}.weight"
+    return x.contiguous(), frame.anchor, frame.params[weight], frame.into[weight], where, frame.side
 
 
 def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:

@@ -37,6 +37,7 @@ def _pack(
 def _unpack(
     parts, into, pairs, inner, row_stride, splits, split_stride, first_row, first_column, kernel_columns,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Σ_split parts [splits, clients, out, taps, in] -> into [clients, out, in, FULL], zero for dead taps."""
     client = tl.program_id(1).to(tl.int64)
@@ -49,8 +50,14 @@ def _unpack(
     at = (out * (ROWS * COLUMNS - 1) * inner + pair)[:, None] + (row * COLUMNS + column)[None, :] * inner
     there = (pair < pairs)[:, None] & live[None, :]
     total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
-    for split in range(splits):
-        total += tl.load(parts + split * split_stride + client * pairs * ROWS * COLUMNS + at, mask=there, other=0.0)
+    source = parts + client * pairs * ROWS * COLUMNS + at
+    for first in range(0, splits, TOGETHER):
+        if TOGETHER == 1:
+            total += tl.load(source + first * split_stride, mask=there, other=0.0)
+        else:  # one after another, each would wait for memory
+            split = (first + tl.arange(0, TOGETHER))[:, None, None]
+            some = tl.load(source[None] + split * split_stride, mask=there[None] & (split < splits), other=0.0)
+            total += tl.sum(some, 0)
     inside = (pair < pairs)[:, None] & (tap < FULL)[None, :]
     tl.store(into + client * row_stride + pair[:, None] * FULL + tap[None, :], total, mask=inside)
 
@@ -205,12 +212,12 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
             x, dy, parts, pixels, outer, share, clients, STRIDE=where.stride, BM=bm, BN=bn, BK=bk,
             ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages, **sizes,
         )  # fmt: skip
-    if splits > 8:  # summed in parallel; few are added while they are put in order
-        parts, splits = parts.sum(0, keepdim=True), 1
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = pow2(full, 1, 1024)
-    block = max(16, 2048 // padded)
+    together = pow2(splits, 1, min(16, 1024 // padded))
+    block = max(4, 2048 // (padded * together))
     _unpack[(triton.cdiv(pairs, block), clients)](
         parts, into, pairs, inner, into.stride(0), splits, parts.stride(0), where.rows[0], where.columns[0],
         where.kernel[1], FULL=full, ROWS=down, COLUMNS=right, PADDED=padded, BLOCK=block,
+        TOGETHER=together,
     )  # fmt: skip

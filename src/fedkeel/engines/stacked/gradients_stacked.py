@@ -35,6 +35,7 @@ from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.kernels.operators import StackedPass
+from fedkeel.kernels.side_stream import SideStream
 from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
@@ -245,7 +246,8 @@ class KernelWorkspace(StackedWorkspace):
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             watched = Watched(self.task.classifier, []) if aim.objective.features else None
-            frame = Frame(params, into, anchor, self.task.compute, running, watched)
+            side = SideStream(params.buffer.device)
+            frame = Frame(params, into, anchor, self.task.compute, running, watched, side)
             output: Any = forward(module, frame, batch.tensors[0])
             if watched is not None:
                 output = (output, read_features(watched.given))
@@ -256,6 +258,7 @@ class KernelWorkspace(StackedWorkspace):
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
         torch.autograd.grad(losses, anchor, torch.ones_like(losses), allow_unused=True)
+        side.join()
         return Gradient(into, losses.detach(), after)
 
     def losses(

@@ -15,6 +15,7 @@ from fedkeel.core.round import Body, Carry, PhaseContext, StepInput, scan_steps
 from fedkeel.core.trees import tensors
 from fedkeel.engines.stacked.client_mapping import add_client_axis
 from fedkeel.engines.stacked.stacked_batches import StackedBatch, StackedSteps, gather_batch
+from fedkeel.kernels.side_stream import one_stream
 
 log = logging.getLogger("fedkeel")
 
@@ -75,7 +76,8 @@ class Graph:
     def capture(self, count: int) -> torch.cuda.CUDAGraph:
         """Capture some steps as a graph; graphs of one phase share their memory."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # the main branch goes first where another one runs beside it; one stream, since memory is kept by stream
+        with torch.cuda.graph(graph, pool=self.pool, stream=one_stream(self.step.device, priority=-1)):
             self.advance(count)
         self.pool = graph.pool()
         return graph

@@ -1,0 +1,48 @@
+"""Work that nothing waits for until the end of a pass: in a captured graph it becomes a branch beside the main one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BEHIND = 4  # pieces of work that may be under way: so long are their tensors kept
+
+
+@cache
+def one_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """Return the same stream each time; −1 goes before 0."""
+    return torch.cuda.Stream(device, priority)
+
+
+class SideStream:
+    """The branch of one pass. Outside a capture, and without a GPU, work is done at once."""
+
+    def __init__(self, device: torch.device):
+        # made here, since nothing new is made while a graph is captured
+        self.stream = one_stream(device) if device.type == "cuda" else None
+        self.under_way = deque[tuple[Any, tuple[Tensor, ...]]]()
+
+    def run(self, work: Callable[[], None], *reads: Tensor) -> None:
+        """Do work that reads these tensors and whose results are read after `join`."""
+        if self.stream is None or not torch.cuda.is_current_stream_capturing():
+            work()
+            return
+        main = torch.cuda.current_stream(self.stream.device)
+        if len(self.under_way) == BEHIND:
+            main.wait_event(self.under_way.popleft()[0])
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            work()
+        # memory of a tensor that nobody holds would be given to a later one while this work still reads it
+        self.under_way.append((self.stream.record_event(), reads))
+
+    def join(self) -> None:
+        """Let the main branch wait for all work."""
+        if self.stream is not None and self.under_way:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            self.under_way.clear()
