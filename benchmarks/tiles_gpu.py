@@ -57,7 +57,7 @@ def job(kernel: str, shape: tuple[int, ...], tile: Tile | None) -> Callable[[], 
     if kernel == "forward":
         return lambda: ops.convolve(x, packed, where, tile)
     if kernel == "input":
-        return lambda: ops.convolve_input_gradient(dy, packed, where, tile)
+        return lambda: ops.convolve_input_gradient(dy, packed, where, tile=tile)
     return lambda: ops.convolve_weight_gradient(x, dy, where, into, tile)
 
 

@@ -53,25 +53,31 @@ class Frame(NamedTuple):
 
 
 class Convolve(torch.autograd.Function):
-    """y = x ∗ weight, `[clients, batch, height, width, channels]`."""
+    """y = x ∗ weight, `[clients, batch, height, width, channels]`. It passes x on as `Normalise` does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry, passes: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         ops = convolution_for(x)
         packed = ops.pack(weight, where, x.dtype)
         ctx.save_for_backward(x, packed)
         ctx.into, ctx.where, ctx.ops, ctx.weight = into, where, ops, describe(weight)
-        return ops.convolve(x, packed, where)
+        ctx.set_materialize_grads(False)
+        y: Tensor = ops.convolve(x, packed, where)
+        return (y, x) if passes else y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, passed: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return passed, *(None,) * 5
         x, packed = ctx.saved_tensors
         dy = dy.contiguous()
         into, dw = place(ctx.into, ctx.weight)
         ctx.ops.convolve_weight_gradient(x, dy, ctx.where, into)
-        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where) if ctx.needs_input_grad[0] else None
-        return dx, None, dw, None, None
+        dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where, passed) if ctx.needs_input_grad[0] else None
+        return dx, None, dw, *(None,) * 3
 
 
 class Normalise(torch.autograd.Function):

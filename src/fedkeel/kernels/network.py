@@ -117,7 +117,7 @@ def sequential(module: nn.Sequential, name: str, x: Tensor, frame: Frame) -> Ten
 
 
 def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
-    y = convolution(module.conv1, f"{name}.conv1", x, frame)
+    y, x = convolve(module.conv1, f"{name}.conv1", x, frame, passes=x.requires_grad)
     y = normalise(module.bn1, f"{name}.bn1", y, frame, relu=True)
     y = convolution(module.conv2, f"{name}.conv2", y, frame)
     shortcut = sequential(module.downsample, f"{name}.downsample", x, frame)
@@ -125,12 +125,18 @@ def block(module: Block, name: str, x: Tensor, frame: Frame) -> Tensor:
 
 
 def convolution(module: nn.Conv2d, name: str, x: Tensor, frame: Frame) -> Tensor:
+    return convolve(module, name, x, frame, passes=False)[0]
+
+
+def convolve(module: nn.Conv2d, name: str, x: Tensor, frame: Frame, *, passes: bool) -> tuple[Tensor, Tensor]:
+    """Return the convolution, and x for its other uses."""
     kernel, padding = (module.kernel_size[0], module.kernel_size[1]), int(module.padding[0])
     where = Geometry.of(x.shape[2], x.shape[3], kernel, module.stride[0], padding)
-    y: Tensor = Convolve.apply(
-        x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where
+    made = Convolve.apply(
+        x.contiguous(), frame.anchor, frame.params[f"{name}.weight"], frame.into[f"{name}.weight"], where, passes
     )
-    return y if module.bias is None else add_bias(y, name, frame)
+    y, x = made if passes else (made, x)
+    return y if module.bias is None else add_bias(y, name, frame), x
 
 
 def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:

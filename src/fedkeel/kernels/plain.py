@@ -36,7 +36,8 @@ def convolve(x: Tensor, packed: Tensor, where: Geometry) -> Tensor:
     return y.view(*x.shape[:2], where.out_height, where.out_width, -1)
 
 
-def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry) -> Tensor:
+def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry, beside: Tensor | None = None) -> Tensor:
+    """Return the gradient of x, added to what x has for a gradient from elsewhere."""
     down, right = where.taps
     seen = (dy.flatten(1, 3) @ packed).view(*dy.shape[:4], down, right, -1)
     tall = (where.out_height - 1) * where.stride + down
@@ -49,7 +50,8 @@ def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry) -> Tens
             dx[:, :, i : i + tall - down + 1 : where.stride, j : j + wide - right + 1 : where.stride] += seen[
                 ..., i, j, :
             ]
-    return dx[:, :, where.top : where.top + where.height, where.left : where.left + where.width].contiguous()
+    dx = dx[:, :, where.top : where.top + where.height, where.left : where.left + where.width].contiguous()
+    return dx if beside is None else dx + beside
 
 
 def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor) -> None:

@@ -62,12 +62,13 @@ def _convolve(
 
 @triton.jit
 def _input_gradient(
-    dy, packed, dx, images, inner,
+    dy, packed, beside, dx, images, inner,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     TOP: tl.constexpr, LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ONE_TAP: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """dx[pixel, in] = Σ_(tap, out) dy[(pixel − tap) / stride, out] · packed[out, tap, in].
+    """dx[pixel, in] = Σ_(tap, out) dy[(pixel − tap) / stride, out] · packed[out, tap, in] + beside[pixel, in].
 
     Pixels that the same taps reach are taken together: with a stride of 2, those in even or odd rows and columns.
     """
@@ -123,7 +124,10 @@ def _input_gradient(
             )  # fmt: skip
             total = tl.dot(a, b, total, input_precision=PRECISION)
     at = client * images * (HEIGHT * WIDTH) + (image * HEIGHT + row) * WIDTH + column
-    tl.store(dx + at[:, None] * inner + n[None, :], total.to(dx.dtype.element_ty), mask=exists[:, None] & used[None, :])
+    place, there = at[:, None] * inner + n[None, :], exists[:, None] & used[None, :]
+    if BESIDE:
+        total += tl.load(beside + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(dx + place, total.to(dx.dtype.element_ty), mask=there)
 
 
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
@@ -141,7 +145,9 @@ def convolve(x: Tensor, packed: Tensor, where: Geometry, tile: Tile | None = Non
     return y
 
 
-def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry, tile: Tile | None = None) -> Tensor:
+def convolve_input_gradient(
+    dy: Tensor, packed: Tensor, where: Geometry, beside: Tensor | None = None, tile: Tile | None = None
+) -> Tensor:
     clients, images, outer = dy.shape[0], dy.shape[1], dy.shape[4]
     (down, right), stride = where.taps, where.stride
     inner = packed.shape[2] // (down * right)
@@ -151,9 +157,10 @@ def convolve_input_gradient(dy: Tensor, packed: Tensor, where: Geometry, tile: T
     taps = right if stride == 1 else 1
     bm, bn, bk, warps, stages = tile or product_tile(pixels, inner, outer, taps, clients * stride**2)
     _input_gradient[(triton.cdiv(pixels, bm) * triton.cdiv(inner, bn), clients, stride**2)](
-        dy, packed, dx, images, inner, HEIGHT=where.height, WIDTH=where.width, OUTER=outer,
-        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
+        dy, packed, dx if beside is None else beside.contiguous(), dx, images, inner, HEIGHT=where.height,
+        WIDTH=where.width, OUTER=outer, OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top,
+        LEFT=where.left, ROWS=down,
         COLUMNS=right, STRIDE=stride, PRECISION=dot_precision(dy.dtype), BM=bm, BN=bn, BK=bk,
-        ONE_TAP=stride > 1 or outer % bk == 0, num_warps=warps, num_stages=stages,
+        ONE_TAP=stride > 1 or outer % bk == 0, BESIDE=beside is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx
