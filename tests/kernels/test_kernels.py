@@ -191,10 +191,10 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         y = convolution.convolve(x, packed, where)
         assert far(y.double(), plain.convolve(x.double(), packed.double(), where)) < tolerance, ("forward", shape)
         dy = drawn(*y.shape, seed=number + 20).to(device, dtype)
-        for beside in (None, x):
+        for beside in (None, drawn(*x.shape, seed=number + 30).to(device, dtype)):
             dx = convolution.convolve_input_gradient(dy, packed, where, beside)
-            exact = None if beside is None else beside.double()
-            wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, exact)
+            also = None if beside is None else beside.double()
+            wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, also)
             assert far(dx.double(), wanted) < tolerance, ("input", shape)
         into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
         convolution.convolve_weight_gradient(x, dy, where, into)

@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 
 
 class Convolve(torch.autograd.Function):
-    """y = x ∗ weight, `[clients, batch, height, width, channels]`."""
+    """y = x ∗ weight, `[clients, batch, height, width, channels]`. It passes x on as `Normalise` does."""
 
     @staticmethod
     def forward(

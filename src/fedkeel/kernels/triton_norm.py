@@ -28,11 +28,13 @@ def _channels(v, LANES: tl.constexpr, GROUPS: tl.constexpr):
 @triton.jit
 def _spread(span, SIZE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr):
     """The channel of each lane, and which lanes have one: each group is filled up to a power of two."""
-    lane = tl.arange(0, LANES)
-    if LANES == GROUPS * SIZE:
-        return span * LANES + lane, lane < LANES
     PADDED: tl.constexpr = LANES // GROUPS
-    return (span * GROUPS + lane // PADDED) * SIZE + lane % PADDED, lane % PADDED < SIZE
+    lane = tl.arange(0, LANES)
+    if PADDED == SIZE:
+        channel, used = span * LANES + lane, lane < LANES
+    else:
+        channel, used = (span * GROUPS + lane // PADDED) * SIZE + lane % PADDED, lane % PADDED < SIZE
+    return channel, used
 
 
 @triton.jit
