@@ -190,10 +190,11 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
             exact = None if beside is None else beside.double()
             wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, exact)
             assert far(dx.double(), wanted) < tolerance, ("input", shape)
-        into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
-        convolution.convolve_weight_gradient(x, dy, where, into)
-        plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
-        assert far(into, twin) < tolerance, ("weight", shape)
+        for together in (False, True):
+            into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
+            convolution.convolve_weight_gradient(x, dy, where, into, together=together)
+            plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
+            assert far(into, twin) < tolerance, ("weight", shape, together)
     any_channels = importlib.import_module("fedkeel.kernels.triton_group")
     cases = [(norm, 8, 5, True, True), (norm, 16, 4, False, False), (norm, 32, 3, True, False)]
     cases += [

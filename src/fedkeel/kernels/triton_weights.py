@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, pow2, weight_tile
+from fedkeel.kernels.tiles import ALL_ROWS, PROGRAMS, Tile, all_rows, dot_precision, pow2, rows_tile, weight_tile
 
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
 
@@ -123,6 +123,55 @@ def _weight_gradient(
     tl.store(parts + at, total, mask=used[:, None] & inside[None, :])
 
 
+@triton.jit
+def _weight_gradient_rows(
+    x, dy, parts, pixels, outer, share, clients,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The same for kernels of three rows and few channels: one program makes all taps and reads the slopes once.
+
+    What the rows of taps see overlaps. Without stages it is read through the first cache, which then has most of it.
+    """
+    WIDE: tl.constexpr = COLUMNS * INNER
+    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
+    client = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    q = tl.arange(0, BK)
+    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
+    slopes = dy + client * pixels * outer
+    used, inside = n < outer, q < WIDE
+    first = tl.zeros((BN, BK), dtype=tl.float32)
+    second = tl.zeros((BN, BK), dtype=tl.float32)
+    third = tl.zeros((BN, BK), dtype=tl.float32)
+    end = tl.minimum(split * share + share, pixels)
+    for start in range(split * share, end, BM):
+        m = start + tl.arange(0, BM)
+        exists = m < end
+        image, pixel = m // OUT, m % OUT
+        row, column = pixel // OUT_WIDTH * STRIDE - TOP, pixel % OUT_WIDTH * STRIDE - LEFT
+        at = source + (((image * HEIGHT + row) * WIDTH + column) * INNER)[:, None] + q[None, :]
+        right = column[:, None] + (q // INNER)[None, :]
+        known = inside[None, :] & (right >= 0) & (right < WIDTH)
+        a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
+        b = tl.load(at, mask=known & (exists & (row >= 0) & (row < HEIGHT))[:, None], other=0.0)
+        c = tl.load(at + WIDTH * INNER, mask=known & (exists & (row >= -1) & (row < HEIGHT - 1))[:, None], other=0.0)
+        d = tl.load(
+            at + 2 * WIDTH * INNER, mask=known & (exists & (row >= -2) & (row < HEIGHT - 2))[:, None], other=0.0
+        )
+        a = tl.trans(a)
+        first = tl.dot(a, b, first, input_precision=PRECISION)
+        second = tl.dot(a, c, second, input_precision=PRECISION)
+        third = tl.dot(a, d, third, input_precision=PRECISION)
+    into = parts + (split * clients + client) * outer * (3 * WIDE) + n[:, None] * (3 * WIDE) + q[None, :]
+    there = used[:, None] & inside[None, :]
+    tl.store(into, first, mask=there)
+    tl.store(into + WIDE, second, mask=there)
+    tl.store(into + 2 * WIDE, third, mask=there)
+
+
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
@@ -137,30 +186,39 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     return packed
 
 
-def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None) -> None:
+def convolve_weight_gradient(
+    x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None, together: bool = ALL_ROWS,
+    programs: int = PROGRAMS,
+) -> None:  # fmt: skip
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
-    bm, bn, bk, warps, stages = tile or weight_tile(pixels, outer, inner, right)
+    together = together and all_rows(down, right, inner)
+    choose = rows_tile if together else weight_tile
+    bm, bn, bk, warps, stages = tile or choose(pixels, outer, inner, right)
     one_row = inner >= 16
-    pieces = down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
+    pieces = 1 if together else down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk)
     tiles = triton.cdiv(outer, bn) * pieces
-    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // (tiles * clients)))
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), programs // (tiles * clients)))
     share = triton.cdiv(triton.cdiv(pixels, splits), bm) * bm
     splits = triton.cdiv(pixels, share)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    _weight_gradient[(tiles, splits, clients)](
-        x, dy, parts, pixels, outer, share, clients, HEIGHT=height, WIDTH=width, INNER=inner,
-        OUT_HEIGHT=where.out_height, OUT_WIDTH=where.out_width, TOP=where.top, LEFT=where.left, ROWS=down,
-        COLUMNS=right, STRIDE=where.stride, PRECISION=dot_precision(x.dtype), BM=bm, BN=bn, BK=bk,
-        ONE_TAP=inner % bk == 0, ONE_ROW=one_row, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    given = (x, dy, parts, pixels, outer, share, clients)
+    sizes = {
+        "HEIGHT": height, "WIDTH": width, "INNER": inner, "OUT_HEIGHT": where.out_height, "OUT_WIDTH": where.out_width,
+        "TOP": where.top, "LEFT": where.left, "COLUMNS": right, "STRIDE": where.stride,
+        "PRECISION": dot_precision(x.dtype), "BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+    if together:
+        _weight_gradient_rows[(tiles, splits, clients)](*given, **sizes)
+    else:
+        _weight_gradient[(tiles, splits, clients)](*given, **sizes, ROWS=down, ONE_TAP=inner % bk == 0, ONE_ROW=one_row)
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = pow2(full, 1, 1024)
-    together = pow2(splits, 1, min(16, 1024 // padded))
-    block = max(4, 2048 // (padded * together))
+    at_once = pow2(splits, 1, min(16, 1024 // padded))
+    block = max(4, 2048 // (padded * at_once))
     _unpack[(triton.cdiv(pairs, block), clients)](
         parts, into, pairs, inner, into.stride(0), splits, parts.stride(0), where.rows[0], where.columns[0],
         where.kernel[1], FULL=full, ROWS=down, COLUMNS=right, PADDED=padded, BLOCK=block,
-        TOGETHER=together,
+        TOGETHER=at_once,
     )  # fmt: skip
