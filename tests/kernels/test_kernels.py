@@ -77,7 +77,7 @@ def test_norm_is_that_of_pytorch(shortcut: bool, relu: bool) -> None:
     given = [t.detach() for t in (x, gain, bias)]
     y, mean, inverse = plain.normalise(*given, 2, 1e-5, beside.detach() if shortcut else None, relu)
     into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
-    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, given[1], relu, into, shortcut)
+    dx, dz = plain.normalise_gradient(slope, y, given[0], mean, inverse, *given[1:], relu, into, shortcut)
     assert far(y, expected.detach()) < 1e-12
     found = (dx, *into) if dz is None else (dx, *into, dz)
     for one, other in zip(found, wanted, strict=True):
@@ -197,6 +197,7 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
             assert far(into, twin) < tolerance, ("weight", shape, together)
     any_channels = importlib.import_module("fedkeel.kernels.triton_group")
     cases = [(norm, 8, 5, True, True), (norm, 16, 4, False, False), (norm, 32, 3, True, False)]
+    cases += [(norm, 8, 50, True, False), (norm, 8, 50, True, True)]  # an image larger than a block
     cases += [
         (any_channels, 24, 5, True, True),
         (any_channels, 96, 4, False, False),
@@ -213,12 +214,16 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
         assert far(y.double(), reference[0]) < tolerance, ("norm", channels)
         into = (torch.full_like(gain, torch.nan), torch.full_like(bias, torch.nan))
         twin = (torch.empty_like(gain), torch.empty_like(bias))
-        dx, dz = kernels.normalise_gradient(dy, y, x, mean, inverse, gain, relu, into, True)
-        wanted = plain.normalise_gradient(
-            dy.double(), y.double(), x.double(), *(t.double() for t in reference[1:]), gain.double(), relu, twin, True
-        )
-        for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
-            assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
+        exact = (gain.double(), bias.double())
+        moments = tuple(t.double() for t in reference[1:])
+        for joins in {shortcut, True}:
+            dx, dz = kernels.normalise_gradient(dy, y, x, mean, inverse, gain, bias, relu, into, joins)
+            wanted = plain.normalise_gradient(dy.double(), y.double(), x.double(), *moments, *exact, relu, twin, joins)
+            assert (dz is None) == (not joins)
+            for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
+                if one is None or other is None:
+                    continue
+                assert far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
 
     pool = importlib.import_module("fedkeel.kernels.triton_pool")
     for size, stride, padding in ((3, 2, 1), (2, 2, 0)):

@@ -109,16 +109,16 @@ class Normalise(torch.autograd.Function):
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
         # y is read behind a ReLU only; without one a network may change it in place
-        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain)
+        ctx.save_for_backward(x, y if relu else x, mean, inverse, gain, bias)
         ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, mean, inverse, gain = ctx.saved_tensors
+        x, y, mean, inverse, gain, bias = ctx.saved_tensors
         into, slopes = place_both(ctx.into, gain)
-        dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, ctx.relu, into, ctx.joins)
+        dx, dz = ctx.ops.normalise_gradient(dy.contiguous(), y, x, mean, inverse, gain, bias, ctx.relu, into, ctx.joins)
         return dx, None, dz, *slopes, None, None, None, None
 
 

@@ -119,6 +119,7 @@ def normalise_gradient(
     mean: Tensor,
     inverse: Tensor,
     gain: Tensor,
+    bias: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,

@@ -80,11 +80,11 @@ def _normalise(
 
 @triton.jit
 def _normalise_gradient(
-    dy, y, x, means, inverses, gain, dx, dz_out, dgain, dbias, images, pixels, gain_stride,
+    dy, y, x, means, inverses, gain, bias, dx, dz_out, dgain, dbias, images, pixels, gain_stride, bias_stride,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One image, as above."""
+    """One image, as above. Without a shortcut, x tells where the ReLU let something through, and y is not read."""
     image = tl.program_id(0).to(tl.int64)
     client = image // images
     channel, row = tl.arange(0, CHANNELS), tl.arange(0, BLOCK)
@@ -95,13 +95,18 @@ def _normalise_gradient(
     group = channel // (CHANNELS // GROUPS)
     mean, inverse = tl.load(means + image * GROUPS + group), tl.load(inverses + image * GROUPS + group)
     scale = tl.load(gain + client * gain_stride + channel)
+    steep = scale * inverse
+    shift = tl.load(bias + client * bias_stride + channel) - mean * steep
     if WHOLE:
         dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
+        v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
         if SHORTCUT:
+            if RELU:
+                dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
             tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
-        unit = (tl.load(x + start + at, mask=there, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        elif RELU:
+            dz = tl.where(v * steep[None, :] + shift[None, :] > 0, dz, 0.0)
+        unit = (v - mean[None, :]) * inverse[None, :]
         plain = tl.sum(dz, 0)
         product = tl.sum(dz * unit, 0)
     else:
@@ -110,11 +115,14 @@ def _normalise_gradient(
         for first in range(0, pixels, BLOCK):
             near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
             slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
-            if RELU:
-                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
+            w = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
             if SHORTCUT:
+                if RELU:
+                    slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
                 tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
-            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+            elif RELU:
+                slope = tl.where(w * steep[None, :] + shift[None, :] > 0, slope, 0.0)
+            u = (w - mean[None, :]) * inverse[None, :]
             plain += tl.sum(slope, 0)
             product += tl.sum(slope * u, 0)
     tl.store(dgain + image * CHANNELS + channel, product)
@@ -128,9 +136,13 @@ def _normalise_gradient(
         for first in range(0, pixels, BLOCK):
             near, here = (first + row < pixels)[:, None], start + first * CHANNELS + at
             slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+            w = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
             if RELU:
-                slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
-            u = (tl.load(x + here, mask=near, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+                if SHORTCUT:
+                    slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
+                else:
+                    slope = tl.where(w * steep[None, :] + shift[None, :] > 0, slope, 0.0)
+            u = (w - mean[None, :]) * inverse[None, :]
             slope = (slope * scale[None, :] - level[None, :] - u * tilt[None, :]) * inverse[None, :]
             tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
 
@@ -188,6 +200,7 @@ def normalise_gradient(
     mean: Tensor,
     inverse: Tensor,
     gain: Tensor,
+    bias: Tensor,
     relu: bool,
     into: tuple[Tensor, Tensor],
     joins: bool,
@@ -197,8 +210,8 @@ def normalise_gradient(
     parts = gain.new_empty((2, clients, images, channels))
     rows, warps = block_size(height * width, channels)
     _normalise_gradient[(clients * images,)](
-        dy, y, x, mean, inverse, gain, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
-        gain.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,
+        dy, y, x, mean, inverse, gain, bias, dx, dz if joins else dx, parts[0], parts[1], images, height * width,
+        gain.stride(0), bias.stride(0), CHANNELS=channels, GROUPS=mean.shape[-1], BLOCK=rows, SHORTCUT=joins, RELU=relu,
         WHOLE=rows >= height * width, num_warps=warps,
     )  # fmt: skip
     wide = min(channels, 64)
