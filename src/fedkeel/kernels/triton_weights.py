@@ -187,12 +187,14 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
 
 
 def convolve_weight_gradient(
-    x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None, together: bool = ALL_ROWS,
+    x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None, together: bool | None = None,
     programs: int = PROGRAMS,
 ) -> None:  # fmt: skip
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
+    if together is None:  # in float32 it would need too many registers
+        together = ALL_ROWS and x.element_size() == 2
     together = together and all_rows(down, right, inner)
     choose = rows_tile if together else weight_tile
     bm, bn, bk, warps, stages = tile or choose(pixels, outer, inner, right)
