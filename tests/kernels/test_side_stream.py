@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedkeel.core.trees import Tree
+from fedkeel.kernels import plain
+from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.packed_ahead import PackedAhead
 from fedkeel.kernels.side_stream import BEHIND, SideStream
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_without_a_gpu_work_is_done_at_once() -> None:
@@ -16,6 +23,29 @@ def test_without_a_gpu_work_is_done_at_once() -> None:
     side.run(lambda: done.append(1), torch.ones(2))
     assert done == [1]
     side.join()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_weight_packed_ahead_is_the_weight_packed(device: str) -> None:
+    where = Geometry.of(4, 4, (3, 3), 1, 1)
+    weights = Tree.of({"weight": torch.randn(8, 4, 3, 3, device=device)}).expand(2)
+    ahead, side = PackedAhead(), SideStream(weights.buffer.device)
+    ahead.start(side, weights, torch.float32)
+    assert ahead.take("weight", where) is None  # each layer is asked for the first time
+    ahead.start(side, weights, torch.float32)
+    assert ahead.take("weight", where) is None  # nothing is captured
+    if device == "cpu":
+        return
+    triton_weights = importlib.import_module("fedkeel.kernels.triton_weights")
+    triton_weights.pack(weights["weight"], where, torch.float32)  # compiled outside of the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ahead.start(side, weights, torch.float32)
+        found = ahead.take("weight", where)
+        side.join()
+    graph.replay()
+    assert found is not None
+    assert torch.equal(found, plain.pack(weights["weight"], where, torch.float32))
 
 
 def chain(x: Tensor, steps: int, side: SideStream) -> Tensor:
@@ -32,7 +62,7 @@ def chain(x: Tensor, steps: int, side: SideStream) -> Tensor:
     return sums
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@GPU
 def test_a_captured_branch_reads_what_it_was_given() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     start = torch.linspace(-1, 1, 1024, device=device).repeat(1024, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Into, describe, place, place_both
 from fedkeel.kernels.plain import Moments, RunningMoments
 from fedkeel.kernels.side_stream import SideStream
+
+if TYPE_CHECKING:
+    from fedkeel.kernels.packed_ahead import PackedAhead
 
 GPU_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -53,6 +56,7 @@ class Frame(NamedTuple):
     running: RunningBuffers | None = None
     watched: Watched | None = None
     side: SideStream | None = None
+    packed: PackedAhead | None = None
 
 
 class Convolve(torch.autograd.Function):
@@ -60,10 +64,11 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry, side: SideStream | None = None
-    ) -> Tensor:
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry,
+        side: SideStream | None = None, packed: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         ops = convolution_for(x)
-        packed = ops.pack(weight, where, x.dtype)
+        packed = ops.pack(weight, where, x.dtype) if packed is None else packed
         ctx.save_for_backward(x, packed)
         ctx.into, ctx.where, ctx.ops, ctx.weight, ctx.side = into, where, ops, describe(weight), side
         return ops.convolve(x, packed, where)
@@ -81,17 +86,15 @@ class Convolve(torch.autograd.Function):
             compute()
         beside = None if dz is None else dz.contiguous()
         dx = ctx.ops.convolve_input_gradient(dy, packed, ctx.where, beside) if ctx.needs_input_grad[0] else None
-        return dx, None, dw, None, None, None
+        return dx, None, dw, *(None,) * 4
 
 
 class ConvolveAndFork(Convolve):
     """The same, and x once more, for a shortcut: the input's gradient is added to the shortcut's where it is made."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, into: Into, where: Geometry, side: SideStream | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return Convolve.forward(ctx, x, anchor, weight, into, where, side), x
+    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return Convolve.forward(ctx, x, *given), x
 
 
 class Normalise(torch.autograd.Function):

@@ -134,7 +134,8 @@ def convolution_arguments(module: nn.Conv2d, name: str, x: Tensor, frame: Frame)
     kernel, padding = (module.kernel_size[0], module.kernel_size[1]), int(module.padding[0])
     where = Geometry.of(x.shape[2], x.shape[3], kernel, module.stride[0], padding)
     weight = f"{name}.weight"
-    return x.contiguous(), frame.anchor, frame.params[weight], frame.into[weight], where, frame.side
+    packed = None if frame.packed is None else frame.packed.take(weight, where)
+    return x.contiguous(), frame.anchor, frame.params[weight], frame.into[weight], where, frame.side, packed
 
 
 def add_bias(x: Tensor, name: str, frame: Frame) -> Tensor:

@@ -35,6 +35,7 @@ from fedkeel.kernels.function_mode import StackedFunctions
 from fedkeel.kernels.layers import Frame, RunningBuffers, Watched
 from fedkeel.kernels.network import forward, has_kernels
 from fedkeel.kernels.operators import StackedPass
+from fedkeel.kernels.packed_ahead import PackedAhead
 from fedkeel.kernels.side_stream import SideStream
 from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
@@ -234,6 +235,7 @@ class KernelWorkspace(StackedWorkspace):
     def __init__(self, task: Task):
         super().__init__(task)
         self.report = NetworkReport(whole=True)
+        self.packed = PackedAhead()
         self.separable = task.separable  # batch norms leave out what only fills a batch up
 
     def gradient(self, params: Tree, batch: StackedBatch, aim: Target, buffers: Tree | None) -> Gradient:
@@ -244,16 +246,18 @@ class KernelWorkspace(StackedWorkspace):
         after = None if buffers is None else Tree(torch.empty_like(buffers.buffer), buffers.layout)
         running = None if buffers is None else RunningBuffers(buffers, after, batch.mask)
         anchor = torch.zeros((), device=params.buffer.device, requires_grad=True)
+        side = SideStream(params.buffer.device)
         with torch.set_grad_enabled(aim.objective.differentiable), explain_unstackable():
             watched = Watched(self.task.classifier, []) if aim.objective.features else None
-            side = SideStream(params.buffer.device)
-            frame = Frame(params, into, anchor, self.task.compute, running, watched, side)
+            self.packed.start(side, params, self.task.compute)
+            frame = Frame(params, into, anchor, self.task.compute, running, watched, side, self.packed)
             output: Any = forward(module, frame, batch.tensors[0])
             if watched is not None:
                 output = (output, read_features(watched.given))
             output = _pytree.tree_map(lambda part: part.to(self.task.dtype), output)
             losses = self.losses(module, batch, aim, output, reference)
         if not aim.objective.differentiable:
+            side.join()
             return Gradient(params.zeros(), losses, after)
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
