@@ -111,7 +111,8 @@ def check_tables(device: str, *, onto: bool) -> None:
     for at, leaves, length, _ in zip(*(spans[i::4] for i in range(4)), strict=True):
         own = slice(at, at + leaves * length)
         given = buffer[:, 7:][:, own].norm()
-        assert float((out[:, 7:][:, own] - wanted[:, own]).norm() / given) < 1e-6, length
+        # most of x is removed here, by four products in a row; on a GPU each is of numbers split in three, to 2⁻²¹
+        assert float((out[:, 7:][:, own] - wanted[:, own]).norm() / given) < 4 * 2**-21, length
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -38,7 +38,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
 def check_close(tolerance: float, **pairs: tuple[Tensor, Tensor]) -> None:
     for name, (found, wanted) in pairs.items():
         assert found.shape == wanted.shape, name
-        assert float((found.double() - wanted).norm() / wanted.norm()) < tolerance, name
+        assert float((found.double() - wanted).detach().norm() / wanted.detach().norm()) < tolerance, name
 
 
 def leaf(clients: int, features: int, seed: int, device: str) -> Tensor:

@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
 
 class Convolve(torch.autograd.Function):
-    """y = x ∗ weight, `[clients, batch, height, width, channels]`. It passes x on as `Normalise` does."""
+    """y = x ∗ weight, `[clients, batch, height, width, channels]`."""
 
     @staticmethod
     def forward(
