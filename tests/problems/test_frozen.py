@@ -35,7 +35,8 @@ def adapted_problem(width=16, **changes):
 
 def trained(problem, engine="serial", dtype=torch.float64, out=None, **changes):
     settings = dict(method="fedavg", rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.05) | changes
-    return fk.run(fk.Experiment(problem=problem, **settings), engine=engine, device="cpu", dtype=dtype, workers=2, out=out)
+    experiment = fk.Experiment(problem=problem, **settings)
+    return fk.run(experiment, engine=engine, device="cpu", dtype=dtype, workers=2, out=out)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from fedkeel.errors import FedkeelError
 from fedkeel.papers.figures import Figure, find_figure
@@ -24,6 +25,7 @@ SHOWN = (
     "specgradfilter:figure-5",
     "fedfft:figure-1",
     "fedfft:figure-6",
+    "specgradfilter:figure-6",
     "fedscam:figure-18",
 )
 """Chosen by what they claim, and by what the ledger has."""
@@ -78,7 +80,10 @@ def find_images(figure: Figure, folder: Path) -> list[Path]:
 
 
 def list_runs(runs: FigureRuns) -> Iterator[str]:
-    """The lines of the ledger behind a figure: cells whose runs have the same length and seeds together."""
+    """The lines of the ledger behind a figure: cells whose runs have the same length and seeds together.
+
+    What is tracked in a model tells the more, the more the model has learnt: such lines say its accuracy at the end.
+    """
     alike: dict[str, list[str]] = {}
     for cell in runs.figure.cells if runs.figure.needs_runs else ():
         if found := runs.entries_of(cell):
@@ -88,6 +93,8 @@ def list_runs(runs: FigureRuns) -> Iterator[str]:
             seen = [str(at) for at in rounds_of(found[0].spectra)] if runs.figure.track else []
             length += f", looked at in round{'s' * (len(seen) > 1)} {', '.join(seen)}" if seen else ""
             where = f"{cell.paper}:{cell.table}, {length}, seed{'s' * (len(found) > 1)} {seeds}"
-            alike.setdefault(where, []).append(cell.label)
+            ends = [entry.last for entry in found if entry.last is not None] if runs.figure.track else []
+            ended = f" ({fmean(ends):.1f} % at the end)" if ends else ""
+            alike.setdefault(where, []).append(cell.label + ended)
     for where, labels in alike.items():
         yield f"{where}: {'; '.join(labels)}"
