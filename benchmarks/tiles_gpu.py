@@ -1,10 +1,8 @@
-"""Which tiles are fastest for the convolutions of a network, on one GPU.
+"""Which tiles are fastest for the convolutions of a network with ten clients, on one GPU.
 
-    python benchmarks/tiles_gpu.py [--network resnet20 resnet18] [--clients 10 30] [--tries 20] [--processes 14]
+    python benchmarks/tiles_gpu.py [--network resnet20 resnet18] [--tries 20] [--processes 14]
 
 Prints for each shape and kernel the time of the tile that `kernels/tiles.py` chooses, and of the best ones found.
-`--kernel` chooses kernels: "rows" is the weight gradient that makes three rows of taps at once (`ALL_ROWS`), and "× 2"
-and "× 4" are with more splits (`PROGRAMS`).
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from typing import Any
 import torch
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import PROGRAMS, Tile, all_rows, pow2, rows_tile
+from fedkeel.kernels.tiles import Tile, pow2
 
-IMAGES = 50
+CLIENTS, IMAGES = 10, 50
 # height, in, out, kernel, stride, padding, and how often the network has it
 SHAPES = {
     "resnet20": [
@@ -38,62 +36,43 @@ SHAPES = {
         (16, 128, 256, 3, 2, 1, 1), (8, 256, 256, 3, 1, 1, 3), (8, 256, 512, 3, 2, 1, 1), (4, 512, 512, 3, 1, 1, 3),
     ],
 }  # fmt: skip
-# of a weight gradient: whether one program makes all rows of taps, and how many times as many programs there are
-WEIGHTS = {
-    "weight": (False, 1), "weight × 2": (False, 2), "weight × 4": (False, 4),
-    "rows": (True, 1), "rows × 2": (True, 2), "rows × 4": (True, 4),
-}  # fmt: skip
-KERNELS = ("forward", "input", *WEIGHTS)
+KERNELS = ("forward", "input", "weight")
 
 
 @cache
-def operands(shape: tuple[int, ...], clients: int) -> tuple[Any, ...]:
+def operands(shape: tuple[int, ...]) -> tuple[Any, ...]:
     height, inner, outer, kernel, stride, padding, _ = shape
     where = Geometry.of(height, height, (kernel, kernel), stride, padding)
-    x = torch.randn(clients, IMAGES, height, height, inner, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(clients, outer, inner, kernel, kernel, device="cuda")
-    dy = torch.randn(clients, IMAGES, where.out_height, where.out_width, outer, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(CLIENTS, IMAGES, height, height, inner, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(CLIENTS, outer, inner, kernel, kernel, device="cuda")
+    dy = torch.randn(CLIENTS, IMAGES, where.out_height, where.out_width, outer, device="cuda", dtype=torch.bfloat16)
     return where, x, weight, dy
 
 
-def job(kernel: str, shape: tuple[int, ...], clients: int, tile: Tile | None) -> Callable[[], Any]:
+def job(kernel: str, shape: tuple[int, ...], tile: Tile | None) -> Callable[[], Any]:
     from fedkeel.kernels import triton_convolution as ops
 
-    where, x, weight, dy = operands(shape, clients)
+    where, x, weight, dy = operands(shape)
     packed, into = ops.pack(weight, where, torch.bfloat16), torch.empty_like(weight)
     if kernel == "forward":
         return lambda: ops.convolve(x, packed, where, tile)
     if kernel == "input":
         return lambda: ops.convolve_input_gradient(dy, packed, where, tile=tile)
-    together, times = WEIGHTS[kernel]
-    return lambda: ops.convolve_weight_gradient(x, dy, where, into, tile, together, times * PROGRAMS)
-
-
-def exists(kernel: str, shape: tuple[int, ...]) -> bool:
-    """Whether a network computes it at all: the gradient of images is not asked for, and rows are for few channels."""
-    if kernel.startswith("rows"):
-        return all_rows(shape[3], shape[3], shape[1])
-    return shape[1] > 3 or kernel != "input"
+    return lambda: ops.convolve_weight_gradient(x, dy, where, into, tile)
 
 
 def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
     height, inner, outer, size, stride, padding, _ = shape
     where = Geometry.of(height, height, (size, size), stride, padding)
     channels = outer if kernel == "input" else inner
-    columns = inner if kernel == "input" else outer
-    if kernel.startswith("rows"):
-        start = rows_tile(IMAGES * where.out_height * where.out_width, outer, inner, size)
-        return [
-            start._replace(rows=rows, warps=warps, stages=stages)
-            for rows, warps, stages in itertools.product((32, 64, 128), (4, 8), (1, 2))
-        ]
+    columns = {"forward": outer, "input": inner, "weight": outer}[kernel]
     row = pow2(channels * where.taps[1], 16, 128)
     depths = {d for d in (16, 32, 64, 128) if channels % d == 0} | ({row} if channels < 32 and stride == 1 else set())
-    depths |= {row} if channels < (32 if kernel == "forward" else 64) and kernel != "input" else set()
+    depths |= {row} if channels < 32 and kernel != "input" else set()
     made = [
         Tile(*t)
         for t in itertools.product(
-            (32, 64, 128, 256), {pow2(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (1, 2, 3, 4)
+            (32, 64, 128, 256), {pow2(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
         )
         if 16 <= results(kernel, t) / (32 * t[3]) <= 128  # of a thread
         if min(columns, channels) < 64 or (results(kernel, t) >= 64 * 64 and t[2] >= 64)
@@ -103,10 +82,10 @@ def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
 
 def results(kernel: str, tile: tuple[int, ...]) -> int:
     """Sums that one program keeps: of a weight gradient the rows are what is summed over."""
-    return tile[1] * (tile[2] if kernel in WEIGHTS else tile[0])
+    return tile[1] * (tile[2] if kernel == "weight" else tile[0])
 
 
-def compiled(work: tuple[str, tuple[int, ...], int, Tile]) -> bool:
+def compiled(work: tuple[str, tuple[int, ...], Tile]) -> bool:
     """Fill Triton's cache; False for a tile that does not fit."""
     try:
         job(*work)()
@@ -121,38 +100,30 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", nargs="+", choices=SHAPES, default=["resnet20", "resnet18"])
-    parser.add_argument("--clients", nargs="+", type=int, default=[10])
-    parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=["forward", "input", "weight"])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--processes", type=int, default=14)
     given = parser.parse_args()
     wanted = [
-        (network, kernel, shape, clients)
+        (network, kernel, shape)
         for network in given.network
-        for clients in given.clients
         for shape in SHAPES[network]
-        for kernel in given.kernel
-        if exists(kernel, shape)
+        for kernel in KERNELS
+        if shape[1] > 3 or kernel != "input"
     ]
-    works = [
-        (kernel, shape, clients, tile)
-        for _, kernel, shape, clients in wanted
-        for tile in candidates(kernel, shape, given.tries)
-    ]
+    works = [(kernel, shape, tile) for _, kernel, shape in wanted for tile in candidates(kernel, shape, given.tries)]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         fine = pool.map(compiled, works, chunksize=4)
     print(f"{len(works)} tiles, {sum(fine)} of them fit")
-    print("kernel | clients | shape | µs now | best tiles (rows, columns, depth, warps, stages)")
-    gained = dict.fromkeys(itertools.product(given.network, given.clients), 0.0)
-    for network, kernel, shape, clients in wanted:
-        now = do_bench_cudagraph(job(kernel, shape, clients, None), rep=5) * 1e3
-        some = [w[3] for w, fits in zip(works, fine, strict=True) if fits and w[:3] == (kernel, shape, clients)]
-        found = sorted((do_bench_cudagraph(job(kernel, shape, clients, t), rep=5) * 1e3, t) for t in some)
+    print("kernel | shape | µs now | best tiles (rows, columns, depth, warps, stages)")
+    gained = dict.fromkeys(given.network, 0.0)
+    for network, kernel, shape in wanted:
+        now = do_bench_cudagraph(job(kernel, shape, None), rep=5) * 1e3
+        some = [w[2] for w, fits in zip(works, fine, strict=True) if fits and w[:2] == (kernel, shape)]
+        found = sorted((do_bench_cudagraph(job(kernel, shape, tile), rep=5) * 1e3, tile) for tile in some)
         best = "; ".join(f"{us:.1f} {tuple(tile)}" for us, tile in found[:4])
-        if found and kernel not in list(WEIGHTS)[1:]:
-            gained[network, clients] += shape[-1] * max(0.0, now - found[0][0])
-        print(f"{kernel} | {clients} | {shape} | {now:.1f} | {best}", flush=True)
-    print({f"{name}, {clients} clients": f"{us:.0f} µs to gain in a pass" for (name, clients), us in gained.items()})
+        gained[network] += shape[-1] * max(0.0, now - found[0][0])
+        print(f"{kernel} | {shape} | {now:.1f} | {best}", flush=True)
+    print({name: f"{us:.0f} µs to gain in a pass" for name, us in gained.items()})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 
 PROGRAMS = 132 * 4  # enough of them to fill a large GPU
-ALL_ROWS = False  # whether weight gradients of three rows of few channels are made by one program; not measured yet
 LARGE = 12_288  # rows of one client beyond which larger tiles still make enough programs
 
 
@@ -64,17 +63,6 @@ def narrow_weight_tile(outer: int, inner: int, taps: int) -> Tile | None:
     if taps == 1 or outer < 16 or inner < 2 * outer or taps * outer > 128 or inner % 64:
         return None
     return Tile(64, pow2(taps * outer, 64, 128), 128 if inner % 128 == 0 else 64, warps=8)
-
-
-def all_rows(down: int, right: int, inner: int) -> bool:
-    """Whether one program of a weight gradient can make all rows of taps: three rows of few channels."""
-    return down == 3 and inner >= 16 and right * inner <= 128
-
-
-def rows_tile(pixels: int, outer: int, inner: int, taps: int) -> Tile:
-    """Choose the tile of a weight gradient that makes all rows of taps; it is as wide as one row."""
-    wide = pow2(inner * taps, 16, 128)
-    return Tile(pow2(pixels, 16, 64), pow2(outer, 16, 32), wide, warps=4 if wide <= 64 else 8, stages=1)
 
 
 def dot_precision(dtype: torch.dtype) -> str:

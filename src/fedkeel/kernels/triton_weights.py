@@ -8,17 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import (
-    ALL_ROWS,
-    PROGRAMS,
-    Tile,
-    all_rows,
-    dot_precision,
-    narrow_weight_tile,
-    pow2,
-    rows_tile,
-    weight_tile,
-)  # fmt: skip
+from fedkeel.kernels.tiles import PROGRAMS, Tile, dot_precision, narrow_weight_tile, pow2, weight_tile
 
 SPLIT_ROWS = 512  # pixels that one program of the weight gradient sums up at least
 
@@ -172,55 +162,6 @@ def _narrow_weight_gradient(
     tl.store(parts + at[:, None] + k[None, :], total, mask=used[:, None] & inside[None, :])
 
 
-@triton.jit
-def _weight_gradient_rows(
-    x, dy, parts, pixels, outer, share, clients,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """The same for kernels of three rows and few channels: one program makes all taps and reads the slopes once.
-
-    What the rows of taps see overlaps. Without stages it is read through the first cache, which then has most of it.
-    """
-    WIDE: tl.constexpr = COLUMNS * INNER
-    OUT: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
-    client = tl.program_id(2).to(tl.int64)
-    split = tl.program_id(1)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    q = tl.arange(0, BK)
-    source = x + client * (pixels // OUT) * (HEIGHT * WIDTH * INNER)
-    slopes = dy + client * pixels * outer
-    used, inside = n < outer, q < WIDE
-    first = tl.zeros((BN, BK), dtype=tl.float32)
-    second = tl.zeros((BN, BK), dtype=tl.float32)
-    third = tl.zeros((BN, BK), dtype=tl.float32)
-    end = tl.minimum(split * share + share, pixels)
-    for start in range(split * share, end, BM):
-        m = start + tl.arange(0, BM)
-        exists = m < end
-        image, pixel = m // OUT, m % OUT
-        row, column = pixel // OUT_WIDTH * STRIDE - TOP, pixel % OUT_WIDTH * STRIDE - LEFT
-        at = source + (((image * HEIGHT + row) * WIDTH + column) * INNER)[:, None] + q[None, :]
-        right = column[:, None] + (q // INNER)[None, :]
-        known = inside[None, :] & (right >= 0) & (right < WIDTH)
-        a = tl.load(slopes + m[:, None] * outer + n[None, :], mask=exists[:, None] & used[None, :], other=0.0)
-        b = tl.load(at, mask=known & (exists & (row >= 0) & (row < HEIGHT))[:, None], other=0.0)
-        c = tl.load(at + WIDTH * INNER, mask=known & (exists & (row >= -1) & (row < HEIGHT - 1))[:, None], other=0.0)
-        d = tl.load(
-            at + 2 * WIDTH * INNER, mask=known & (exists & (row >= -2) & (row < HEIGHT - 2))[:, None], other=0.0
-        )
-        a = tl.trans(a)
-        first = tl.dot(a, b, first, input_precision=PRECISION)
-        second = tl.dot(a, c, second, input_precision=PRECISION)
-        third = tl.dot(a, d, third, input_precision=PRECISION)
-    into = parts + (split * clients + client) * outer * (3 * WIDE) + n[:, None] * (3 * WIDE) + q[None, :]
-    there = used[:, None] & inside[None, :]
-    tl.store(into, first, mask=there)
-    tl.store(into + WIDE, second, mask=there)
-    tl.store(into + 2 * WIDE, third, mask=there)
-
-
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     clients, outer, inner = weight.shape[:3]
@@ -235,50 +176,39 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     return packed
 
 
-def split_sum(pixels: int, programs: int, rows: int, most: int) -> tuple[int, int]:
-    """Return into how many parts a sum over pixels is split, `most` programs in all, and the pixels of one."""
-    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), most // programs))
+def split_sum(pixels: int, programs: int, rows: int) -> tuple[int, int]:
+    """Return into how many parts a sum over pixels is split, so that a GPU is filled, and the pixels of one."""
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // programs))
     share = triton.cdiv(triton.cdiv(pixels, splits), rows) * rows
     return triton.cdiv(pixels, share), share
 
 
-def convolve_weight_gradient(
-    x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None, together: bool | None = None,
-    programs: int = PROGRAMS,
-) -> None:  # fmt: skip
+def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tensor, tile: Tile | None = None) -> None:
     clients, images, height, width, inner = x.shape
     outer, (down, right) = dy.shape[4], where.taps
     depth, pixels = down * right * inner, images * where.out_height * where.out_width
     narrow = narrow_weight_tile(outer, inner, right) if tile is None and where.stride == 1 else None
-    if together is None:  # in float32 it would need too many registers
-        together = ALL_ROWS and x.element_size() == 2
-    together = together and narrow is None and all_rows(down, right, inner)
-    choose = rows_tile if together else weight_tile
-    bm, bn, bk, warps, stages = narrow or tile or choose(pixels, outer, inner, right)
+    bm, bn, bk, warps, stages = narrow or tile or weight_tile(pixels, outer, inner, right)
     one_row = inner >= 16
     if narrow is not None:
         pixels, tiles = images * height * width, down * triton.cdiv(inner, bk)
-    elif together:
-        tiles = triton.cdiv(outer, bn)
     else:
         tiles = triton.cdiv(outer, bn) * (down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk))
     fill = tiles * clients if narrow is None else 2 * tiles * clients  # two programs fill a processor
-    splits, share = split_sum(pixels, fill, bm, programs)
+    splits, share = split_sum(pixels, fill, bm)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
-    sizes = {
+    grid, sizes = (tiles, splits, clients), {
         "HEIGHT": height, "WIDTH": width, "INNER": inner, "OUT_HEIGHT": where.out_height, "OUT_WIDTH": where.out_width,
-        "TOP": where.top, "LEFT": where.left, "COLUMNS": right, "PRECISION": dot_precision(x.dtype), "BM": bm, "BN": bn,
-        "BK": bk, "num_warps": warps, "num_stages": stages,
+        "TOP": where.top, "LEFT": where.left, "ROWS": down, "COLUMNS": right, "PRECISION": dot_precision(x.dtype),
+        "BM": bm, "BN": bn, "BK": bk, "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
-    grid, given = (tiles, splits, clients), (x, dy, parts, pixels, outer, share, clients)
     if narrow is not None:
-        _narrow_weight_gradient[grid](x, dy, parts, pixels, share, clients, OUTER=outer, ROWS=down, **sizes)
-    elif together:
-        _weight_gradient_rows[grid](*given, STRIDE=where.stride, **sizes)
+        _narrow_weight_gradient[grid](x, dy, parts, pixels, share, clients, OUTER=outer, **sizes)
     else:
         _weight_gradient[grid](
-            *given, STRIDE=where.stride, ROWS=down, ONE_TAP=inner % bk == 0, ONE_ROW=one_row, **sizes
-        )
+            x, dy, parts, pixels, outer, share, clients, STRIDE=where.stride, ONE_TAP=inner % bk == 0, ONE_ROW=one_row,
+            **sizes,
+        )  # fmt: skip
     full, pairs = where.kernel[0] * where.kernel[1], outer * inner
     padded = pow2(full, 1, 1024)
     at_once = pow2(splits, 1, min(16, 1024 // padded))
