@@ -422,7 +422,7 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     entries = ledger.read_lines(ROOT / "results" / "ledger.jsonl")
     said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     decisions = decide_claims(entries)
-    findings = {(d.claim.name, f.comparison.name): f for d in decisions for f in d.findings}
+    findings = {(d.claim.name, f.difference.name): f for d in decisions for f in d.findings}
 
     def sure(claim, name, verdict):
         found = findings[claim, name]

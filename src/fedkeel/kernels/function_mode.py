@@ -1,7 +1,6 @@
 """Any network for all clients at once: its own `forward` runs once inside vmap, and known functions are taken over.
 
-What a network calls, through modules or directly, decides: an operator of `operators` where there is one, else vmap of
-that function alone.
+What a network calls decides, by modules or directly: an operator where there is one, else vmap of that function alone.
 """
 
 from __future__ import annotations

@@ -258,45 +258,6 @@ class Embed(torch.autograd.Function):
         return slope, None, None, None, None, None
 
 
-class MaxPool(torch.autograd.Function):
-    """The largest value of each window; on a GPU only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, stride: int, padding: int) -> Tensor:
-        from fedkeel.kernels import triton_pool
-
-        y, taps = triton_pool.pool(x, size, stride, padding)
-        ctx.save_for_backward(taps)
-        ctx.window = (x.shape[2], x.shape[3], size, stride, padding)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from fedkeel.kernels import triton_pool
-
-        (taps,) = ctx.saved_tensors
-        return triton_pool.pool_gradient(dy.contiguous(), taps, *ctx.window), None, None, None
-
-
-class AveragePool(torch.autograd.Function):
-    """The mean of each window, where windows lie side by side; on a GPU only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
-        from fedkeel.kernels import triton_pool
-
-        ctx.window = (x.shape[2], x.shape[3], size)
-        return triton_pool.average(x, size)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from fedkeel.kernels import triton_pool
-
-        return triton_pool.average_gradient(dy.contiguous(), *ctx.window), None
-
-
 def convolution_for(x: Tensor) -> ModuleType:
     """Triton on a GPU, plain PyTorch elsewhere and in float64."""
     if x.is_cuda and x.dtype in GPU_TYPES:

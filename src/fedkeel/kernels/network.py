@@ -16,12 +16,12 @@ from fedkeel.kernels.layers import (
     Convolve,
     ConvolveAndFork,
     Frame,
-    MaxPool,
     Multiply,
     Normalise,
     batch_norm_for,
 )
 from fedkeel.kernels.plain import RunningMoments
+from fedkeel.kernels.pools import MaxPool
 from fedkeel.models.resnet import Block
 
 Apply = Callable[[Any, str, Tensor, Frame], Tensor]

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.gradient_slots import Slot
-from fedkeel.kernels.layers import GPU_TYPES, AddBias, AveragePool, Convolve, Embed, MaxPool, Multiply
+from fedkeel.kernels.layers import GPU_TYPES, AddBias, Convolve, Embed, Multiply
+from fedkeel.kernels.pools import AveragePool, MaxPool
 from fedkeel.kernels.shortened import Leaves
 
 Operator = Callable[..., Tensor | None]
