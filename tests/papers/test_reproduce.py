@@ -438,23 +438,23 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"Of {len(decisions)} claims {counts[0]} are confirmed, {all_counted}{counts[1]} {be} contradicted" in said
     assert f"and {counts[2]} are undecided" in said
     lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.1", "confirmed")
-    reported = f"{found.comparison.reported:.2f}"
+    reported = f"{found.difference.reported:.2f}"
     assert f"leads FedAvg on ResNet-20 {lead} points at Dirichlet 0.1 {ends}; its paper has {reported})" in said
     lead, ends, found = sure("filter-over-fedavg", "SpecGradFilter − FedAvg, cifar10, 0.6", "confirmed")
-    assert f"and {lead} at 0.6 {ends}; {found.comparison.reported:.2f})" in said
+    assert f"and {lead} at 0.6 {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-sam", "FedFFT-D − FedSAM-D, cifar10, 0.1", "confirmed")
-    assert f"FedFFT-D leads FedSAM-D on ResNet-18 {lead} {ends}; {found.comparison.reported:.2f})" in said
+    assert f"FedFFT-D leads FedSAM-D on ResNet-18 {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, _ = sure("filter-plugs-in", "FedDyn, ratio 0.05 − FedDyn, FedFFT's setting", "confirmed")
     assert f"the gradient filter leads plain FedDyn {lead} {ends})" in said
     lead, ends, found = sure("fft-over-feddyn", "FedFFT-D − FedDyn, cifar10, 0.1", "contradicted")
-    assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.comparison.reported:.2f}" in said
+    assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.difference.reported:.2f}" in said
     for other in ("MoFedSAM", "FedSpeed"):
         _, _, found = sure("fsa-over-baselines", f"FedFSA − {other}, cifar10, Dir 0.5", "contradicted")
         by = f"{-found.interval.mean:.2f} ({-found.interval.high:.2f} to {-found.interval.low:.2f})"
         assert f"behind {other} by {by}" in said
     found = findings["fft-over-sam", "FedFFT − FedSAM, cifar10, 0.1"]
     assert found.reason == "one seed"
-    assert f"FedSAM by {found.interval.mean:.2f} (its paper has {found.comparison.reported:.2f})" in said
+    assert f"FedSAM by {found.interval.mean:.2f} (its paper has {found.difference.reported:.2f})" in said
     own = [one for one in judge(find("fedfsa:1"), entries) if one.cell.label.startswith("FedFSA, cifar10, ")]
     (first, second), (one, other) = ([f"{x.mean:.2f}" for x in own], [f"{x.cell.reported:.2f}" for x in own])
     assert f"reaches {first} and {second} % on CIFAR-10 where its paper has {one} and {other}" in said
