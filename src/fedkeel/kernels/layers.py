@@ -106,14 +106,14 @@ class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, shortcut: Tensor | None, gain: Tensor, bias: Tensor,
-        into: tuple[Into, Into], groups: int, epsilon: float, relu: bool, passes: bool,
+        into: tuple[Into, Into], groups: int, epsilon: float, relu: bool, passes: bool, side: SideStream | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         ops = norm_for(x, groups)
         shortcut = None if shortcut is None else shortcut.contiguous()
         y, mean, inverse = ops.normalise(x, gain, bias, groups, epsilon, shortcut, relu)
         # y is read behind a ReLU only; without one a network may change it in place
         ctx.save_for_backward(x, y if relu else x, mean, inverse, gain, bias)
-        ctx.into, ctx.relu, ctx.ops, ctx.joins = into, relu, ops, shortcut is not None
+        ctx.into, ctx.relu, ctx.ops, ctx.joins, ctx.side = into, relu, ops, shortcut is not None, side
         ctx.set_materialize_grads(False)
         return (y, x) if passes else y
 
@@ -121,13 +121,14 @@ class Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, passed: Tensor | None = None) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return passed, *(None,) * 9
+            return passed, *(None,) * 10
         x, y, mean, inverse, gain, bias = ctx.saved_tensors
         into, slopes = place_both(ctx.into, gain)
+        side = ctx.side if all(slope is None for slope in slopes) else None  # autograd reads slopes at once
         dx, dz = ctx.ops.normalise_gradient(
-            dy.contiguous(), y, x, mean, inverse, gain, bias, ctx.relu, into, ctx.joins, passed
+            dy.contiguous(), y, x, mean, inverse, gain, bias, ctx.relu, into, ctx.joins, passed, side
         )
-        return dx, None, dz, *slopes, *(None,) * 5
+        return dx, None, dz, *slopes, *(None,) * 6
 
 
 class BatchNormalise(torch.autograd.Function):

@@ -150,7 +150,7 @@ def normalise(
     gain, bias = f"{name}.weight", f"{name}.bias"
     return Normalise.apply(
         x.contiguous(), frame.anchor, shortcut, frame.params[gain], frame.params[bias],
-        (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu, False,
+        (frame.into[gain], frame.into[bias]), module.num_groups, module.eps, relu, False, frame.side,
     )  # fmt: skip
 
 

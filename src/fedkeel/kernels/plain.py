@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.kernels.geometry import Geometry
+from fedkeel.kernels.side_stream import SideStream
 
 
 # ---- convolution ---------------------------------------------------------------------------------------------------
@@ -88,10 +89,12 @@ def normalise_gradient(
     into: tuple[Tensor, Tensor],
     joins: bool,
     beside: Tensor | None = None,
+    side: SideStream | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x and, where one `joins`, of the shortcut; write those of gain and bias to `into`.
 
-    What x has for a gradient from elsewhere, `beside`, is added. Only the Triton twin reads the bias.
+    What x has for a gradient from elsewhere, `beside`, is added. Only the Triton twin reads the bias, and has work that
+    can be done at the `side`.
     """
     groups = mean.shape[-1]
     dz = dy.to(gain.dtype) * (y > 0) if relu else dy.to(gain.dtype)

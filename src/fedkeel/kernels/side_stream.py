@@ -12,7 +12,7 @@ from torch import Tensor
 
 Made = TypeVar("Made")
 
-BEHIND = 16  # pieces of work that may be under way: fewer keep fewer tensors, more let the main branch wait less often
+BEHIND = 32  # pieces of work that may be under way: fewer keep fewer tensors, more let the main branch wait less often
 
 
 @cache

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fedkeel.kernels.side_stream import SideStream
 
 WHOLE_IMAGE = 16384  # numbers that a program keeps in registers
 PIECE = 4096  # numbers that it takes at a time of larger images
@@ -252,6 +255,7 @@ def normalise_gradient(
     into: tuple[Tensor, Tensor],
     joins: bool,
     beside: Tensor | None = None,
+    side: SideStream | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     clients, images, height, width, channels = x.shape
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
@@ -265,11 +269,18 @@ def normalise_gradient(
         GROUPS=cut.groups, LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=joins, RELU=relu, BESIDE=beside is not None,
         WHOLE=cut.whole, num_warps=cut.warps,
     )  # fmt: skip
+    add_up = partial(sum_images, parts, into)
+    add_up() if side is None else side.run(add_up, parts)
+    return dx, dz
+
+
+def sum_images(parts: Tensor, into: tuple[Tensor, Tensor]) -> None:
+    """Add up what images `[2, clients, images, channels]` say of gain and bias."""
+    _, clients, images, channels = parts.shape
     wide = min(channels & -channels, 64)
     _sum_images[(clients, 2, channels // wide)](
         parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
     )
-    return dx, dz
 
 
 def as_rows(x: Tensor) -> Tensor:
