@@ -24,7 +24,7 @@ KEY, KEYS = 0.19, 3.1  # inches of a line of the legend, and of a name in it
 def draw(runs: FigureRuns) -> list[Chart]:
     """Every chart of the figure that there is something for."""
     found = []
-    framed = [panel for panel in runs.figure.panels if panel.kind in DRAWN and has_something(runs, panel)]
+    framed = [panel for panel in runs.figure.panels if panel.kind in DRAWN and list_drawn(runs, panel)]
     if framed:
         found.append(Chart("", "figure", "", "", draw_panels(runs, framed)))
     for number, panel in enumerate(runs.figure.panels):
@@ -36,16 +36,19 @@ def draw(runs: FigureRuns) -> list[Chart]:
     return found
 
 
-def has_something(runs: FigureRuns, panel: Panel) -> bool:
+def list_drawn(runs: FigureRuns, panel: Panel) -> list[str]:
+    """The lines of a panel that some run has a number for."""
     if panel.kind == "curves":
-        return any(curve(group, panel.measure, POINTS) for group in runs.group_lines(panel))
-    return any(runs.number_of(panel, cell) for cell in panel.cells)
+        return [group.label for group in runs.group_lines(panel) if curve(group, panel.measure, POINTS)]
+    return [panel.line_of(cell) for cell in panel.cells if runs.number_of(panel, cell)]
 
 
 def draw_panels(runs: FigureRuns, panels: Sequence[Panel]) -> Drawing:
     """The panels side by side, with one legend below for all."""
-    names = list(dict.fromkeys(panel.line_of(cell) for panel in panels if panel.kind != "bars" for cell in panel.cells))
-    looks = choose_looks(names)
+    lines = [panel for panel in panels if panel.kind != "bars"]
+    looks = choose_looks(list(dict.fromkeys(panel.line_of(cell) for panel in lines for cell in panel.cells)))
+    drawn = {name for panel in lines for name in list_drawn(runs, panel)}
+    names = [name for name in looks if name in drawn]
     across = min(len(panels), 2 if len(panels) == 4 else ACROSS)
     down = -(-len(panels) // across)
     width = across * WIDTH if across > 1 else 4.6
@@ -66,7 +69,7 @@ def draw_panels(runs: FigureRuns, panels: Sequence[Panel]) -> Drawing:
     if len(names) > 1:
         from matplotlib.lines import Line2D
 
-        marks = [Line2D([], [], color=c, linestyle=STYLES[d], label=plain(n)) for n, (c, d) in looks.items()]
+        marks = [Line2D([], [], color=c, linestyle=STYLES[d], label=plain(n)) for n in names for c, d in [looks[n]]]
         figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=7.5)
     return figure
 
