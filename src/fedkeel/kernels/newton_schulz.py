@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedkeel.kernels.custom_op import as_custom_op
 from fedkeel.kernels.layers import GPU_TYPES
+from fedkeel.kernels.side_stream import SideStream
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial that Newton–Schulz iterates: fast at small singular values
 SMALLEST = 1e-7  # norm of a matrix
@@ -56,7 +58,8 @@ def orthogonalise(stacks: Sequence[Tensor], scales: Sequence[float], steps: int,
     takes to Q P Q: half the arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular
     values, are lost in rounding and grow tenfold with every step. The result is as accurate as that of single steps;
     with five at once it is not. Stacks with as many rows share the products of their P; so do all stacks of up to
-    `together` rows, each P filled up with zeros.
+    `together` rows, each P filled up with zeros. In a captured graph all but the longest chain of products are a branch
+    beside it.
     """
     row = empty_row(stacks)
     alike: dict[tuple[int, bool], list[Matrices]] = {}
@@ -66,8 +69,13 @@ def orthogonalise(stacks: Sequence[Tensor], scales: Sequence[float], steps: int,
         rows, columns = x.shape[-2:]
         members = alike.setdefault((max(rows, together), columns >= WIDE * rows), [])
         members.append(Matrices(x.reshape(-1, rows, columns), place, scale))
-    for (_, wide), members in alike.items():
-        orthogonalise_alike(members, cut_steps(steps) if wide else [1] * steps)
+    ways = [(members, cut_steps(steps) if wide else [1] * steps) for (_, wide), members in alike.items()]
+    *others, longest = sorted(ways, key=lambda way: sum(one.x.numel() * one.x.shape[-2] for one in way[0]))
+    side = SideStream(row.device)
+    for members, stretches in others:  # chains of small products, which leave most of a GPU idle
+        side.run(partial(orthogonalise_alike, members, stretches))
+    orthogonalise_alike(*longest)
+    side.join()
     return row
 
 
