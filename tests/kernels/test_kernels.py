@@ -268,7 +268,8 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
     code = (
-        "import torch, test_band, test_kernels as t; test_band.check_tables('cpu', onto=True); "
+        "import torch, test_band, test_newton_schulz, test_kernels as t; test_band.check_tables('cpu', onto=True); "
+        "test_newton_schulz.check_polynomial('cpu', torch.float32, 1e-6); "
         "t.check_triton_batch('cpu', torch.float32, 1e-5); "
         "t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
     )

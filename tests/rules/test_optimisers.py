@@ -12,7 +12,8 @@ from torch import nn
 import fedkeel as fk
 from fedkeel.core.round import init_round
 from fedkeel.core.rule import Setting
-from fedkeel.rules.muon import orthogonalise_wide, split_matrices
+from fedkeel.kernels.newton_schulz import orthogonalise
+from fedkeel.rules.muon import split_matrices
 from problems import small_problem
 
 ROUNDS, EPOCHS, LR = 3, 4, 0.02
@@ -200,6 +201,13 @@ def test_what_is_a_matrix():
     assert set(split_matrices(layout, ())[0].shapes) == {"fc", "conv"}
 
 
+def orthogonalise_stacks(stacks, together=0):
+    """Orthogonalise stacks `[matrices, rows, columns]` of one client."""
+    row = orthogonalise([stack[None] for stack in stacks], [1.0] * len(stacks), 5, together)[0]
+    parts = row.split([stack.numel() for stack in stacks])
+    return [part.view(stack.shape) for part, stack in zip(parts, stacks, strict=True)]
+
+
 def test_singular_values_end_near_one_on_both_ways():
     generator = torch.Generator().manual_seed(0)
     for columns in (8, 9, 40):  # single steps, and pairs of them on the smaller side
@@ -210,20 +218,33 @@ def test_singular_values_end_near_one_on_both_ways():
         for dtype, tolerance in (
             (torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 1.5 * (rounded - exact).norm()),
         ):  # fmt: skip
-            (found,) = orthogonalise_wide([x.to(dtype)], 5)
+            (found,) = orthogonalise_stacks([x.to(dtype)])
             assert (found - exact).norm() < tolerance, (columns, dtype)
-    assert torch.equal(orthogonalise_wide([torch.zeros(1, 2, 9)], 5)[0], torch.zeros(1, 2, 9))
+    assert torch.equal(orthogonalise_stacks([torch.zeros(1, 2, 9)])[0], torch.zeros(1, 2, 9))
 
 
 def test_matrices_that_are_filled_up_end_where_they_end_alone():
     generator = torch.Generator().manual_seed(0)
-    shapes = ((2, 3, 40), (1, 6, 6), (4, 8, 9), (3, 8, 30), (1, 12, 30))
+    shapes = ((2, 3, 40), (1, 6, 6), (4, 8, 9), (3, 30, 8), (1, 12, 30))
     stacks = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    alone = [orthogonalise_wide([stack], 5)[0] for stack in stacks]
+    alone = [torch.stack([newton_schulz(one) for one in stack]) for stack in stacks]
     for together in (0, 7, 8, 9, 100):
-        for found, expected in zip(orthogonalise_wide(stacks, 5, together), alone, strict=True):
+        for found, expected in zip(orthogonalise_stacks(stacks, together), alone, strict=True):
             assert found.shape == expected.shape
             assert (found - expected).abs().max() < 1e-12
+
+
+def test_matrices_of_each_client_lie_in_its_row():
+    """Clients at once, or one by one, or under vmap: the same rows, leaf after leaf, times the scales."""
+    generator = torch.Generator().manual_seed(0)
+    stacks = [torch.randn(3, *shape, generator=generator, dtype=torch.float64) for shape in ((2, 4, 9), (3, 7, 2))]
+    found = orthogonalise(stacks, [2.0, 0.5], 5, 128)
+    for client, row in enumerate(found):
+        pairs = zip((2.0, 0.5), stacks, strict=True)
+        scaled = [scale * newton_schulz(x).flatten() for scale, stack in pairs for x in stack[client]]
+        assert (row - torch.cat(scaled)).abs().max() < 1e-12
+    mapped = torch.vmap(lambda one, other: orthogonalise([one[None], other[None]], [2.0, 0.5], 5, 128), (1, 0))
+    assert (mapped(stacks[0].movedim(0, 1), stacks[1])[:, 0] - found).abs().max() < 1e-12
 
 
 def test_momentum_zero_is_sgd():

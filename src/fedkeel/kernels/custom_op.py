@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -15,14 +15,16 @@ LIBRARY = torch.library.Library("fedkeel", "DEF")
 
 
 def as_custom_op(
-    schema: str, make_empty: Callable[..., Tensor]
+    schema: str, make_empty: Callable[..., Tensor], stack: Callable[..., tuple[Any, Any]] | None = None
 ) -> Callable[[Callable[Args, Tensor]], Callable[Args, Tensor]]:
     """Register a function as one operator of this schema for compiled rules; `make_empty` makes an empty result.
 
     For functions that cache tables or compute with complex numbers: the compiler generates no code for complex
     numbers, and ignores caches, so that it makes a table again on the host in each step, which no graph can capture.
-    The result must be new memory. Avoid `z.conj()`, which only sets a flag: an operator called from compiled code does
-    not see the flag (PyTorch 2.13) and takes z itself; `torch.conj_physical` is safe.
+    The result must be new memory. vmap cannot look into a function that writes into parts of it: such a function has a
+    rule that lets its arguments `stack`, and is one operator everywhere. Avoid `z.conj()`, which only sets a flag: an
+    operator called from compiled code does not see the flag (PyTorch 2.13) and takes z itself; `torch.conj_physical` is
+    safe.
     """
     name = schema.partition("(")[0]
 
@@ -31,10 +33,12 @@ def as_custom_op(
         LIBRARY.impl(name, f, "CompositeExplicitAutograd")
         LIBRARY._register_fake(name, make_empty)
         operator = getattr(torch.ops.fedkeel, name)
+        if stack is not None:
+            torch.library.register_vmap(f"fedkeel::{name}", stack, lib=LIBRARY)
 
         @wraps(f)
         def call(*args: Args.args, **kwargs: Args.kwargs) -> Tensor:
-            return operator(*args, **kwargs) if torch.compiler.is_compiling() else f(*args, **kwargs)
+            return operator(*args, **kwargs) if stack or torch.compiler.is_compiling() else f(*args, **kwargs)
 
         return call
 

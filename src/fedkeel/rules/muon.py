@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from math import prod, sqrt
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from fedkeel.core.layout import Layout, Shape, segments
+from fedkeel.core.layout import Layout, segments
 from fedkeel.core.rule import Local, Rule, Setting, State, newer_field
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
+from fedkeel.kernels.newton_schulz import TOGETHER, orthogonalise
 from fedkeel.ranges import Count, Positive, ShareBelowOne
 from fedkeel.rules.layers import Patterns, matcher, names_of
 from fedkeel.rules.optimisers import Moments, Optimiser, divide_moments, mix, mix_squares
 
 __all__ = ["Muon"]
-
-A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial that Newton–Schulz iterates: fast at small singular values
-SMALLEST = 1e-7  # norm of a matrix
-WIDE = 1.5  # from this ratio of the sides on, steps on the smaller one take less arithmetic
-AT_ONCE = 3  # steps
-TOGETHER = 128  # rows: on a GPU products of fewer take as long
-LARGEST = 3  # blocks that are most of a network
 
 
 @dataclass(frozen=True)
@@ -101,31 +94,19 @@ class Muon(Optimiser, stackable=True):
 
     def orthogonalise(self, blocks: Sequence[Tensor], layout: Layout) -> Tree:
         """O of all matrices, times the scale."""
-        given = []
-        for block, (_, _, shape) in zip(blocks, layout.blocks, strict=True):
-            flat = block.to(torch.bfloat16) if self.precision == "bfloat16" else block
-            x = flat.reshape((-1, shape[0], prod(shape[1:])))
-            given.append(x.mT if is_tall(shape) else x)
-        pieces = []
-        together = TOGETHER if blocks[0].is_cuda else 0
-        orthogonal = orthogonalise_wide(given, self.steps, together)
-        for block, (_, _, shape), x in zip(blocks, layout.blocks, orthogonal, strict=True):
+        given, scales = [], []
+        for block, (_, leaves, shape) in zip(blocks, layout.blocks, strict=True):
             high, wide = shape[0], prod(shape[1:])
-            scale = 0.2 * sqrt(max(high, wide)) if self.scale == "match_rms_adamw" else sqrt(max(1, high / wide))
-            pieces.append((scale * (x.mT if is_tall(shape) else x)).reshape(block.shape))
-        # the small ones first, since a compiled step reads a few large ones from where they lie; widened only then
-        few = [torch.cat(pieces[:-LARGEST], -1), *pieces[-LARGEST:]] if len(pieces) > LARGEST else pieces
-        return Tree(torch.cat(few, -1).to(blocks[0].dtype), layout)
+            short = block.to(torch.bfloat16) if self.precision == "bfloat16" else block
+            given.append(short.reshape((-1, leaves, high, wide)))
+            scales.append(0.2 * sqrt(max(high, wide)) if self.scale == "match_rms_adamw" else sqrt(max(1, high / wide)))
+        found = orthogonalise(given, scales, self.steps, TOGETHER)
+        return Tree(found.reshape((*blocks[0].shape[:-1], -1)).to(blocks[0].dtype), layout)
 
 
 def cut_blocks(tree: Tree) -> list[Tensor]:
     """Cut a tree into its blocks of one shape: `[..., numbers]` each."""
     return [tree.buffer.narrow(-1, offset, leaves * prod(shape)) for offset, leaves, shape in tree.layout.blocks]
-
-
-def is_tall(shape: Shape) -> bool:
-    """Whether the matrix of a tensor has more rows than columns."""
-    return shape[0] > prod(shape[1:])
 
 
 def join(whole: Layout, inside: Tree, outside: Tree) -> Tree:
@@ -149,51 +130,3 @@ def split_matrices(layout: Layout, without: Patterns) -> tuple[Layout, Layout]:
         return not excluded(name) and 1 < rows < size
 
     return layout.only(is_matrix), layout.only(lambda name: not is_matrix(name))
-
-
-def orthogonalise_wide(matrices: Sequence[Tensor], steps: int, together: int = 0) -> list[Tensor]:
-    """Newton–Schulz on stacks `[matrices, rows, columns]`, no more rows than columns, each matrix first divided by its
-    norm: X ← Q X, Q = a I + b P + c P², P = X Xᵀ.
-
-    Where there are more columns than rows, three steps and then two are made at once on the smaller P, which a step
-    takes to Q P Q: half the arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular
-    values, are lost in rounding and grow tenfold with every step. The result is as accurate as that of single steps;
-    with five at once it is not. Stacks with as many rows share the products of their P; so do all stacks of up to
-    `together` rows, each P filled up with zeros.
-    """
-    found = list(matrices)
-    alike: dict[tuple[int, bool], list[int]] = {}
-    for i, x in enumerate(found):
-        rows = together if x.shape[-2] < together else x.shape[-2]
-        alike.setdefault((rows, x.shape[-1] >= WIDE * x.shape[-2]), []).append(i)
-    for (_, wide), members in alike.items():
-        most = max(found[i].shape[-2] for i in members)
-        stretches = [min(AT_ONCE, steps - done) for done in range(0, steps, AT_ONCE)] if wide else [1] * steps
-        for number, stretch in enumerate(stretches):
-            p = torch.cat([fill_up(found[i] @ found[i].mT, most) for i in members])
-            if number == 0:
-                square = p.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.promote_types(p.dtype, torch.float32))
-                inverse = 1 / square.clamp(min=SMALLEST**2)[:, None, None]  # of ‖X‖² = tr X Xᵀ
-                q = make_polynomials((inverse * p).to(p.dtype), stretch, inverse.sqrt())
-            else:
-                q = make_polynomials(p, stretch)
-            for i, part in zip(members, q.split([len(found[i]) for i in members]), strict=True):
-                rows = found[i].shape[-2]
-                found[i] = part[:, :rows, :rows] @ found[i]
-    return found
-
-
-def fill_up(p: Tensor, rows: int) -> Tensor:
-    """Add zeros to square matrices up to a number of rows: the products of what they hold stay what they are."""
-    missing = rows - p.shape[-1]
-    return pad(p, (0, missing, 0, missing)) if missing else p
-
-
-def make_polynomials(p: Tensor, steps: int, factor: Tensor | float = 1.0) -> Tensor:
-    """The product of the Q of some steps, which all commute, times a factor."""
-    one, all_q = A * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device), []
-    for left in reversed(range(steps)):
-        q = one + B * p + C * (p @ p)
-        all_q.append(q if left else (factor * q).to(p.dtype))  # the factor takes no pass of its own
-        p = q @ p @ q if left else p
-    return reduce(torch.matmul, all_q)

@@ -12,9 +12,9 @@ from torch import Tensor
 from fedkeel.core.layout import Shape
 from fedkeel.core.rule import Local, State
 from fedkeel.core.trees import Tree
+from fedkeel.kernels.newton_schulz import SMALLEST, orthogonalise
 from fedkeel.ranges import Count, Positive, PositiveShare, ShareBelowOne
 from fedkeel.rules.corrections import Variates
-from fedkeel.rules.muon import SMALLEST, is_tall, orthogonalise_wide
 from fedkeel.rules.optimisers import AdamW, Moments, Optimiser, mix, mix_squares, sum_weights
 from fedkeel.rules.perturbations import fill_tensors
 
@@ -114,10 +114,8 @@ class Orthogonal(Optimiser, stackable=True):
         """The oracle's answer to tensors of one shape."""
         if 1 < (shape or (1,))[0] < prod(shape):
             rows, columns = shape[0], prod(shape[1:])
-            x = leaves.reshape((-1, rows, columns))
-            tall = is_tall(shape)
-            (x,) = orthogonalise_wide([x.mT if tall else x], self.steps)
-            return (x.mT if tall else x).reshape(leaves.shape)
+            x = leaves.reshape((-1, 1, rows, columns))
+            return orthogonalise([x], [1.0], self.steps, 0).reshape(leaves.shape)
         last = tuple(range(-len(shape), 0))
         length = torch.linalg.vector_norm(leaves, dim=last, keepdim=True) if shape else leaves.abs()
         return leaves / length.clamp(min=SMALLEST)
