@@ -176,9 +176,7 @@ def reproduce(
         failed = carry_out(cells, wanted, rounds, machine, out, ledger, not no_progress, skipped)
     shared = figure is not None and figure.shared
     analyse_cells(names, find_extent(figure, tiny), shared, cells, wanted, rounds, out, device)
-    if figure is None and tiny:
-        stdout().print(f"tiny runs stand in {out}; they say nothing of the paper's numbers", soft_wrap=True)
-    elif figure is None:
+    if figure is None:
         show_verdicts(cells, ledger)
     else:
         changed = [f"{WORDS}, {rounds} rounds"] if tiny else []
