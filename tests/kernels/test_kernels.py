@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +15,7 @@ from fedkeel.kernels import plain
 from fedkeel.kernels.geometry import Geometry
 from fedkeel.kernels.keyed_dropout import least_bits, scale_up
 from fedkeel.randomness import key_words, keyed_bits
+from support.interpreter import run_interpreted
 
 # height, width, in, out, kernel, stride, padding: ResNet stems, 1×1 shortcuts, images smaller than the kernel
 SHAPES = [
@@ -273,14 +271,7 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
         "t.check_triton_batch('cpu', torch.float32, 1e-5); "
         "t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
     )
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this release of Triton's interpreter does not work with this numpy")
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_interpreted(code)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from fedkeel.core.layout import layout
 from fedkeel.core.trees import Tree
 from fedkeel.kernels.row_norms import NormaliseRows
 from fedkeel.kernels.shortened import UNIT, align, shorten
+from support.interpreter import run_interpreted
 
 WHERE = layout((("a", (3, 5)), ("b", (10,)), ("c", (90, 100)), ("d", ()), ("e", (64, 2))))
 
@@ -88,14 +86,7 @@ def test_kernels_of_rows_equal_plain_pytorch_on_the_gpu(dtype: torch.dtype, tole
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checked on the GPU itself")
 def test_kernels_of_rows_equal_plain_pytorch_in_the_interpreter() -> None:
     code = "import torch, test_row_kernels as t; t.check_all('cpu', torch.float32, 1e-5)"
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this release of Triton's interpreter does not work with this numpy")
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_interpreted(code)
 
 
 def test_shortened_weights_on_a_cpu_are_those_of_the_tree() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.kernels.plain import Moments, RunningMoments
 from fedkeel.kernels.tiles import PROGRAMS
-from fedkeel.kernels.triton_norm import _sum_images, as_rows
+from fedkeel.kernels.triton_norm import as_rows, slopes_behind_relu, sum_images
 
 __all__ = ["batch_moments", "rescale", "rescale_gradient"]
 
@@ -130,13 +130,8 @@ def _slopes(
         row = (chunk * turns + turn) * BLOCK + tl.arange(0, BLOCK)
         there = (row < rows)[:, None]
         at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
-        dz = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            if SHORTCUT:
-                dz = tl.where(tl.load(y + at, mask=there, other=0.0) > 0, dz, 0.0)
-            else:
-                dz = tl.where(v * factor[None, :] + lift[None, :] > 0, dz, 0.0)
+        dz = slopes_behind_relu(dy, y, v, at, there, factor, lift, SHORTCUT, RELU)
         if SHORTCUT:
             tl.store(dz_out + at, dz.to(dz_out.dtype.element_ty), mask=there)
         level += dz
@@ -252,9 +247,7 @@ def rescale_gradient(
         dy, y, x, stats.mean, stats.inverse, stats.scale, stats.shift, parts[0], parts[1], dx if dz is None else dz,
         rows, chunks, turns, CHANNELS=channels, WIDE=wide, BLOCK=some, SHORTCUT=joins, RELU=relu, num_warps=4
     )  # fmt: skip
-    _sum_images[(clients, 2, channels // wide)](
-        parts, *into, chunks, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
-    )
+    sum_images(parts, into)
     others = x.flatten(0, 3) if beside is None else as_rows(beside)
     _input_slopes[(triton.cdiv(rows, block), clients, channels // wide)](
         dy if dz is None else dz, x, x if mask is None else mask.contiguous(), stats.mean, stats.inverse, stats.scale,

@@ -107,7 +107,7 @@ def _normalise(
 
 
 @triton.jit
-def _slope(dy, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
+def slopes_behind_relu(dy, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
     """The slopes of what the ReLU was given. Without a shortcut, what it let through is worked out again from x."""
     dz = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
     if RELU:
@@ -141,7 +141,7 @@ def _normalise_gradient(
     if WHOLE:
         there = (row < pixels)[:, None] & used[None, :]
         v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
-        dz = _slope(dy, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
+        dz = slopes_behind_relu(dy, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
         if SHORTCUT:
             if RELU:
                 dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
@@ -152,7 +152,7 @@ def _normalise_gradient(
         for first in range(0, pixels, BLOCK):
             near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
-            slope = _slope(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slope = slopes_behind_relu(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
             if SHORTCUT:
                 if RELU:
                     slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
@@ -176,7 +176,7 @@ def _normalise_gradient(
             first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
             near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
-            slope = _slope(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slope = slopes_behind_relu(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
             slope = slope * scale[None, :] - (u - mean[None, :]) * by_value[None, :] - alone[None, :]
             if BESIDE:
                 place = (image * pixels + first + row)[:, None] * beside_stride + channel[None, :]
@@ -275,7 +275,7 @@ def normalise_gradient(
 
 
 def sum_images(parts: Tensor, into: tuple[Tensor, Tensor]) -> None:
-    """Add up what images `[2, clients, images, channels]` say of gain and bias."""
+    """Add up the slopes of gain and bias, `[2, clients, images, channels]`, over images or other parts."""
     _, clients, images, channels = parts.shape
     wide = min(channels & -channels, 64)
     _sum_images[(clients, 2, channels // wide)](
