@@ -1,8 +1,9 @@
-"""Which tiles are fastest for the convolutions of a network with ten clients, on one GPU.
+"""Which tiles are fastest for the convolutions of a network, on one GPU.
 
-    python benchmarks/tiles_gpu.py [--network resnet20 resnet18] [--tries 20] [--processes 14]
+    python benchmarks/tiles_gpu.py [--network resnet20 resnet18] [--clients 10 30] [--kernel weight] [--tries 20]
 
-Prints for each shape and kernel the time of the tile that `kernels/tiles.py` chooses, and of the best ones found.
+Prints for each shape and kernel the time of the tile that `kernels/tiles.py` chooses, and of the best ones found. A
+gradient by the weights is a sum that is split among programs: it is also tried with 2, 4 and 8 times as many of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 import torch
 
 from fedkeel.kernels.geometry import Geometry
-from fedkeel.kernels.tiles import Tile, pow2
+from fedkeel.kernels.tiles import PROGRAMS, Tile, pow2
 
-CLIENTS, IMAGES = 10, 50
+IMAGES = 50
 # height, in, out, kernel, stride, padding, and how often the network has it
 SHAPES = {
     "resnet20": [
@@ -37,22 +38,25 @@ SHAPES = {
     ],
 }  # fmt: skip
 KERNELS = ("forward", "input", "weight")
+MANY = (1, 2, 4, 8)  # times as many programs of a sum
 
 
 @cache
-def operands(shape: tuple[int, ...]) -> tuple[Any, ...]:
+def operands(shape: tuple[int, ...], clients: int) -> tuple[Any, ...]:
     height, inner, outer, kernel, stride, padding, _ = shape
     where = Geometry.of(height, height, (kernel, kernel), stride, padding)
-    x = torch.randn(CLIENTS, IMAGES, height, height, inner, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(CLIENTS, outer, inner, kernel, kernel, device="cuda")
-    dy = torch.randn(CLIENTS, IMAGES, where.out_height, where.out_width, outer, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(clients, IMAGES, height, height, inner, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(clients, outer, inner, kernel, kernel, device="cuda")
+    dy = torch.randn(clients, IMAGES, where.out_height, where.out_width, outer, device="cuda", dtype=torch.bfloat16)
     return where, x, weight, dy
 
 
-def job(kernel: str, shape: tuple[int, ...], tile: Tile | None) -> Callable[[], Any]:
+def job(kernel: str, shape: tuple[int, ...], tile: Tile | None, clients: int, many: int = 1) -> Callable[[], Any]:
     from fedkeel.kernels import triton_convolution as ops
+    from fedkeel.kernels import triton_weights
 
-    where, x, weight, dy = operands(shape)
+    triton_weights.PROGRAMS = PROGRAMS * many
+    where, x, weight, dy = operands(shape, clients)
     packed, into = ops.pack(weight, where, torch.bfloat16), torch.empty_like(weight)
     if kernel == "forward":
         return lambda: ops.convolve(x, packed, where, tile)
@@ -68,13 +72,13 @@ def candidates(kernel: str, shape: tuple[int, ...], tries: int) -> list[Tile]:
     columns = {"forward": outer, "input": inner, "weight": outer}[kernel]
     row = pow2(channels * where.taps[1], 16, 128)
     depths = {d for d in (16, 32, 64, 128) if channels % d == 0} | ({row} if channels < 32 and stride == 1 else set())
-    depths |= {row} if channels < 32 and kernel != "input" else set()
+    depths |= {row} if channels < 64 and kernel != "input" else set()
     made = [
         Tile(*t)
         for t in itertools.product(
-            (32, 64, 128, 256), {pow2(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (2, 4, 8), (2, 3, 4)
+            (32, 64, 128, 256), {pow2(columns, 16, n) for n in (32, 64, 128)}, depths or {row}, (1, 2, 4, 8), (2, 3, 4)
         )
-        if 16 <= results(kernel, t) / (32 * t[3]) <= 128  # of a thread
+        if (4 if kernel == "weight" else 16) <= results(kernel, t) / (32 * t[3]) <= 128  # of a thread
         if min(columns, channels) < 64 or (results(kernel, t) >= 64 * 64 and t[2] >= 64)
     ]
     return random.Random(0).sample(made, min(tries, len(made)))
@@ -85,7 +89,7 @@ def results(kernel: str, tile: tuple[int, ...]) -> int:
     return tile[1] * (tile[2] if kernel == "weight" else tile[0])
 
 
-def compiled(work: tuple[str, tuple[int, ...], Tile]) -> bool:
+def compiled(work: tuple[str, tuple[int, ...], Tile, int]) -> bool:
     """Fill Triton's cache; False for a tile that does not fit."""
     try:
         job(*work)()
@@ -95,11 +99,17 @@ def compiled(work: tuple[str, tuple[int, ...], Tile]) -> bool:
     return True
 
 
-def main() -> None:
+def microseconds(*work: Any) -> float:
     from triton.testing import do_bench_cudagraph
 
+    return do_bench_cudagraph(job(*work), rep=5) * 1e3
+
+
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", nargs="+", choices=SHAPES, default=["resnet20", "resnet18"])
+    parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--clients", nargs="+", type=int, default=[10])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--processes", type=int, default=14)
     given = parser.parse_args()
@@ -107,22 +117,32 @@ def main() -> None:
         (network, kernel, shape)
         for network in given.network
         for shape in SHAPES[network]
-        for kernel in KERNELS
+        for kernel in given.kernel
         if shape[1] > 3 or kernel != "input"
     ]
-    works = [(kernel, shape, tile) for _, kernel, shape in wanted for tile in candidates(kernel, shape, given.tries)]
+    works = [
+        (kernel, shape, tile, given.clients[0])
+        for _, kernel, shape in wanted
+        for tile in candidates(kernel, shape, given.tries)
+    ]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
         fine = pool.map(compiled, works, chunksize=4)
     print(f"{len(works)} tiles, {sum(fine)} of them fit")
-    print("kernel | shape | µs now | best tiles (rows, columns, depth, warps, stages)")
-    gained = dict.fromkeys(given.network, 0.0)
-    for network, kernel, shape in wanted:
-        now = do_bench_cudagraph(job(kernel, shape, None), rep=5) * 1e3
-        some = [w[2] for w, fits in zip(works, fine, strict=True) if fits and w[:2] == (kernel, shape)]
-        found = sorted((do_bench_cudagraph(job(kernel, shape, tile), rep=5) * 1e3, tile) for tile in some)
-        best = "; ".join(f"{us:.1f} {tuple(tile)}" for us, tile in found[:4])
-        gained[network] += shape[-1] * max(0.0, now - found[0][0])
-        print(f"{kernel} | {shape} | {now:.1f} | {best}", flush=True)
+    print(
+        "clients | kernel | shape | µs now | best tiles (rows, columns, depth, warps, stages; times as many programs)"
+    )
+    gained = {(network, clients): 0.0 for network in given.network for clients in given.clients}
+    for clients, (network, kernel, shape) in itertools.product(given.clients, wanted):
+        now = microseconds(kernel, shape, None, clients)
+        tiles = [work[2] for work, fits in zip(works, fine, strict=True) if fits and work[:2] == (kernel, shape)]
+        found = sorted(
+            (microseconds(kernel, shape, tile, clients, many), tile, many)
+            for tile in tiles
+            for many in (MANY if kernel == "weight" else (1,))
+        )
+        best = "; ".join(f"{us:.1f} {tuple(tile)} ×{many}" for us, tile, many in found[:6])
+        gained[network, clients] += shape[-1] * max([0.0, *(now - us for us, _, _ in found[:1])])
+        print(f"{clients} | {kernel} | {shape} | {now:.1f} | {best}", flush=True)
     print({name: f"{us:.0f} µs to gain in a pass" for name, us in gained.items()})
 
 
