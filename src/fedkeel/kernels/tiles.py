@@ -54,6 +54,8 @@ def weight_tile(pixels: int, outer: int, inner: int, taps: int) -> Tile:
     if inner == 16:  # a row of taps: three of them
         return Tile(pow2(pixels, 16, 128), bn, 64, warps=2 if bn == 16 else 4, stages=2)
     if inner >= 16:
+        if inner == bn == 32:
+            return Tile(pow2(pixels, 16, 64), bn, 32, warps=2, stages=2)
         return Tile(pow2(pixels, 16, 128), bn, 32 if inner % 32 == 0 else pow2(inner * taps, 16, 64), stages=2)
     return Tile(64, bn, 64)  # all taps
 

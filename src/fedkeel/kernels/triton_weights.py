@@ -176,9 +176,9 @@ def pack(weight: Tensor, where: Geometry, dtype: torch.dtype) -> Tensor:
     return packed
 
 
-def split_sum(pixels: int, programs: int, rows: int) -> tuple[int, int]:
-    """Return into how many parts a sum over pixels is split, so that a GPU is filled, and the pixels of one."""
-    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), PROGRAMS // programs))
+def split_sum(pixels: int, parts: int, rows: int) -> tuple[int, int]:
+    """Return into how many parts, at most, a sum over pixels is split, and the pixels of one."""
+    splits = max(1, min(triton.cdiv(pixels, SPLIT_ROWS), parts))
     share = triton.cdiv(triton.cdiv(pixels, splits), rows) * rows
     return triton.cdiv(pixels, share), share
 
@@ -194,8 +194,8 @@ def convolve_weight_gradient(x: Tensor, dy: Tensor, where: Geometry, into: Tenso
         pixels, tiles = images * height * width, down * triton.cdiv(inner, bk)
     else:
         tiles = triton.cdiv(outer, bn) * (down * triton.cdiv(right * inner, bk) if one_row else triton.cdiv(depth, bk))
-    fill = tiles * clients if narrow is None else 2 * tiles * clients  # two programs fill a processor
-    splits, share = split_sum(pixels, fill, bm)
+    filled = PROGRAMS // 2 if narrow else 4 * PROGRAMS if warps <= 2 else PROGRAMS  # of small ones more
+    splits, share = split_sum(pixels, filled // (tiles * clients), bm)
     parts = torch.empty((splits, clients, outer, depth), dtype=torch.float32, device=x.device)
     grid, sizes = (tiles, splits, clients), {
         "HEIGHT": height, "WIDTH": width, "INNER": inner, "OUT_HEIGHT": where.out_height, "OUT_WIDTH": where.out_width,
