@@ -143,8 +143,6 @@ def _normalise_gradient(
         v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
         dz = slopes_behind_relu(dy, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
         if SHORTCUT:
-            if RELU:
-                dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
             tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
         level, tilt = tl.sum(dz, 0), tl.sum(dz * (v - mean[None, :]), 0) * inverse
     else:
@@ -154,8 +152,6 @@ def _normalise_gradient(
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
             slope = slopes_behind_relu(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
             if SHORTCUT:
-                if RELU:
-                    slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
                 tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
             levels += slope
             tilts += slope * (u - mean[None, :])
