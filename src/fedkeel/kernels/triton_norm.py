@@ -154,7 +154,7 @@ def _normalise(
 
 @triton.jit
 def slopes_behind_relu(dz, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
-    """The slopes dz of what the ReLU was given, from those of what it made. Without a shortcut, what it let through is worked out again from x."""
+    """The slopes of what the ReLU was given. Without a shortcut, what it let through is worked out again from x."""
     if RELU:
         if SHORTCUT:
             dz = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, dz, 0.0)
@@ -304,7 +304,7 @@ class Launch(NamedTuple):
             each = rows * lanes // (32 * warps)  # numbers of a thread, two in a register
             registers = 32 + kept * (16 + each // 2) if dtype.itemsize == 2 else None
             return cls(some, lanes, block, True, warps, rows // block, registers)
-        if rows * lanes > 1024 and VARIANT == 2 and dtype.itemsize == 2:
+        if 1024 < rows * lanes <= WHOLE_IMAGE and VARIANT == 2 and dtype.itemsize == 2:
             warps = min(8, rows * lanes // 1024)
             return cls(some, lanes, max(1, warps * 256 // lanes), False, warps)  # a load of 16 bytes a thread
         if rows * lanes <= WHOLE_IMAGE:
