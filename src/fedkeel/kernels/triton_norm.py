@@ -81,11 +81,11 @@ def _normalise(
     start = image * pixels * CHANNELS
     at = row[:, None] * CHANNELS + channel[None, :]
     if PIECES:
-        kept, total = (), tl.zeros((BLOCK, LANES), dtype=tl.float32)
+        kept, total = tl.tuple(()), tl.zeros((BLOCK, LANES), dtype=tl.float32)
         square = total
         for piece in tl.static_range(PIECES):
             near = _near(piece * BLOCK + row, used, pixels, EVEN)
-            kept = kept + (tl.load(x + start + piece * BLOCK * CHANNELS + at, mask=near, other=0.0),)  # noqa: RUF005
+            kept += (tl.load(x + start + piece * BLOCK * CHANNELS + at, mask=near, other=0.0),)
         for piece in tl.static_range(PIECES):
             total += kept[piece].to(tl.float32)
         means_of = _groups(tl.sum(total, 0), LANES, GROUPS) / (pixels * SIZE)
@@ -185,17 +185,17 @@ def _normalise_gradient(
     scale = weight * inverse
     shift = tl.load(bias + client * bias_stride + channel, mask=used, other=0.0) - mean * scale
     if PIECES:
-        values, given, slopes = (), (), ()
+        values, given, slopes = tl.tuple(()), tl.tuple(()), tl.tuple(())
         levels, tilts = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
         for piece in tl.static_range(PIECES):
             near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
-            values = values + (tl.load(x + here, mask=near, other=0.0),)  # noqa: RUF005
-            given = given + (tl.load(dy + here, mask=near, other=0.0),)  # noqa: RUF005
+            values += (tl.load(x + here, mask=near, other=0.0),)
+            given += (tl.load(dy + here, mask=near, other=0.0),)
         for piece in tl.static_range(PIECES):
             near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
             u = values[piece].to(tl.float32)
             slope = slopes_behind_relu(given[piece], y, u, here, near, scale, shift, SHORTCUT, RELU)
-            slopes = slopes + (slope,)  # noqa: RUF005
+            slopes += (slope,)
             if SHORTCUT:
                 tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
             levels += slope.to(tl.float32)
