@@ -174,32 +174,12 @@ def of_both(rows: torch.Tensor, channels: int) -> tuple[torch.Tensor, torch.Tens
     return rows[:, :channels], rows[:, channels:]
 
 
-def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list[tuple[int, ...]] = SHAPES) -> None:
-    """Run in a process of its own on the CPU: the interpreter is chosen when Triton is first imported."""
-    convolution = importlib.import_module("fedkeel.kernels.triton_convolution")
+def check_norms(device: str, dtype: torch.dtype, tolerance: float) -> None:
     norm = importlib.import_module("fedkeel.kernels.triton_norm")
-    for number, shape in enumerate(shapes):
-        height, width, inner, outer, kernel, stride, padding = shape
-        where = Geometry.of(height, width, (kernel, kernel), stride, padding)
-        x = drawn(2, 3, height, width, inner, seed=number).to(device, dtype)
-        rows = drawn(2, outer * inner * kernel * kernel + 5, seed=number + 10).to(device, torch.float32)
-        weight = rows[:, 5:].view(2, outer, inner, kernel, kernel)  # clients lie apart, as in a flat buffer
-        packed = convolution.pack(weight, where, dtype)
-        assert torch.equal(packed, plain.pack(weight, where, dtype)), shape
-        y = convolution.convolve(x, packed, where)
-        assert far(y.double(), plain.convolve(x.double(), packed.double(), where)) < tolerance, ("forward", shape)
-        dy = drawn(*y.shape, seed=number + 20).to(device, dtype)
-        for beside in (None, drawn(*x.shape, seed=number + 30).to(device, dtype)):
-            dx = convolution.convolve_input_gradient(dy, packed, where, beside)
-            also = None if beside is None else beside.double()
-            wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, also)
-            assert far(dx.double(), wanted) < tolerance, ("input", shape)
-        into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
-        convolution.convolve_weight_gradient(x, dy, where, into)
-        plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
-        assert far(into, twin) < tolerance, ("weight", shape)
     cases = [
         (8, 2, 5, True, True),
+        (64, 2, 8, True, True),
+        (16, 2, 15, True, False),
         (16, 2, 4, False, False),
         (32, 2, 3, True, False),
         (24, 2, 5, True, True),
@@ -232,7 +212,36 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
             for one, other in zip((dx, dz, *into), (*wanted, *twin), strict=True):
                 assert (one is None) == (other is None)
                 assert one is None or far(one.double(), other.double()) < tolerance, ("norm gradient", channels)
+    x = drawn(2, 1, 12, 12, 4, seed=9).to(device, dtype)
+    x[0, 0, 1, 1] = torch.nan
+    gain, bias = (torch.ones(2, 4, device=device) for _ in range(2))
+    assert norm.normalise(x, gain, bias, 2, 1e-5, None, True)[0][0].isnan().all()
 
+
+def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list[tuple[int, ...]] = SHAPES) -> None:
+    """Run in a process of its own on the CPU: the interpreter is chosen when Triton is first imported."""
+    convolution = importlib.import_module("fedkeel.kernels.triton_convolution")
+    for number, shape in enumerate(shapes):
+        height, width, inner, outer, kernel, stride, padding = shape
+        where = Geometry.of(height, width, (kernel, kernel), stride, padding)
+        x = drawn(2, 3, height, width, inner, seed=number).to(device, dtype)
+        rows = drawn(2, outer * inner * kernel * kernel + 5, seed=number + 10).to(device, torch.float32)
+        weight = rows[:, 5:].view(2, outer, inner, kernel, kernel)  # clients lie apart, as in a flat buffer
+        packed = convolution.pack(weight, where, dtype)
+        assert torch.equal(packed, plain.pack(weight, where, dtype)), shape
+        y = convolution.convolve(x, packed, where)
+        assert far(y.double(), plain.convolve(x.double(), packed.double(), where)) < tolerance, ("forward", shape)
+        dy = drawn(*y.shape, seed=number + 20).to(device, dtype)
+        for beside in (None, drawn(*x.shape, seed=number + 30).to(device, dtype)):
+            dx = convolution.convolve_input_gradient(dy, packed, where, beside)
+            also = None if beside is None else beside.double()
+            wanted = plain.convolve_input_gradient(dy.double(), packed.double(), where, also)
+            assert far(dx.double(), wanted) < tolerance, ("input", shape)
+        into, twin = torch.full_like(rows, torch.nan)[:, 5:].view_as(weight), torch.empty_like(weight)
+        convolution.convolve_weight_gradient(x, dy, where, into)
+        plain.convolve_weight_gradient(x.double(), dy.double(), where, twin)
+        assert far(into, twin) < tolerance, ("weight", shape)
+    check_norms(device, dtype, tolerance)
     pool = importlib.import_module("fedkeel.kernels.triton_pool")
     for size, stride, padding in ((3, 2, 1), (2, 2, 0)):
         x = drawn(2, 3, 7, 6, 8, seed=7).to(device, dtype).relu().requires_grad_()  # many equal zeros
@@ -257,8 +266,6 @@ def check_triton(device: str, dtype: torch.dtype, tolerance: float, shapes: list
     assert torch.equal(pool.pool_gradient(y, taps, 12, 12, 12, 12, 0), torch.where(x == y, x, 0))
     x[0, 0, 1, 1] = torch.nan
     assert pool.pool(x, 2, 2, 0)[0][0, 0, 0, 0].isnan().all()  # what is not a number is not lost
-    gain, bias = (torch.ones(2, 4, device=device) for _ in range(2))
-    assert norm.normalise(x, gain, bias, 2, 1e-5, None, True)[0][0].isnan().all()
 
 
 @pytest.mark.slow
@@ -269,6 +276,7 @@ def test_triton_kernels_equal_their_twins_in_the_interpreter() -> None:
         "import torch, test_band, test_newton_schulz, test_kernels as t; test_band.check_tables('cpu', onto=True); "
         "test_newton_schulz.check_polynomial('cpu', torch.float32, 1e-6); "
         "t.check_triton_batch('cpu', torch.float32, 1e-5); "
+        "t.check_norms('cpu', torch.bfloat16, 1e-2); "
         "t.check_triton('cpu', torch.float32, 1e-5, t.SHAPES[1::2])"
     )
     run_interpreted(code)

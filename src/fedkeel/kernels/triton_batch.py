@@ -131,7 +131,8 @@ def _slopes(
         there = (row < rows)[:, None]
         at = client * rows * CHANNELS + row[:, None] * CHANNELS + channel[None, :]
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-        dz = slopes_behind_relu(dy, y, v, at, there, factor, lift, SHORTCUT, RELU)
+        dz = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
+        dz = slopes_behind_relu(dz, y, v, at, there, factor, lift, SHORTCUT, RELU)
         if SHORTCUT:
             tl.store(dz_out + at, dz.to(dz_out.dtype.element_ty), mask=there)
         level += dz

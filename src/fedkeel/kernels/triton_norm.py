@@ -14,6 +14,7 @@ from fedkeel.kernels.side_stream import SideStream
 
 WHOLE_IMAGE = 16384  # numbers that a program keeps in registers
 PIECE = 4096  # numbers that it takes at a time of larger images
+VARIANT = 0  # 0: whole images as float32; 1: whole images as they were loaded; 2: small pieces, read again
 
 
 @triton.jit
@@ -41,12 +42,33 @@ def _spread(span, SIZE: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr)
 
 
 @triton.jit
+def _near(row, used, pixels, EVEN: tl.constexpr):
+    """Which numbers of a piece are there."""
+    if EVEN:
+        near = (row >= 0)[:, None] & used[None, :]
+    else:
+        near = (row < pixels)[:, None] & used[None, :]
+    return near
+
+
+@triton.jit
+def _again(kept, behind, zero):
+    """Turn what was loaded to float32 once more, `behind` something: so 16 bits are kept of it meanwhile, not 32."""
+    if kept.dtype.primitive_bitwidth == 16:
+        nothing = (behind.to(tl.int32, bitcast=True) & zero).to(tl.int16)  # `zero` is 0, which the compiler cannot know
+        kept = (kept.to(tl.int16, bitcast=True) ^ nothing[None, :]).to(kept.dtype, bitcast=True)
+    return kept.to(tl.float32)
+
+
+@triton.jit
 def _normalise(
-    x, gain, bias, shortcut, y, means, inverses, images, pixels, gain_stride, bias_stride, epsilon,
+    x, gain, bias, shortcut, y, means, inverses, images, pixels, gain_stride, bias_stride, epsilon, zero,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-    SHORTCUT: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, PIECES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """GROUPS groups of SIZE channels of one image. WHOLE: they fit into one block, are read once and stay in registers.
+
+    PIECES: so many blocks do, as they were loaded. EVEN: the last one is full.
 
     Else sums are of distances from the first pixel, so that those of squares lose nothing far from zero; the second
     reading begins with what was read last, which is near.
@@ -58,7 +80,22 @@ def _normalise(
     row = tl.arange(0, BLOCK)
     start = image * pixels * CHANNELS
     at = row[:, None] * CHANNELS + channel[None, :]
-    if WHOLE:
+    if PIECES:
+        kept, total = tl.tuple(()), tl.zeros((BLOCK, LANES), dtype=tl.float32)
+        square = total
+        for piece in tl.static_range(PIECES):
+            near = _near(piece * BLOCK + row, used, pixels, EVEN)
+            kept += (tl.load(x + start + piece * BLOCK * CHANNELS + at, mask=near, other=0.0),)
+        for piece in tl.static_range(PIECES):
+            total += kept[piece].to(tl.float32)
+        means_of = _groups(tl.sum(total, 0), LANES, GROUPS) / (pixels * SIZE)
+        mean = _channels(means_of, LANES, GROUPS)
+        for piece in tl.static_range(PIECES):
+            near, v = _near(piece * BLOCK + row, used, pixels, EVEN), _again(kept[piece], mean, zero)
+            far = tl.where(near, v - mean[None, :], 0.0)
+            square += far * far
+        variance = _groups(tl.sum(square, 0), LANES, GROUPS) / (pixels * SIZE)
+    elif WHOLE:
         there = (row < pixels)[:, None] & used[None, :]
         v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
         means_of = _groups(tl.sum(v, 0), LANES, GROUPS) / (pixels * SIZE)
@@ -84,7 +121,16 @@ def _normalise(
     scale = tl.load(gain + client * gain_stride + channel, mask=used, other=0.0)
     scale *= _channels(inverses_of, LANES, GROUPS)
     shift = tl.load(bias + client * bias_stride + channel, mask=used, other=0.0) - mean * scale
-    if WHOLE:
+    if PIECES:
+        for piece in tl.static_range(PIECES):
+            near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
+            z = _again(kept[piece], scale, zero) * scale[None, :] + shift[None, :]
+            if SHORTCUT:
+                z += tl.load(shortcut + here, mask=near, other=0.0).to(tl.float32)
+            if RELU:
+                z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
+            tl.store(y + here, z.to(y.dtype.element_ty), mask=near)
+    elif WHOLE:
         z = v * scale[None, :] + shift[None, :]
         if SHORTCUT:
             z += tl.load(shortcut + start + at, mask=there, other=0.0).to(tl.float32)
@@ -107,9 +153,8 @@ def _normalise(
 
 
 @triton.jit
-def slopes_behind_relu(dy, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
+def slopes_behind_relu(dz, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
     """The slopes of what the ReLU was given. Without a shortcut, what it let through is worked out again from x."""
-    dz = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
     if RELU:
         if SHORTCUT:
             dz = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, dz, 0.0)
@@ -121,8 +166,9 @@ def slopes_behind_relu(dy, y, v, here, near, scale, shift, SHORTCUT: tl.constexp
 @triton.jit
 def _normalise_gradient(
     dy, y, x, means, inverses, gain, bias, beside, dx, dz_out, dgain, dbias, images, pixels, gain_stride, bias_stride,
-    beside_stride, CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
+    beside_stride, zero, CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
     BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr, BESIDE: tl.constexpr, WHOLE: tl.constexpr,
+    PIECES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The same groups, as above. BESIDE: slopes that x has from elsewhere, `beside_stride` from pixel to pixel."""
     SPANS: tl.constexpr = CHANNELS // (SIZE * GROUPS)
@@ -138,13 +184,29 @@ def _normalise_gradient(
     weight = tl.load(gain + client * gain_stride + channel, mask=used, other=0.0)
     scale = weight * inverse
     shift = tl.load(bias + client * bias_stride + channel, mask=used, other=0.0) - mean * scale
-    if WHOLE:
+    if PIECES:
+        values, given, slopes = tl.tuple(()), tl.tuple(()), tl.tuple(())
+        levels, tilts = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
+        for piece in tl.static_range(PIECES):
+            near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
+            values += (tl.load(x + here, mask=near, other=0.0),)
+            given += (tl.load(dy + here, mask=near, other=0.0),)
+        for piece in tl.static_range(PIECES):
+            near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
+            u = values[piece].to(tl.float32)
+            slope = slopes_behind_relu(given[piece], y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slopes += (slope,)
+            if SHORTCUT:
+                tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
+            levels += slope.to(tl.float32)
+            tilts += slope.to(tl.float32) * (u - mean[None, :])
+        level, tilt = tl.sum(levels, 0), tl.sum(tilts, 0) * inverse
+    elif WHOLE:
         there = (row < pixels)[:, None] & used[None, :]
         v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
-        dz = slopes_behind_relu(dy, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
+        dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
+        dz = slopes_behind_relu(dz, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
         if SHORTCUT:
-            if RELU:
-                dz = tl.where(tl.load(y + start + at, mask=there, other=0.0) > 0, dz, 0.0)
             tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
         level, tilt = tl.sum(dz, 0), tl.sum(dz * (v - mean[None, :]), 0) * inverse
     else:
@@ -152,10 +214,9 @@ def _normalise_gradient(
         for first in range(0, pixels, BLOCK):
             near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
-            slope = slopes_behind_relu(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+            slope = slopes_behind_relu(slope, y, u, here, near, scale, shift, SHORTCUT, RELU)
             if SHORTCUT:
-                if RELU:
-                    slope = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, slope, 0.0)
                 tl.store(dz_out + here, slope.to(dz_out.dtype.element_ty), mask=near)
             levels += slope
             tilts += slope * (u - mean[None, :])
@@ -165,7 +226,17 @@ def _normalise_gradient(
     # dx = scale · dz − by_value · (x − mean) − alone
     by_value = _channels(_groups(weight * tilt, LANES, GROUPS), LANES, GROUPS) / (pixels * SIZE) * inverse * inverse
     alone = _channels(_groups(weight * level, LANES, GROUPS), LANES, GROUPS) / (pixels * SIZE) * inverse
-    if WHOLE:
+    if PIECES:
+        rest = mean * by_value - alone
+        for piece in tl.static_range(PIECES):
+            near, here = _near(piece * BLOCK + row, used, pixels, EVEN), start + piece * BLOCK * CHANNELS + at
+            u, dz = _again(values[piece], by_value, zero), _again(slopes[piece], by_value, zero)
+            slope = dz * scale[None, :] + (rest[None, :] - u * by_value[None, :])
+            if BESIDE:
+                place = (image * pixels + piece * BLOCK + row)[:, None] * beside_stride + channel[None, :]
+                slope += tl.load(beside + place, mask=near, other=0.0).to(tl.float32)
+            tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
+    elif WHOLE:
         slopes = dz * scale[None, :] - (v - mean[None, :]) * by_value[None, :] - alone[None, :]
         if BESIDE:
             place = (image * pixels + row)[:, None] * beside_stride + channel[None, :]
@@ -176,7 +247,8 @@ def _normalise_gradient(
             first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
             near, here = (first + row < pixels)[:, None] & used[None, :], start + first * CHANNELS + at
             u = tl.load(x + here, mask=near, other=0.0).to(tl.float32)
-            slope = slopes_behind_relu(dy, y, u, here, near, scale, shift, SHORTCUT, RELU)
+            slope = tl.load(dy + here, mask=near, other=0.0).to(tl.float32)
+            slope = slopes_behind_relu(slope, y, u, here, near, scale, shift, SHORTCUT, RELU)
             slope = slope * scale[None, :] - (u - mean[None, :]) * by_value[None, :] - alone[None, :]
             if BESIDE:
                 place = (image * pixels + first + row)[:, None] * beside_stride + channel[None, :]
@@ -217,12 +289,24 @@ class Launch(NamedTuple):
     rows: int
     whole: bool
     warps: int
+    pieces: int = 0
+    registers: int | None = None
 
     @classmethod
-    def of(cls, pixels: int, channels: int, groups: int) -> Launch:
+    def of(cls, pixels: int, channels: int, groups: int, dtype: torch.dtype, kept: int) -> Launch:
+        """Cut images of which a program keeps `kept`: x, or x and its slopes."""
         padded, most = triton.next_power_of_2(channels // groups), groups & -groups
         some = min(most, max(1, 64 // padded))  # 64 channels or more: what lies side by side is read together
         rows, lanes = triton.next_power_of_2(pixels), some * padded
+        if rows * lanes <= WHOLE_IMAGE and VARIANT == 1:
+            warps = max(1, min(rows * lanes // 1024, max(4, rows * lanes // 2048)))
+            block = max(1, min(rows, warps * 256 // lanes))  # a load of 16 bytes a thread
+            each = rows * lanes // (32 * warps)  # numbers of a thread, two in a register
+            registers = 32 + kept * (16 + each // 2) if dtype.itemsize == 2 else None
+            return cls(some, lanes, block, True, warps, rows // block, registers)
+        if 1024 < rows * lanes <= WHOLE_IMAGE and VARIANT == 2 and dtype.itemsize == 2:
+            warps = min(8, rows * lanes // 1024)
+            return cls(some, lanes, max(1, warps * 256 // lanes), False, warps)  # a load of 16 bytes a thread
         if rows * lanes <= WHOLE_IMAGE:
             return cls(some, lanes, rows, True, min(8, max(1, rows * lanes // 1024)))
         return cls(some, lanes, max(1, PIECE // lanes), False, 8)
@@ -234,11 +318,12 @@ def normalise(
     clients, images, height, width, channels = x.shape
     y, mean = torch.empty_like(x), gain.new_empty((clients, images, groups))
     inverse = torch.empty_like(mean)
-    cut = Launch.of(height * width, channels, groups)
+    cut = Launch.of(height * width, channels, groups, x.dtype, 1)
     _normalise[(clients * images * (groups // cut.groups),)](
         x, gain, bias, shortcut if shortcut is not None else x, y, mean, inverse, images, height * width,
-        gain.stride(0), bias.stride(0), epsilon, CHANNELS=channels, SIZE=channels // groups, GROUPS=cut.groups,
-        LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=shortcut is not None, RELU=relu, WHOLE=cut.whole, num_warps=cut.warps,
+        gain.stride(0), bias.stride(0), epsilon, 0, CHANNELS=channels, SIZE=channels // groups, GROUPS=cut.groups,
+        LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=shortcut is not None, RELU=relu, WHOLE=cut.whole, PIECES=cut.pieces,
+        EVEN=height * width == cut.rows * cut.pieces, num_warps=cut.warps, maxnreg=cut.registers,
     )  # fmt: skip
     return y, mean, inverse
 
@@ -261,13 +346,14 @@ def normalise_gradient(
     dx, dz = torch.empty_like(x), torch.empty_like(x) if joins else None
     parts = gain.new_empty((2, clients, images, channels))
     groups = mean.shape[-1]
-    cut = Launch.of(height * width, channels, groups)
+    cut = Launch.of(height * width, channels, groups, x.dtype, 2)
     others = x.flatten(0, 3) if beside is None else as_rows(beside)
     _normalise_gradient[(clients * images * (groups // cut.groups),)](
         dy, y, x, mean, inverse, gain, bias, others, dx, dz if joins else dx, parts[0], parts[1], images,
-        height * width, gain.stride(0), bias.stride(0), others.stride(0), CHANNELS=channels, SIZE=channels // groups,
+        height * width, gain.stride(0), bias.stride(0), others.stride(0), 0, CHANNELS=channels, SIZE=channels // groups,
         GROUPS=cut.groups, LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=joins, RELU=relu, BESIDE=beside is not None,
-        WHOLE=cut.whole, num_warps=cut.warps,
+        WHOLE=cut.whole, PIECES=cut.pieces, EVEN=height * width == cut.rows * cut.pieces, num_warps=cut.warps,
+        maxnreg=cut.registers,
     )  # fmt: skip
     add_up = partial(sum_images, parts, into)
     add_up() if side is None else side.run(add_up, parts)
