@@ -17,13 +17,17 @@ gc.set_threshold(50_000, 20, 20)  # modules, of which most is made, are no garba
 
 
 def pytest_configure(config):
-    """Laws are tried on fewer drawn examples in the quick run; the slow one tries all."""
-    hands_out_only = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if config.option.markexpr == "not slow" and not hands_out_only:
-        from hypothesis import settings
+    """Laws are tried on fewer drawn examples in the quick run, the slow one tries all; a busy machine may be slow."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # this process only hands tests out
+    quick = config.option.markexpr == "not slow"
+    with contextlib.suppress(ImportError):  # not everybody's tests draw examples
+        from hypothesis import HealthCheck, settings
 
-        settings.register_profile("few", max_examples=20)
-        settings.load_profile("few")
+        patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+        settings.register_profile("here", max_examples=20 if quick else 100, **patient)
+        settings.load_profile("here")
+    if quick:
         with contextlib.suppress(ImportError, AttributeError):  # newer ones read every module for numbers to draw
             from hypothesis.internal.conjecture import providers
 

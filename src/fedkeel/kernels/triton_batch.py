@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel.kernels.plain import Moments, RunningMoments
 from fedkeel.kernels.tiles import PROGRAMS
-from fedkeel.kernels.triton_norm import as_rows, slopes_behind_relu, sum_images
+from fedkeel.kernels.triton_slopes import as_rows, slopes_behind_relu, sum_images
 
 __all__ = ["batch_moments", "rescale", "rescale_gradient"]
 

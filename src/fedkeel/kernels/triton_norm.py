@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fedkeel.kernels.side_stream import SideStream
+from fedkeel.kernels.triton_slopes import as_rows, slopes_behind_relu, sum_images
 
-WHOLE_IMAGE = 16384  # numbers that a program keeps in registers
+WHOLE_IMAGE = 16384  # numbers that a program keeps in registers, as they were loaded
 PIECE = 4096  # numbers that it takes at a time of larger images
-VARIANT = 0  # 0: whole images as float32; 1: whole images as they were loaded; 2: small pieces, read again
 
 
 @triton.jit
@@ -64,14 +64,12 @@ def _again(kept, behind, zero):
 def _normalise(
     x, gain, bias, shortcut, y, means, inverses, images, pixels, gain_stride, bias_stride, epsilon, zero,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-    SHORTCUT: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, PIECES: tl.constexpr, EVEN: tl.constexpr,
+    SHORTCUT: tl.constexpr, RELU: tl.constexpr, PIECES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """GROUPS groups of SIZE channels of one image. WHOLE: they fit into one block, are read once and stay in registers.
+    """GROUPS groups of SIZE channels of one image, which is read once if its PIECES stay in registers.
 
-    PIECES: so many blocks do, as they were loaded. EVEN: the last one is full.
-
-    Else sums are of distances from the first pixel, so that those of squares lose nothing far from zero; the second
-    reading begins with what was read last, which is near.
+    EVEN: the last piece is full. Without PIECES, sums are of distances from the first pixel, so that those of squares
+    lose nothing far from zero; the second reading begins with what was read last, which is near.
     """
     SPANS: tl.constexpr = CHANNELS // (SIZE * GROUPS)
     image, span = (tl.program_id(0) // SPANS).to(tl.int64), tl.program_id(0) % SPANS
@@ -95,13 +93,6 @@ def _normalise(
             far = tl.where(near, v - mean[None, :], 0.0)
             square += far * far
         variance = _groups(tl.sum(square, 0), LANES, GROUPS) / (pixels * SIZE)
-    elif WHOLE:
-        there = (row < pixels)[:, None] & used[None, :]
-        v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
-        means_of = _groups(tl.sum(v, 0), LANES, GROUPS) / (pixels * SIZE)
-        mean = _channels(means_of, LANES, GROUPS)
-        far = tl.where(there, v - mean[None, :], 0.0)
-        variance = _groups(tl.sum(far * far, 0), LANES, GROUPS) / (pixels * SIZE)
     else:
         pivot = tl.load(x + start + channel, mask=used, other=0.0).to(tl.float32)
         total, square = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
@@ -130,13 +121,6 @@ def _normalise(
             if RELU:
                 z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
             tl.store(y + here, z.to(y.dtype.element_ty), mask=near)
-    elif WHOLE:
-        z = v * scale[None, :] + shift[None, :]
-        if SHORTCUT:
-            z += tl.load(shortcut + start + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            z = tl.where(z < 0, 0.0, z)  # unlike a maximum, keeps what is not a number
-        tl.store(y + start + at, z.to(y.dtype.element_ty), mask=there)
     else:
         for turn in range(tl.cdiv(pixels, BLOCK)):
             first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
@@ -153,21 +137,10 @@ def _normalise(
 
 
 @triton.jit
-def slopes_behind_relu(dz, y, v, here, near, scale, shift, SHORTCUT: tl.constexpr, RELU: tl.constexpr):
-    """The slopes of what the ReLU was given. Without a shortcut, what it let through is worked out again from x."""
-    if RELU:
-        if SHORTCUT:
-            dz = tl.where(tl.load(y + here, mask=near, other=0.0) > 0, dz, 0.0)
-        else:
-            dz = tl.where(v * scale[None, :] + shift[None, :] > 0, dz, 0.0)
-    return dz
-
-
-@triton.jit
 def _normalise_gradient(
     dy, y, x, means, inverses, gain, bias, beside, dx, dz_out, dgain, dbias, images, pixels, gain_stride, bias_stride,
     beside_stride, zero, CHANNELS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, LANES: tl.constexpr,
-    BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr, BESIDE: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, SHORTCUT: tl.constexpr, RELU: tl.constexpr, BESIDE: tl.constexpr,
     PIECES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The same groups, as above. BESIDE: slopes that x has from elsewhere, `beside_stride` from pixel to pixel."""
@@ -201,14 +174,6 @@ def _normalise_gradient(
             levels += slope.to(tl.float32)
             tilts += slope.to(tl.float32) * (u - mean[None, :])
         level, tilt = tl.sum(levels, 0), tl.sum(tilts, 0) * inverse
-    elif WHOLE:
-        there = (row < pixels)[:, None] & used[None, :]
-        v = tl.load(x + start + at, mask=there, other=0.0).to(tl.float32)
-        dz = tl.load(dy + start + at, mask=there, other=0.0).to(tl.float32)
-        dz = slopes_behind_relu(dz, y, v, start + at, there, scale, shift, SHORTCUT, RELU)
-        if SHORTCUT:
-            tl.store(dz_out + start + at, dz.to(dz_out.dtype.element_ty), mask=there)
-        level, tilt = tl.sum(dz, 0), tl.sum(dz * (v - mean[None, :]), 0) * inverse
     else:
         levels, tilts = tl.zeros((BLOCK, LANES), dtype=tl.float32), tl.zeros((BLOCK, LANES), dtype=tl.float32)
         for first in range(0, pixels, BLOCK):
@@ -236,12 +201,6 @@ def _normalise_gradient(
                 place = (image * pixels + piece * BLOCK + row)[:, None] * beside_stride + channel[None, :]
                 slope += tl.load(beside + place, mask=near, other=0.0).to(tl.float32)
             tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
-    elif WHOLE:
-        slopes = dz * scale[None, :] - (v - mean[None, :]) * by_value[None, :] - alone[None, :]
-        if BESIDE:
-            place = (image * pixels + row)[:, None] * beside_stride + channel[None, :]
-            slopes += tl.load(beside + place, mask=there, other=0.0).to(tl.float32)
-        tl.store(dx + start + at, slopes.to(dx.dtype.element_ty), mask=there)
     else:
         for turn in range(tl.cdiv(pixels, BLOCK)):
             first = (tl.cdiv(pixels, BLOCK) - 1 - turn) * BLOCK
@@ -256,25 +215,6 @@ def _normalise_gradient(
             tl.store(dx + here, slope.to(dx.dtype.element_ty), mask=near)
 
 
-@triton.jit
-def _sum_images(
-    parts, gain, bias, images, clients, gain_stride, bias_stride, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(0).to(tl.int64)
-    which = tl.program_id(1)  # 0: gain, 1: bias
-    channel = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
-    total = tl.zeros((WIDE,), dtype=tl.float32)
-    for first in range(0, images, BLOCK):
-        image = first + tl.arange(0, BLOCK)
-        at = ((which * clients + client) * images + image)[:, None] * CHANNELS + channel[None, :]
-        total += tl.sum(tl.load(parts + at, mask=(image < images)[:, None], other=0.0), 0)
-    if which == 0:
-        tl.store(gain + client * gain_stride + channel, total)
-    else:
-        tl.store(bias + client * bias_stride + channel, total)
-
-
 # ---- the twins of `plain` ------------------------------------------------------------------------------------------
 def supports(channels: int, groups: int) -> bool:
     """Whether these kernels take it: a pixel of a group fits into one program."""
@@ -287,9 +227,8 @@ class Launch(NamedTuple):
     groups: int
     lanes: int
     rows: int
-    whole: bool
     warps: int
-    pieces: int = 0
+    pieces: int = 0  # that stay in registers; 0 where an image is read twice
     registers: int | None = None
 
     @classmethod
@@ -298,18 +237,15 @@ class Launch(NamedTuple):
         padded, most = triton.next_power_of_2(channels // groups), groups & -groups
         some = min(most, max(1, 64 // padded))  # 64 channels or more: what lies side by side is read together
         rows, lanes = triton.next_power_of_2(pixels), some * padded
-        if rows * lanes <= WHOLE_IMAGE and VARIANT == 1:
-            warps = max(1, min(rows * lanes // 1024, max(4, rows * lanes // 2048)))
-            block = max(1, min(rows, warps * 256 // lanes))  # a load of 16 bytes a thread
-            each = rows * lanes // (32 * warps)  # numbers of a thread, two in a register
-            registers = 32 + kept * (16 + each // 2) if dtype.itemsize == 2 else None
-            return cls(some, lanes, block, True, warps, rows // block, registers)
-        if 1024 < rows * lanes <= WHOLE_IMAGE and VARIANT == 2 and dtype.itemsize == 2:
-            warps = min(8, rows * lanes // 1024)
-            return cls(some, lanes, max(1, warps * 256 // lanes), False, warps)  # a load of 16 bytes a thread
-        if rows * lanes <= WHOLE_IMAGE:
-            return cls(some, lanes, rows, True, min(8, max(1, rows * lanes // 1024)))
-        return cls(some, lanes, max(1, PIECE // lanes), False, 8)
+        if rows * lanes > WHOLE_IMAGE:
+            return cls(some, lanes, max(1, PIECE // lanes), 8)
+        warps = max(1, min(rows * lanes // 1024, max(4, rows * lanes // 2048)))
+        block = max(1, min(rows, warps * 256 // lanes))  # a load of 16 bytes a thread
+        each = rows * lanes // (32 * warps)  # numbers of a thread, two in a register
+        registers = (
+            32 + kept * (16 + each // 2) if dtype.itemsize == 2 else None
+        )  # so that two programs share a processor
+        return cls(some, lanes, block, warps, rows // block, registers)
 
 
 def normalise(
@@ -322,7 +258,7 @@ def normalise(
     _normalise[(clients * images * (groups // cut.groups),)](
         x, gain, bias, shortcut if shortcut is not None else x, y, mean, inverse, images, height * width,
         gain.stride(0), bias.stride(0), epsilon, 0, CHANNELS=channels, SIZE=channels // groups, GROUPS=cut.groups,
-        LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=shortcut is not None, RELU=relu, WHOLE=cut.whole, PIECES=cut.pieces,
+        LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=shortcut is not None, RELU=relu, PIECES=cut.pieces,
         EVEN=height * width == cut.rows * cut.pieces, num_warps=cut.warps, maxnreg=cut.registers,
     )  # fmt: skip
     return y, mean, inverse
@@ -352,24 +288,9 @@ def normalise_gradient(
         dy, y, x, mean, inverse, gain, bias, others, dx, dz if joins else dx, parts[0], parts[1], images,
         height * width, gain.stride(0), bias.stride(0), others.stride(0), 0, CHANNELS=channels, SIZE=channels // groups,
         GROUPS=cut.groups, LANES=cut.lanes, BLOCK=cut.rows, SHORTCUT=joins, RELU=relu, BESIDE=beside is not None,
-        WHOLE=cut.whole, PIECES=cut.pieces, EVEN=height * width == cut.rows * cut.pieces, num_warps=cut.warps,
+        PIECES=cut.pieces, EVEN=height * width == cut.rows * cut.pieces, num_warps=cut.warps,
         maxnreg=cut.registers,
     )  # fmt: skip
     add_up = partial(sum_images, parts, into)
     add_up() if side is None else side.run(add_up, parts)
     return dx, dz
-
-
-def sum_images(parts: Tensor, into: tuple[Tensor, Tensor]) -> None:
-    """Add up the slopes of gain and bias, `[2, clients, images, channels]`, over images or other parts."""
-    _, clients, images, channels = parts.shape
-    wide = min(channels & -channels, 64)
-    _sum_images[(clients, 2, channels // wide)](
-        parts, *into, images, clients, into[0].stride(0), into[1].stride(0), CHANNELS=channels, WIDE=wide, BLOCK=64
-    )
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """View images as pixels `[pixels, channels]` that lie evenly apart, as those of a piece of wider images do."""
-    rows = x.flatten(0, 3)
-    return rows if rows.stride(1) == 1 else rows.contiguous()
