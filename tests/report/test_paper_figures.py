@@ -1,5 +1,7 @@
 """Figures of papers as files: drawn from the ledger or from runs, and told in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedkeel.cli.main import call
@@ -7,7 +9,7 @@ from fedkeel.papers.figures import find_figure, read_figures
 from fedkeel.papers.ledger import Entry
 from fedkeel.papers.reproduce import settings_of
 from fedkeel.report.figure_page import compare_with_paper, write_figure
-from fedkeel.report.figure_runs import FigureRuns
+from fedkeel.report.figure_runs import FigureRuns, source_of_entry
 from fedkeel.report.paper_figures import choose_looks
 
 
@@ -88,6 +90,12 @@ def test_curves_of_a_ledger_have_the_rounds_that_it_keeps():
     assert [(r.round, r.accuracy) for r in group.runs[0].records] == [(1, 0.1), (5, 0.55), (10, 0.6)]
     assert not runs.missing()
     assert [c.row for c in runs_with(figure, {"FedSAM": [60]}).missing()] == ["FedSCAM"]
+
+
+def test_a_best_round_is_no_point_of_a_curve():
+    cell = find_figure("fedwmsam:figure-4").cells[0]
+    old = replace(line(cell, 76.0), last=70.0, curve={})  # a line that keeps no single rounds
+    assert [(one.round, one.accuracy) for one in source_of_entry(old).records] == [(old.rounds, 0.7)]
 
 
 def test_what_is_added_to_a_method_has_its_colour():

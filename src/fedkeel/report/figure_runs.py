@@ -21,7 +21,6 @@ from fedkeel.runs.folder import EXPERIMENT, ROUNDS
 from fedkeel.runs.record import RoundRecord
 
 Place = tuple[str, str, str, str]
-FEW = 2  # accuracies of single rounds in a line of the ledger; below, its best ones are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +168,6 @@ def source_of_entry(entry: Entry) -> Source:
     kept = {int(at): value for at, value in entry.curve.items() if at.isdecimal()}
     if entry.last is not None:
         kept[entry.rounds] = entry.last
-    if len(kept) < FEW:
-        kept = {int(at): value for at, value in entry.bests} | (
-            {} if entry.best is None else {entry.rounds: entry.best}
-        )
     shares = {at: value / 100 for at, value in kept.items()}
     records = [
         RoundRecord(
