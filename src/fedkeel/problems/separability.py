@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 SHOWN = 8  # clients, and samples of each, on which a loss is tried
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs, at most
 
 
 @torch.no_grad()
@@ -40,6 +41,39 @@ def loss_is_a_mean(task: Task) -> bool:
         if whole.dim() > 0:
             return True
         return is_mean_of(whole, [task.losses(model, *one) for one in split_samples(tensors, output)])
+
+
+@torch.no_grad()
+def samples_stay_apart(task: Task) -> bool:
+    """Whether the output for a sample does not depend on what else is in its batch, as it does with x - x.mean(0).
+
+    In evaluation mode batch norms do not count: those of stacked clients leave out what fills a batch up.
+    """
+    client = int(task.clients.sizes.argmax())
+    count = min(SHOWN, int(task.clients.sizes[client]))
+    if task.module is None or count < 2:
+        return True
+    tensors, half = task.prepare(task.clients.rows(client, np.arange(count))), count // 2
+    model, fast = copy_trained(task.module).eval(), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it cuts off padding that all samples share
+    try:
+        with torch.random.fork_rng(devices=[]):
+            whole, part = (task.predict(model, given) for given in (tensors, tuple(t[:half] for t in tensors)))
+    except RuntimeError:
+        return False
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    pairs = zip(_pytree.tree_leaves(whole), _pytree.tree_leaves(part), strict=True)
+    return all(
+        are_near(one[:half], other, ROUNDING.get(task.compute, 0.05))
+        for one, other in pairs
+        if isinstance(one, Tensor) and one.is_floating_point() and one.shape[:1] == (count,)
+    )
+
+
+def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    one, other = one.nan_to_num(), other.nan_to_num()
+    return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
 
 
 @torch.no_grad()

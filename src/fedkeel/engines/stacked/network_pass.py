@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -75,6 +75,7 @@ class NetworkReport:
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
         stacked, vmapped = ({n: c for (k, n), c in self.tally.items() if k == of} for of in ("stacked", "vmapped"))
+        vmapped = {name: count for name, count in vmapped.items() if name not in self.looped}
         found = {"stacked": _list(stacked) or "nothing"}
         if vmapped:
             found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
@@ -132,7 +133,8 @@ REASONS = {
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
     "random operation": "it draws random numbers, and not by dropout",
-    "accessing `data`": "it writes into the data of a tensor",
+    "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
+    "escaped from inside": "it computes something again for the gradient, as torch.utils.checkpoint does",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
 }
@@ -140,15 +142,17 @@ REASONS = {
 
 
 @contextmanager
-def explain_unstackable() -> Iterator[None]:
+def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
     """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
     try:
-        with without_turns():
+        with nullcontext() if turns else without_turns():
             yield
     except RuntimeError as error:
         first = str(error).split("\n", 1)[0]
         reason = next((words for part, words in REASONS.items() if part in first), first)
-        if reason is first and "vmap" not in first:
+        if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
+            reason = f"vmap does not know a function that it calls, {unknown[1]}"
+        elif reason is first and "vmap" not in first:
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
