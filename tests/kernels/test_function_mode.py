@@ -96,10 +96,8 @@ def test_a_network_that_computes_parts_again_for_the_gradient_is_refused_with_th
         def forward(self, x: Tensor) -> Tensor:
             return checkpoint(super().forward, x, use_reentrant=False)
 
-    task = task_of(Checkpointed(4, 3), ((4,),))
-    batch = StackedBatch((torch.randn(2, 4, 4), torch.zeros(2, 4, dtype=torch.int64)), None, (4, 4))
     with pytest.raises(ModelError, match="cannot be stacked: it computes something again"):
-        StackedWorkspace(task)(task.initial.expand(2), batch, Loss(), {}, None)
+        describe_network(task_of(Checkpointed(4, 3), ((4,),)))
 
 
 def test_short_batches_that_a_network_joins_are_refused() -> None:
