@@ -312,6 +312,18 @@ class Centred(nn.Module):
         return self.head(torch.relu(x - x.mean(0)))
 
 
+class TokensFirst(nn.Module):
+    """A transformer layer in PyTorch's own layout: samples are the second axis of what it drops from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 8), nn.Linear(8, CLASSES)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(tokens).transpose(0, 1)).mean(0))
+
+
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -452,6 +464,7 @@ NETWORKS = {
     "a frozen base with an adapter": (FrozenBase, IMAGE),
     "frozen norms, norms without biases": (FrozenNorms, IMAGE),
     "samples that meet": (Centred, VECTOR),
+    "dropout, tokens first": (TokensFirst, TOKENS),
     "low-rank adapters": (lambda: lora(mlp(), 2, alpha=3, on="0"), VECTOR),
     "a number as a weight, standardised convolution": (Scaled, IMAGE),
     "two inputs": (TwoInputs, ((3, 8, 8), (2,))),

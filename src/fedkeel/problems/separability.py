@@ -6,15 +6,18 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, in_memory, join_rows
 from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained
 from fedkeel.text import in_one_line
 
@@ -47,28 +50,32 @@ def loss_is_a_mean(task: Task) -> bool:
 def samples_stay_apart(task: Task) -> bool:
     """Whether the output for a sample does not depend on what else is in its batch, as it does with x - x.mean(0).
 
-    In evaluation mode batch norms do not count: those of stacked clients leave out what fills a batch up.
+    Nor may what is dropped, as it does where samples are not the first axis. Batch norms do not count: those of
+    stacked clients leave out what fills a batch up.
     """
     client = int(task.clients.sizes.argmax())
     count = min(SHOWN, int(task.clients.sizes[client]))
     if task.module is None or count < 2:
         return True
     tensors, half = task.prepare(task.clients.rows(client, np.arange(count))), count // 2
-    model, fast = copy_trained(task.module).eval(), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it cuts off padding that all samples share
+    model = copy_trained(task.module).train()
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.eval()
+
+    def predict(given: Sample) -> list[Any]:
+        key = torch.zeros((), dtype=torch.int64, device=task.device)
+        with KeyedDropout(key) if task.stochastic else nullcontext():
+            return _pytree.tree_leaves(task.predict(model, given))
+
     try:
         with torch.random.fork_rng(devices=[]):
-            whole, part = (task.predict(model, given) for given in (tensors, tuple(t[:half] for t in tensors)))
-    except RuntimeError:
+            pairs = list(zip(predict(tensors), predict(tuple(t[:half] for t in tensors)), strict=True))
+    except (RuntimeError, ValueError):
         return False
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    pairs = zip(_pytree.tree_leaves(whole), _pytree.tree_leaves(part), strict=True)
-    return all(
-        are_near(one[:half], other, ROUNDING.get(task.compute, 0.05))
-        for one, other in pairs
-        if isinstance(one, Tensor) and one.is_floating_point() and one.shape[:1] == (count,)
-    )
+    tolerance = ROUNDING.get(task.compute, 0.05)
+    outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (count,)]
+    return all(are_near(one[:half], other, tolerance) for one, other in outputs if one.is_floating_point())
 
 
 def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -84,6 +84,7 @@ class StackedWorkspace:
             and only_norms_remember(task.module, partial(task.try_first, 2))
             and (self.by_kernels or samples_stay_apart(task))
         )
+        self.report.fills_up = self.separable
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None

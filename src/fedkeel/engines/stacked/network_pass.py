@@ -40,11 +40,13 @@ class ModuleCaller(nn.Module):
 class NetworkReport:
     """Which functions of a network run stacked, which vmap takes one by one, and which run client by client.
 
-    `whole` says that all layers have kernels. Shapes and numbers taken one by one cost no more stacked: they are not
+    `whole` says that all layers have kernels, `fills_up` that samples do not meet, so that short batches are filled up.
+    Shapes and numbers taken one by one cost no more stacked: they are not
     mentioned. What was counted is that of one pass.
     """
 
     whole: bool = False
+    fills_up: bool = True
     tally: Counter[tuple[str, str]] = field(default_factory=Counter)
     looped: list[str] = field(default_factory=list)
     complete: bool = False
@@ -79,6 +81,8 @@ class NetworkReport:
         found = {"stacked": _list(stacked) or "nothing"}
         if vmapped:
             found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
+        if not self.fills_up:
+            found["batches"] = "of one size at a time, because samples meet in the network, its dropout or its loss"
         if self.looped:
             found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
         return found
