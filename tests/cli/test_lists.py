@@ -124,6 +124,26 @@ def test_the_memory_of_an_experiment(fedkeel, constant_weights):
     assert "every layer, by kernels" in out
 
 
+OWN_PROBLEM = """
+import torch, fedkeel as fk
+class Centred(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+samples = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+problem = fk.Problem(model=Centred(4, 3), loss=torch.nn.functional.cross_entropy, clients=[samples, samples])
+"""
+
+
+def test_doctor_tries_the_network_of_a_problem_of_ones_own(fedkeel, monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("doctored_problem.py").write_text(OWN_PROBLEM)
+    Path("e.toml").write_text('problem = "doctored_problem:problem"\nparticipation = 1.0\n')
+    out = fedkeel("doctor", "e.toml", "--trust").out
+    assert "15 parameters" in out
+    assert "from 2 clients a round" in out
+    assert re.search(r"stacked +linear\n +batches +of one size at a time, because samples meet", out)
+
+
 def test_memory_counts_the_slots_of_server_and_clients():
     plain, variates = (estimate(Experiment(dataset="digits", model="mlp", method=m)) for m in ("fedavg", "scaffold"))
     model = 4 * plain.parameters

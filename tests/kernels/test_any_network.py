@@ -125,6 +125,10 @@ def test_short_batches_are_filled_up(device: str) -> None:
         "a transformer encoder",
         "GRU",
         "two outputs",
+        "frozen norms, norms without biases",
+        "cells",
+        "samples that meet",  # batches of one size at a time
+        "dropout, tokens first",
     ]
     wrong = {name: far for name in names if not (far := compare(name, device, (4, 2, 3))) < 1e-10}
     assert not wrong
@@ -192,6 +196,7 @@ def test_a_model_of_the_server_judges_alike(shared: bool) -> None:
             assert float((found.tree.buffer[c] - one.tree.buffer).norm() / one.tree.buffer.norm()) < 1e-10, name
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # PyTorch says so of its own kernels
 @pytest.mark.parametrize("part", [slice(0, None, 5), pytest.param(slice(None), marks=pytest.mark.slow)], ids=str)
 def test_low_precision_reaches_every_function(part: slice) -> None:
     """In bfloat16 no function meets two types, and gradients are near those of float32."""

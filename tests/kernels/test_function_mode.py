@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from for_each import for_each
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import fedkeel as fk
 from fedkeel.core.objectives import Loss
@@ -81,11 +82,22 @@ def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason_and_its_pla
         ("its own autograd.Function", Floor.apply),
         ("draws random numbers", lambda x: x + torch.randn(4)),
         ("writes into a tensor that it has made", lambda x: torch.zeros(len(x), 4).add_(x)),
+        ("uses the data of a tensor", lambda x: x.data),
+        ("vmap does not know a function that it calls, div", lambda x: torch.div(x, 2, out=torch.empty_like(x))),
     ]
     for reason, look in odd:
         with pytest.raises(ModelError, match=f"cannot be stacked: .*{reason}.*test_function_mode.py, line") as caught:
             describe_network(task_of(Curious(look), ((4,),)))
         assert "serial" in (caught.value.hint or "")
+
+
+def test_a_network_that_computes_parts_again_for_the_gradient_is_refused_with_the_reason() -> None:
+    class Checkpointed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    with pytest.raises(ModelError, match="cannot be stacked: it computes something again"):
+        describe_network(task_of(Checkpointed(4, 3), ((4,),)))
 
 
 def test_short_batches_that_a_network_joins_are_refused() -> None:

@@ -126,6 +126,7 @@ REFUSED = {
     "rank": (dict(rank=0), "at least 1, not 0", "rank=8"),
     "half a rank": (dict(rank=0.5), "at least 1, not 0.5", "rank=8"),
     "alpha": (dict(alpha=-1), "above 0, not -1", "alpha=16"),
+    "a number as pattern": (dict(on=4), "a pattern of names is a text, not 4", "on="),
 }
 
 

@@ -32,6 +32,39 @@ def apart(one, other):
     return max(float((one.params[name] - other.params[name]).abs().max()) for name in one.params)
 
 
+class Keeps(nn.Module):
+    """A network that keeps what it has computed, and has a norm that compares samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(5, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        self.last = {"norm": self.norm(self.layer(x))}
+        return self.last["norm"]
+
+
+class Slopes(nn.Module):
+    """A network that differentiates inside, whose memory cannot be measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.layer = nn.Linear(5, 3), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.layer(torch.func.vmap(torch.func.grad(lambda one: self.inner(one).tanh().sum()))(x))
+
+
+@for_each("network", (Keeps, Slopes))
+def test_unusual_networks_train_alike_in_all_engines(network):
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(n, 5, generator=draw), torch.arange(n) % 4) for n in (8, 6)]
+    problem = fk.Problem(model=network(), loss=nn.functional.cross_entropy, clients=clients, test=clients[0])
+    one, other = (trained(problem, engine, method="scaffold") for engine in ENGINES)
+    assert apart(one, other) < 1e-10
+    one.model()(clients[0][0])
+
+
 def test_the_guide_runs(capsys):
     text = (Path(__file__).parents[2] / "docs" / "guides" / "problems.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

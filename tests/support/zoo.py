@@ -163,11 +163,12 @@ class MobileNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **options: object):
+    def __init__(self, kind: type[nn.RNNBase], **options: int):
         super().__init__()
         self.embed = nn.Embedding(7, 4, padding_idx=0)
         self.cell = kind(4, 5, batch_first=True, **options)
-        self.head = nn.Linear(10 if options.get("bidirectional") else 5, CLASSES)
+        width = options.get("proj_size", 5)
+        self.head = nn.Linear(2 * width if options.get("bidirectional") else width, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
         states, _ = self.cell(self.embed(tokens))
@@ -257,6 +258,70 @@ class Scaled(nn.Module):
         x = F.relu(self.norm(F.conv2d(x, weight, self.conv.bias, padding=1)))
         self.unused(x[0, 0, :2, :2])
         return self.head(x.amax((2, 3))) * self.temperature.exp()
+
+
+class FrozenNorms(nn.Module):
+    """Norms whose gains are frozen, without a bias, or without both, between layers that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(a, 4, 3, padding=1) for a in (3, 4, 4, 4))
+        self.groups, self.batch, self.plain = nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4, affine=False)
+        for norm in (self.groups, self.batch):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            norm.requires_grad_(False)
+        nn.init.constant_(self.batch.running_mean, 0.3)
+        self.gain, self.head = nn.Parameter(torch.ones(4)), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        norms = (self.plain, self.groups, lambda x: F.group_norm(x, 1, self.gain), self.batch)
+        for conv, norm in zip(self.convs, norms, strict=True):
+            x = torch.relu(norm(conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Cells(nn.Module):
+    """Cells that a network steps itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, CLASSES)
+        self.lstm, self.gru, self.tanh = nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)
+        self.relu = nn.RNNCell(4, 4, bias=False, nonlinearity="relu")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words = self.embed(tokens)
+        h = c = one = other = last = words.new_zeros(len(words), 4)
+        for x in words.unbind(1):
+            h, c = self.lstm(x, (h, c))
+            one = self.gru(h, one)
+            other = self.tanh(one, other)
+            last = self.relu(other, last)
+        return self.head(last + c)
+
+
+class Centred(nn.Module):
+    """A network whose samples meet: each is judged by its distance from the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        return self.head(torch.relu(x - x.mean(0)))
+
+
+class TokensFirst(nn.Module):
+    """A transformer layer in PyTorch's own layout: samples are the second axis of what it drops from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 8), nn.Linear(8, CLASSES)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(tokens).transpose(0, 1)).mean(0))
 
 
 class TwoInputs(nn.Module):
@@ -389,12 +454,17 @@ NETWORKS = {
     "GRU": (lambda: Recurrent(nn.GRU), TOKENS),
     "GRU, two layers without biases": (lambda: Recurrent(nn.GRU, num_layers=2, bias=False), TOKENS),
     "a plain recurrent network": (lambda: Recurrent(nn.RNN), TOKENS),
+    "LSTM with projections": (lambda: Recurrent(nn.LSTM, num_layers=2, proj_size=3), TOKENS),
+    "cells": (Cells, TOKENS),
     "a transformer encoder": (Encoder, TOKENS),
     "a transformer encoder, norms first": (lambda: Encoder(first=True), TOKENS),
     "a text CNN": (TextCnn, TOKENS),
     "U-Net": (UNet, IMAGE),
     "shared weights": (Shared, TOKENS),
     "a frozen base with an adapter": (FrozenBase, IMAGE),
+    "frozen norms, norms without biases": (FrozenNorms, IMAGE),
+    "samples that meet": (Centred, VECTOR),
+    "dropout, tokens first": (TokensFirst, TOKENS),
     "low-rank adapters": (lambda: lora(mlp(), 2, alpha=3, on="0"), VECTOR),
     "a number as a weight, standardised convolution": (Scaled, IMAGE),
     "two inputs": (TwoInputs, ((3, 8, 8), (2,))),

@@ -154,14 +154,13 @@ def list_free() -> Iterator[tuple[str, str]]:
 
 
 def try_network(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """What the stacked engine does with the experiment's network, by a pass of two clients with blank samples."""
-    from fedkeel.cli.estimate import blank_problem
+    """What the stacked engine does with the experiment's network, by a pass of two clients."""
+    from fedkeel.cli.estimate import make_task
     from fedkeel.engines.stacked.engine import describe_network
     from fedkeel.errors import ModelError
-    from fedkeel.problems.task import Task
 
     try:
-        yield from describe_network(Task(blank_problem(experiment.plan.division, samples=2))).items()
+        yield from describe_network(make_task(experiment.plan, samples=2)).items()
     except ModelError as error:
         yield "serial", f"{error.message}; the engine auto trains one client after another"
 
@@ -180,6 +179,7 @@ def list_memory(experiment: Experiment) -> Iterator[tuple[str, str]]:
     yield "clients", f"{byte_size(need.client)} each, up to {count(need.clients)} of them have state{files}"
     yield "a step", f"{byte_size(need.workspace)} for trees and activations, in each worker process"
     yield "reports", f"{byte_size(need.reports)} from {count(need.selected)} clients a round"
-    yield "data", f"{byte_size(need.data)} on disk, read as needed"
+    if need.data:
+        yield "data", f"{byte_size(need.data)} on disk, read as needed"
     fits = "fits" if need.total < there else "more than is free"
     yield "in all", f"{byte_size(need.total)}; {byte_size(there)} are free: {fits}"

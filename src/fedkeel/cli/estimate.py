@@ -25,7 +25,7 @@ from fedkeel.problems.problem import Problem
 from fedkeel.problems.task import Task
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.participation import share_of
-from fedkeel.runs.plan import Division
+from fedkeel.runs.plan import Division, Plan
 from fedkeel.runs.prepare import cross_entropy, method_of
 
 TREES = 4  # the model as it was given, its initial weights, its gradient by layer and joined
@@ -70,9 +70,10 @@ class Estimate:
 def estimate(experiment: Experiment) -> Estimate:
     """From the model, built, and one batch of blank samples; the data set itself need not be here."""
     plan = experiment.plan
-    task = Task(blank_problem(plan.division, plan.batch_size))
+    task = make_task(plan, plan.batch_size)
     method = method_of(plan, task)
-    everyone = count_clients(plan.division)
+    own = isinstance(plan.source, Problem)
+    everyone = int((task.clients.sizes > 0).sum()) if own else count_clients(plan.division)
     selected = max(1, int(share_of(plan.participation) * everyone + 1e-9))
     tree = task.initial.buffer.nbytes
     trees = TREES + CLIMB * any(phase.ascends for phase in method.phases)
@@ -91,7 +92,7 @@ def estimate(experiment: Experiment) -> Estimate:
         budget=state_budget(task.device),
         workspace=trees * tree + held + saved + (onednn_bytes(convolutions) if uses_onednn() else 0),
         reports=selected * state_bytes(expected_messages(method, task).report),
-        data=needed_bytes(source_of(plan.division.dataset)),
+        data=0 if own else needed_bytes(source_of(plan.division.dataset)),
         fragments=FRAGMENTS if convolutions and on_x86() and not uses_onednn() else 0.0,
     )
 
@@ -137,6 +138,11 @@ def onednn_bytes(convolutions: Sequence[Convolution]) -> int:
     """
     blocked = max((2 * one.input + 2 * one.output + 3 * one.weight for one in convolutions), default=0)
     return blocked + on_x86() * PASSES * KERNEL * len({one.kind for one in convolutions})
+
+
+def make_task(plan: Plan, samples: int) -> Task:
+    """Make a task of an experiment's own problem, or of so many blank samples of its data set."""
+    return Task(plan.source if isinstance(plan.source, Problem) else blank_problem(plan.source, samples))
 
 
 def blank_problem(division: Division, samples: int) -> Problem:

@@ -80,10 +80,13 @@ def activation_bytes(task: Task, method: Method, training: Training) -> int:
 
     model = task.module if task.module is not None else {n: t.requires_grad_() for n, t in task.initial.named().items()}
     buffers = None if task.module is None else [b.clone() for b in task.module.buffers()]
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tensors = task.batch(client, rows).tensors
-        losses = task.losses(model, tensors, task.predict(model, tensors))
-    del losses
+    tensors = task.batch(client, rows).tensors
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            task.losses(model, tensors, task.predict(model, tensors))
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise  # networks that call torch.func.grad take no hooks: nothing is known of them
     for buffer, before in zip(() if task.module is None else task.module.buffers(), buffers or (), strict=True):
         buffer.data.copy_(before)
     for parameter in () if task.module is None else task.module.parameters():

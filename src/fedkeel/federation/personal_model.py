@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from os import PathLike
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fedkeel.engines.flower.memory import state_file
 from fedkeel.errors import FolderError, RequestError
 from fedkeel.federation.apps import read_app
 from fedkeel.federation.local_data import server_problem
-from fedkeel.problems.module_state import replace_weights
+from fedkeel.problems.module_state import copy_whole, replace_weights
 from fedkeel.runs.prepare import method_of, task_maker
 
 
@@ -59,7 +58,7 @@ def load_personal_model(
     buffers = None if own is None else Tree.of(replace_weights(given, own))
     params, state = start_client(method, broadcast(method, init_server(method, params, buffers)), state)
     buffers = state.get("buffers", buffers)
-    module = copy.deepcopy(task.module).eval()
+    module = copy_whole(task.module).eval()
     found = {name: leaf for tree in (params, buffers) if tree is not None for name, leaf in tree.items()}
     module.load_state_dict(found, strict=False)
     return module

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.kernels.recurrent import gru, lstm, rnn_relu, rnn_tanh
+from fedkeel.kernels.recurrent import (
+    gru,
+    gru_cell,
+    lstm,
+    lstm_cell,
+    rnn_relu,
+    rnn_relu_cell,
+    rnn_tanh,
+    rnn_tanh_cell,
+)
 from fedkeel.models.adapters import adapt_linear
 
 
@@ -104,6 +113,10 @@ COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.gru: gru,
     torch.rnn_tanh: rnn_tanh,
     torch.rnn_relu: rnn_relu,
+    torch.lstm_cell: lstm_cell,
+    torch.gru_cell: gru_cell,
+    torch.rnn_tanh_cell: rnn_tanh_cell,
+    torch.rnn_relu_cell: rnn_relu_cell,
     adapt_linear: unwrap(adapt_linear),
 }
 """Each is called with the arguments of the function that it stands for, and returns None where it leaves it alone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.errors import ModelError
@@ -66,17 +67,17 @@ class GroupNorm:
     at: StackedPass
     groups: int
     epsilon: float
-    weight: Operand
-    bias: Operand
+    weight: Operand | None
+    bias: Operand | None
 
     def __call__(
         self, images: Tensor, shortcut: Tensor | None, relu: bool, passes: bool
     ) -> Tensor | tuple[Tensor, Tensor]:
+        gain, bias = give_rows(self.at, self.weight, 1, images), give_rows(self.at, self.bias, 0, images)
         into: tuple[Into, Into] = (self.at.claim(self.weight), self.at.claim(self.bias))
         return Normalise.apply(
-            images, self.at.anchor, shortcut, self.weight.value, self.bias.value, into, self.groups, self.epsilon,
-            relu, passes,
-        )  # fmt: skip
+            images, self.at.anchor, shortcut, gain, bias, into, self.groups, self.epsilon, relu, passes
+        )
 
 
 @dataclass
@@ -98,26 +99,29 @@ class BatchNorm:
                 "this model cannot be stacked: a batch norm sees another number of samples than the batch has.",
                 "use --engine serial, or a batch_size that divides every client's samples",
             )
-        one = torch.ones((), dtype=self.at.anchor.dtype, device=images.device)
-        gain = self.by_client(self.weight, one, images.shape[-1])
-        bias = self.by_client(self.bias, torch.zeros_like(one), images.shape[-1])
+        gain, bias = give_rows(self.at, self.weight, 1, images), give_rows(self.at, self.bias, 0, images)
         into = (self.at.claim(self.weight), self.at.claim(self.bias))
         running = self.running.pop() if self.running else None
         return BatchNormalise.apply(
             images, self.at.anchor, shortcut, gain, bias, into, mask, self.epsilon, relu, running, passes
         )
 
-    def by_client(self, weight: Operand | None, neutral: Tensor, channels: int) -> Tensor:
-        """Return one row for each client."""
-        value = neutral.expand(channels) if weight is None else weight.value
-        return value if weight is not None and weight.stacked else value.expand(self.at.clients, channels).contiguous()
+
+def give_rows(at: StackedPass, weight: Operand | None, neutral: float, images: Tensor) -> Tensor:
+    """Return one row of gains or biases for each client, also where they are shared or there are none."""
+    if weight is not None and weight.stacked:
+        return weight.value
+    shape = (at.clients, images.shape[-1])
+    if weight is None:
+        return torch.full(shape, neutral, dtype=at.anchor.dtype, device=images.device)
+    return weight.value.expand(shape).contiguous()
 
 
 def group_norm(
     at: StackedPass, x: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None,
     eps: float = 1e-5, *rest: Any,
 ) -> PendingNorm | None:  # fmt: skip
-    if weight is None or bias is None or not weight.stacked or not bias.stacked or x.axes < 2:
+    if x.axes < 2:
         return None
     return PendingNorm(at.stack(x), GroupNorm(at, num_groups, eps, weight, bias))
 
@@ -126,9 +130,16 @@ def batch_norm(
     at: StackedPass, x: Operand, running_mean: Operand | None, running_var: Operand | None,
     weight: Operand | None = None, bias: Operand | None = None, training: bool = False, momentum: float = 0.1,
     eps: float = 1e-5,
-) -> PendingNorm | None:  # fmt: skip
-    if not training or x.axes < 2:
+) -> PendingNorm | Tensor | None:  # fmt: skip
+    if x.axes < 2:
         return None
+    if not training:  # as frozen norms are: their samples form one batch
+        parts = (running_mean, running_var, weight, bias)
+        if not x.stacked or any(part is not None and part.stacked for part in parts):
+            return None
+        mean, variance, gain, lift = (None if part is None else at.low(part) for part in parts)
+        y = F.batch_norm(at.low(x).flatten(0, 1), mean, variance, gain, lift, False, momentum, eps)
+        return y.unflatten(0, x.value.shape[:2])
     running = []
     if running_mean is not None and running_var is not None:
         if not (running_mean.stacked and running_var.stacked):
@@ -141,6 +152,6 @@ def batch_norm(
 def batch_norm_aten(
     at: StackedPass, x: Operand, weight: Operand | None, bias: Operand | None, running_mean: Operand | None,
     running_var: Operand | None, training: bool, momentum: float, eps: float, *rest: Any,
-) -> PendingNorm | None:  # fmt: skip
+) -> PendingNorm | Tensor | None:  # fmt: skip
     """`torch.batch_norm`, which has another order of arguments."""
     return batch_norm(at, x, running_mean, running_var, weight, bias, training, momentum, eps)

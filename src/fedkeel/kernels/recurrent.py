@@ -219,8 +219,38 @@ def step_rnn(
     return torch.stack(states, 1), h
 
 
-gru = partial(run_one_state, step_gru)
-rnn_tanh, rnn_relu = (partial(run_one_state, partial(step_rnn, bend)) for bend in (torch.tanh, torch.relu))
+def step_projected(
+    shrink: Tensor, arriving: Tensor, weight: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Step through an LSTM that has a projection (`proj_size`): h is a product of what it would be."""
+    states = []
+    for step in arriving.unbind(1):
+        i, f, g, o = (step + F.linear(h, weight, bias)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = F.linear(o.sigmoid() * c.tanh(), shrink)
+        states.append(h)
+    return torch.stack(states, 1), h, c
+
+
+def lstm_cell(
+    x: Tensor, hx: Sequence[Tensor], w: Tensor, u: Tensor, b: Tensor | None = None, v: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`torch.lstm_cell`: a layer of one step."""
+    _, h, c = text.scan_lstm(F.linear(x, w, b).unsqueeze(1), u, v, *hx)
+    return h, c
+
+
+def run_cell(
+    scan: Scan, x: Tensor, h: Tensor, w: Tensor, u: Tensor, b: Tensor | None = None, v: Tensor | None = None
+) -> Tensor:
+    """`torch.gru_cell` and PyTorch's other cells with one kind of state."""
+    return scan(F.linear(x, w, b).unsqueeze(1), u, v, h)[1]
+
+
+gru, gru_cell = partial(run_one_state, step_gru), partial(run_cell, step_gru)
+step_tanh, step_relu = (partial(step_rnn, bend) for bend in (torch.tanh, torch.relu))
+rnn_tanh, rnn_relu = (partial(run_one_state, scan) for scan in (step_tanh, step_relu))
+rnn_tanh_cell, rnn_relu_cell = (partial(run_cell, scan) for scan in (step_tanh, step_relu))
 
 
 def run_layers(
@@ -229,16 +259,18 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Run the layers and directions of a recurrent network, whose weights stand in PyTorch's order."""
     x = x if batch_first else x.transpose(0, 1)
-    directions, size = 1 + bidirectional, 4 if has_biases else 2
+    directions = 1 + bidirectional
+    size = len(weights) // (layers * directions)
     lasts: list[Scanned] = []
     for layer in range(layers):
         sides = []
         for backwards in range(directions):
             number = layer * directions + backwards
-            w, u, *biases = weights[number * size : number * size + size]
-            b, v = biases or (None, None)
+            w, u, *rest = weights[number * size : number * size + size]
+            b, v = rest[:2] if has_biases else (None, None)
             arriving = F.linear(x.flip(1) if backwards else x, w, b)
-            states, *last = scan(arriving, u, v, *(part[number] for part in first))
+            step = scan if size % 2 == 0 else partial(step_projected, rest[-1])
+            states, *last = step(arriving, u, v, *(part[number] for part in first))
             sides.append(states.flip(1) if backwards else states)
             lasts.append(tuple(last))
         x = torch.cat(sides, -1) if bidirectional else sides[0]

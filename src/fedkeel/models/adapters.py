@@ -111,7 +111,11 @@ def lora(
 
 
 def list_patterns(given: Patterns) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ModelError(f"a pattern of names is a text, not {pattern!r}.", 'on=("*.attention.*",)')
+    return patterns
 
 
 def head_names(module: nn.Module, patterns: Patterns | None) -> frozenset[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import _pytree
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fedkeel.core.trees import Tree
@@ -56,7 +57,7 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
     Frozen norms stay in evaluation mode. Of the start weights, frozen parameters are taken where there are any.
     """
     frozen = [p for name, p in model.named_parameters() if not p.requires_grad and name not in start]
-    made = copy.deepcopy(model, {id(p): hold_once(p, place) for p in frozen})
+    made = copy_whole(model, {id(p): hold_once(p, place) for p in frozen})
     replaced = {name: leaf for name, leaf in read_frozen(made).items() if name in start}
     for name, value in replace_weights(start, replaced).items():
         made.get_parameter(name).data = value
@@ -74,7 +75,25 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
 
 def copy_trained(module: nn.Module) -> nn.Module:
     """Copy a network to try something on; what is frozen is shared."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+    return copy_whole(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+
+
+def copy_whole(module: nn.Module, known: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """Copy a network, except what is `known` by its identity."""
+    return copy.deepcopy(module, {**list_results(module), **(known or {})})
+
+
+def list_results(module: nn.Module) -> dict[int, Tensor]:
+    """List by identity what a network keeps of its last pass, without its history: Python cannot copy that.
+
+    What is left of a pass of stacked clients has no values, and is empty.
+    """
+    kept = [
+        value for part in module.modules() for value in _pytree.tree_leaves(vars(part)) if isinstance(value, Tensor)
+    ]
+    stale = {id(value) for value in kept if torch._C._functorch.is_functorch_wrapped_tensor(value)}
+    live = {id(value): value.detach() for value in kept if id(value) not in stale and not value.is_leaf}
+    return live | {one: torch.empty(0) for one in stale}
 
 
 def stay(part: nn.Module, mode: bool = True) -> nn.Module:

@@ -6,15 +6,18 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
 from fedkeel.data.clients import Sample, in_memory, join_rows
 from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained
 from fedkeel.text import in_one_line
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 SHOWN = 8  # clients, and samples of each, on which a loss is tried
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs, at most
 
 
 @torch.no_grad()
@@ -40,6 +44,43 @@ def loss_is_a_mean(task: Task) -> bool:
         if whole.dim() > 0:
             return True
         return is_mean_of(whole, [task.losses(model, *one) for one in split_samples(tensors, output)])
+
+
+@torch.no_grad()
+def samples_stay_apart(task: Task) -> bool:
+    """Whether the output for a sample does not depend on what else is in its batch, as it does with x - x.mean(0).
+
+    Nor may what is dropped, as it does where samples are not the first axis. Batch norms do not count: those of
+    stacked clients leave out what fills a batch up.
+    """
+    client = int(task.clients.sizes.argmax())
+    count = min(SHOWN, int(task.clients.sizes[client]))
+    if task.module is None or count < 2:
+        return True
+    tensors, half = task.prepare(task.clients.rows(client, np.arange(count))), count // 2
+    model = copy_trained(task.module).train()
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.eval()
+
+    def predict(given: Sample) -> list[Any]:
+        key = torch.zeros((), dtype=torch.int64, device=task.device)
+        with KeyedDropout(key) if task.stochastic else nullcontext():
+            return _pytree.tree_leaves(task.predict(model, given))
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            pairs = list(zip(predict(tensors), predict(tuple(t[:half] for t in tensors)), strict=True))
+    except (RuntimeError, ValueError):
+        return False
+    tolerance = ROUNDING.get(task.compute, 0.05)
+    outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (count,)]
+    return all(are_near(one[:half], other, tolerance) for one, other in outputs if one.is_floating_point())
+
+
+def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    one, other = one.nan_to_num(), other.nan_to_num()
+    return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
 from fedkeel.errors import DataError, RunError
+from fedkeel.problems.module_state import copy_whole
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -89,7 +89,7 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
     if task.module is None or not found:
         return
     data = parts[next(iter(found))]
-    model = copy.deepcopy(task.module).cpu().eval()
+    model = copy_whole(task.module).cpu().eval()
     sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), np.zeros(1, np.int64)))]
     with torch.random.fork_rng(devices=[]):
         output: Any = task.predict(model, tuple(sample))

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ExperimentError, FedkeelError
 from fedkeel.problems.gradients import Workspace
+from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
 from fedkeel.text import in_one_line
@@ -22,7 +23,7 @@ class WholeMetrics:
     def __init__(self, task: Task):
         self.names = sorted(task.whole_metrics)
         self.task = copy.copy(task)
-        self.task.module = copy.deepcopy(task.module) if self.names else None
+        self.task.module = copy_whole(task.module) if self.names and task.module is not None else None
         self.workspace = Workspace(self.task) if self.names else None
         self.samples = PreparedSamples(self.task)
 

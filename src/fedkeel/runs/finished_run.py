@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from fedkeel.errors import FolderError, RequestError, explain_typos, require_kno
 from fedkeel.importing import Trust
 from fedkeel.methods.named import NamedModel
 from fedkeel.models import check_name
-from fedkeel.problems.module_state import read_frozen
+from fedkeel.problems.module_state import copy_whole, read_frozen
 from fedkeel.problems.problem import Problem, Recorded, digest_tensors
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
@@ -167,7 +166,7 @@ class Run:
             problem = problem_of(experiment.plan)
         if problem.model is None:
             raise RequestError("this problem has no module, only params.", "use run.params")
-        module = copy.deepcopy(problem.model).eval()
+        module = copy_whole(problem.model).eval()
         frozen = read_frozen(module)
         start = start_weights(Path(self.plan.init)) if frozen and self.plan.init is not None else {}
         state = {name: tensor for name, tensor in start.items() if name in frozen}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -20,6 +19,7 @@ from fedkeel.engines.machine import device_of
 from fedkeel.engines.serial import SerialEngine
 from fedkeel.errors import RequestError
 from fedkeel.problems.calling import arrange_inputs
+from fedkeel.problems.module_state import copy_whole
 from fedkeel.problems.predictions import find_hits
 from fedkeel.randomness import choice, key
 from fedkeel.runs import checkpoint
@@ -107,7 +107,7 @@ class Subject(Probe):
         """Make a module of its own with these weights, and the server's buffers."""
         if self.task.module is None:
             raise RequestError("this problem has no module, only params.", "--cka and --embedding need layers")
-        made = copy.deepcopy(self.task.module).eval()
+        made = copy_whole(self.task.module).eval()
         named = dict(params.only(self.task.initial.layout).items())
         named |= {} if self.buffers is None else dict(self.buffers.items())
         made.load_state_dict(named, strict=False)

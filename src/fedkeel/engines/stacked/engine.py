@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.method import Method
-from fedkeel.core.objectives import Value
+from fedkeel.core.objectives import Loss
 from fedkeel.core.round import Lift, PhaseWork, local_round, scan_steps
 from fedkeel.core.rule import State
 from fedkeel.core.trees import Tree, stack
@@ -191,5 +191,5 @@ def describe_network(task: Task) -> dict[str, str]:
         if task.stochastic:
             batch = batch._replace(noise=torch.zeros(2, dtype=torch.int64, device=task.device))
         buffers = None if task.buffers is None else task.buffers.expand(2)
-        workspace(task.initial.expand(2), batch, Value(), {}, buffers)
+        workspace(task.initial.expand(2), batch, Loss(), {}, buffers)
     return workspace.report.lines()

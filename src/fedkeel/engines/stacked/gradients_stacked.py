@@ -40,6 +40,7 @@ from fedkeel.kernels.side_stream import SideStream
 from fedkeel.problems.calling import read_features
 from fedkeel.problems.gradients import DETACHED
 from fedkeel.problems.module_state import only_norms_remember
+from fedkeel.problems.separability import samples_stay_apart
 from fedkeel.problems.task import Task
 
 ModelOrParams = nn.Module | Mapping[str, Tensor]
@@ -78,7 +79,12 @@ class StackedWorkspace:
         self.report = NetworkReport()
         self.multiplied = set[str]()  # leaves that the last pass used in products
         # whose loss is not a mean over samples, or whose samples meet elsewhere than in norms, sees no filled-up batch
-        self.separable = task.separable and only_norms_remember(task.module, partial(task.try_first, 2))
+        self.separable = (
+            task.separable
+            and only_norms_remember(task.module, partial(task.try_first, 2))
+            and (self.by_kernels or samples_stay_apart(task))
+        )
+        self.report.fills_up = self.separable
 
     def __call__(
         self, params: Tree, batch: StackedBatch, objective: Objective, message: State, buffers: Tree | None
@@ -106,7 +112,8 @@ class StackedWorkspace:
         if not losses.requires_grad:
             raise ExperimentError(DETACHED, "is it computed from them?")
         each = torch.ones_like(losses)
-        grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
+        with explain_unstackable(turns=True):
+            grads = torch.autograd.grad(losses, [at.anchor, *leaves.values()], each, allow_unused=True)[1:]
         return Gradient(join_gradients(at, dict(zip(leaves, grads, strict=True))), losses.detach(), kept)
 
     def lower_leaves(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:

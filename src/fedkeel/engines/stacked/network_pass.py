@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -40,11 +40,13 @@ class ModuleCaller(nn.Module):
 class NetworkReport:
     """Which functions of a network run stacked, which vmap takes one by one, and which run client by client.
 
-    `whole` says that all layers have kernels. Shapes and numbers taken one by one cost no more stacked: they are not
+    `whole` says that all layers have kernels, `fills_up` that samples do not meet, so that short batches are filled up.
+    Shapes and numbers taken one by one cost no more stacked: they are not
     mentioned. What was counted is that of one pass.
     """
 
     whole: bool = False
+    fills_up: bool = True
     tally: Counter[tuple[str, str]] = field(default_factory=Counter)
     looped: list[str] = field(default_factory=list)
     complete: bool = False
@@ -75,9 +77,12 @@ class NetworkReport:
         if self.whole:
             return {"stacked": "every layer, by kernels that also join norms, shortcuts and ReLUs"}
         stacked, vmapped = ({n: c for (k, n), c in self.tally.items() if k == of} for of in ("stacked", "vmapped"))
+        vmapped = {name: count for name, count in vmapped.items() if name not in self.looped}
         found = {"stacked": _list(stacked) or "nothing"}
         if vmapped:
             found["vmapped one by one"] = f"{_list(vmapped)} (PyTorch's own operations, often several times slower)"
+        if not self.fills_up:
+            found["batches"] = "of one size at a time, because samples meet in the network, its dropout or its loss"
         if self.looped:
             found["client by client"] = f"{_list(Counter(self.looped))} (no faster than the serial engine)"
         return found
@@ -132,7 +137,8 @@ REASONS = {
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
     "random operation": "it draws random numbers, and not by dropout",
-    "accessing `data`": "it writes into the data of a tensor",
+    "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
+    "escaped from inside": "it computes something again for the gradient, as torch.utils.checkpoint does",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
 }
@@ -140,15 +146,17 @@ REASONS = {
 
 
 @contextmanager
-def explain_unstackable() -> Iterator[None]:
+def explain_unstackable(*, turns: bool = False) -> Iterator[None]:
     """Turn vmap's refusal of a module into an error that says what to do; ask it to take no turn by data."""
     try:
-        with without_turns():
+        with nullcontext() if turns else without_turns():
             yield
     except RuntimeError as error:
         first = str(error).split("\n", 1)[0]
         reason = next((words for part, words in REASONS.items() if part in first), first)
-        if reason is first and "vmap" not in first:
+        if unknown := re.search(r"Batching rule not implemented for aten::(\w+)", first):
+            reason = f"vmap does not know a function that it calls, {unknown[1]}"
+        elif reason is first and "vmap" not in first:
             raise
         raise ModelError(
             f"this model cannot be stacked: {reason}{find_place(error)}",
