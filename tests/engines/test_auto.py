@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -193,6 +194,21 @@ def test_a_resumed_run_goes_on_with_the_same_bits(pace, tmp_path):
     told = engines(tmp_path / "b")
     assert [(one["after_round"], one["engine"]) for one in told] == [(0, "serial"), (8, "processes")]
     assert set(told[1]["expected_seconds"]) == {"serial", "processes"}
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_with_the_same_bits(pace, tmp_path):
+    class Copy(fk.Callback):
+        """What a process that is killed in round 3 leaves behind."""
+
+        def round(self, at):
+            if at.record.round == 3:
+                shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+
+    problem = small_problem()
+    fk.run(experiment(problem, rounds=8), out=tmp_path / "whole", engine="stacked", callbacks=Copy())
+    pace.seconds |= {"stacked": 9.0}
+    fk.run(experiment(problem, rounds=8), out=tmp_path / "killed")
+    assert [(one["after_round"], one["engine"]) for one in engines(tmp_path / "killed")] == [(0, "stacked")]
 
 
 def test_a_loss_that_fails_fails_as_it_does_serially(pace):

@@ -213,6 +213,7 @@ def test_ways_to_ask_for_an_optimiser_are_one():
     ("given", "line", "hint"),
     [
         ("adamv", "unknown optimizer: adamv", "adamw"),
+        ("nesterov", "unknown optimizer: nesterov", "nesterov = true"),
         ({"name": "adamw", "beta3": 0.9}, "optimizer adamw has no field: beta3", "beta2"),
         ({"name": "lion", "beta1": 1.0}, r"beta1 of rule Lion must lie in \[0, 1\): 1.0", "beta1 = 0.9"),
         ({"name": "muon", "moments": "forget"}, "moments of rule Muon must be reset, keep or average", "reset"),
@@ -242,6 +243,8 @@ def test_muon_needs_a_matrix():
                         clients=[(torch.ones(2, 3),)])  # fmt: skip
     with pytest.raises(fk.MethodError, match="Muon steps along matrices, but the model has none"):
         fk.run(fk.Experiment(problem=vector, optimizer="muon", rounds=1, participation=1.0))
+    with pytest.raises(fk.MethodError, match="none left: `without` names them all"):
+        fk.run(make_experiment("fedavg", fk.Muon(without=("*",))))
     with pytest.raises(fk.MethodError, match="names parameters 'nothing'"):
         fk.run(make_experiment("fedavg", fk.Muon(without=("nothing",))))
 

@@ -44,6 +44,8 @@ def read_optimiser(given: Any, trust: Trust = Trust.TYPED) -> Rule | None:
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ExperimentError(f"an optimizer is a name, or a table with one: {show_value(given)}", HINT)
+    if name == "nesterov":
+        raise ExperimentError("unknown optimizer: nesterov", 'name = "momentum" with nesterov = true')
     kind = OPTIMISERS[require_known(name, OPTIMISERS, "unknown optimizer", "optimizers", ExperimentError)]
     if kind is None:
         if settings:

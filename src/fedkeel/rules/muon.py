@@ -70,7 +70,8 @@ class Muon(Optimiser, stackable=True):
         precision = ("bfloat16" if setting.lowered else "full") if self.precision == "auto" else self.precision
         fitted = replace(self, without=names_of(self.without, setting, self), precision=precision)
         if not split_matrices(setting.layout, fitted.without)[0].shapes:
-            raise MethodError("Muon steps along matrices, but the model has none.", 'optimizer = "adamw"')
+            left = " left: `without` names them all" if self.without else ""
+            raise MethodError(f"Muon steps along matrices, but the model has none{left}.", 'optimizer = "adamw"')
         return fitted
 
     def first_moments(self, params: Tree) -> State:

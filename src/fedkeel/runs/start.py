@@ -155,6 +155,7 @@ class Prepared:
     on: Place
     make_task: Callable[[Problem], Task]
     engines: Sequence[Mapping[str, Any]]  # of the rounds that are done
+    before: str | None  # the engine of all rounds that were ever made, also of those after the last checkpoint
     began: float
 
     def start(self, engine: Engine, choice: Choice, progress: Progress | None, tuner: Callable[[], Engine]) -> Started:
@@ -202,11 +203,13 @@ def prepare(
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)
+    made = 0 if folder is None else len(rounds_in(folder.path).lines)
     loop.restore()
     if folder is not None and loop.done:
         warn_of_changes(folder.path, plan, on.dtype)
     engines = [] if folder is None else engines_before(folder.path, loop.done)
-    return Prepared(loop, on, make_task, engines, began)
+    seen = engines if folder is None else engines_before(folder.path, max(made, loop.done))
+    return Prepared(loop, on, make_task, engines, seen[-1]["engine"] if seen else None, began)
 
 
 def require_experiment(given: object) -> None:
@@ -223,7 +226,7 @@ def start(
 ) -> Started:
     """Start a run on this machine, up to its first round."""
     prepared = prepare(experiment, out, on, closing)
-    loop, engines = prepared.loop, prepared.engines
+    loop = prepared.loop
 
     def engine_for(method: Method, task: Task, left: RemainingWork, before: str | None) -> ChosenEngine:
         job = Job(task, method, loop.plan.training, prepared.make_task, on.workers, left)
@@ -231,7 +234,7 @@ def start(
         closing.callback(chosen.engine.close)
         return chosen
 
-    made, choice = engine_for(loop.method, loop.task, loop.left(), engines[-1]["engine"] if engines else None)
+    made, choice = engine_for(loop.method, loop.task, loop.left(), prepared.before)
 
     def tuner() -> Engine:
         everyone = RemainingWork(1, [int(client) for client in np.flatnonzero(loop.task.clients.sizes > 0)])
