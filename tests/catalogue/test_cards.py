@@ -12,6 +12,7 @@ import fedkeel as fk
 from fedkeel.catalogue import cards
 from fedkeel.catalogue.cards import costs, meaning, sentences_about
 from fedkeel.catalogue.pages import page
+from fedkeel.cli.methods import NOTES
 from fedkeel.core.method import Phase, method
 from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
 from fedkeel.papers.citations import CITATIONS, authors, field, title
@@ -186,3 +187,13 @@ def test_the_page_of_one_method(fedkeel):
     assert fedkeel("methods", "fedavg", "--pages", "here").code == 0
     assert [path.name for path in Path("here").iterdir()] == ["fedavg.md"]
     assert "# fedavg" in Path("here/fedavg.md").read_text()
+
+
+def test_a_card_tells_the_default_of_every_part():
+    told = {one.name: one.default for one in card("adamw+fedadam").hyperparameters}
+    assert told["beta2"] == "0.999 (adamw), 0.99 (fedadam)"
+    assert told["beta1"] == 0.9  # both have the same
+
+
+def test_the_list_of_methods_names_every_plugin():
+    assert set(PLUGINS) <= set(re.findall(r"\w+", NOTES.partition("on any method")[2]))

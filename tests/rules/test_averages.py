@@ -236,7 +236,11 @@ def test_private_layers_pass_through_an_average_that_someone_composes():
         ({"name": "swa+fedavg", "cycle": 3}, {}, "averaging would start after the last round: in round 7 of 6."),
         ({"name": "swa+fedavg", "start": 1.0}, {}, "start of method swa+fedavg must lie in [0, 1): 1.0"),
         ({"name": "ema+fedavg", "decay": 1.0}, {}, "decay of method ema+fedavg must lie in [0, 1): 1.0"),
-        ("ema+swa+fedavg", {}, "ModelSwa and ModelEma of 'ema+swa+fedavg' both keep 'averaged'."),
+        ("ema+swa+fedavg", {}, "swa+fedavg deploys a model of its own already, which ema+ would replace."),
+        (
+            {"name": "ema+fedexp", "average": True}, {},
+            "fedexp deploys a model of its own already, which ema+ would replace.",
+        ),
         (
             {"name": "swa+fedavg", "cycle": 3, "start": 0.0}, {"schedule": {"name": "cyclic", "cycle": 2}},
             "averaging takes every 3 rounds, and the rate's cycles have 2.",
@@ -267,7 +271,7 @@ def test_a_shorter_run_than_the_average_was_made_for_is_refused():
 def test_every_base_with_one_model_for_all_can_be_averaged():
     for base in METHODS:
         if build(base).deploys_another:
-            with pytest.raises(fk.MethodError, match="both keep 'averaged'"):
+            with pytest.raises(fk.MethodError, match="deploys a model of its own already"):
                 build(f"ema+{base}")
             continue
         method = build(f"ema+{base}")

@@ -19,7 +19,7 @@ from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import Rule, State
 from fedkeel.core.trees import tensors
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import METHODS, build, makers_of, settings_of
+from fedkeel.methods import METHODS, build, hyperparameters, makers_of, settings_of
 from fedkeel.models.bottleneck import Bottleneck
 from fedkeel.plugins import find_plugin, load_plugins
 from fedkeel.problems.problem import Problem
@@ -105,9 +105,19 @@ def card(name: str) -> MethodCard:
         family=family_of(name, makers[0]),
         about=about,
         method=method,
-        hyperparameters=tuple(Hyperparameter(w, value, meaning(w, method, about)) for w, value in words.items()),
+        hyperparameters=tuple(
+            Hyperparameter(word, told_default(word, name, value), meaning(word, method, about))
+            for word, value in words.items()
+        ),
         costs=costs(method),
     )
+
+
+def told_default(word: str, name: str, value: Any) -> Any:
+    """The default of a hyper-parameter; those of all parts of a name where they differ, since setting it sets them."""
+    parts = zip(name.split("+"), makers_of(name), strict=True)
+    found = {part: own[word] for part, make in parts if word in (own := hyperparameters(make))}
+    return value if len(set(map(str, found.values()))) < 2 else ", ".join(f"{v} ({part})" for part, v in found.items())
 
 
 def cards() -> list[MethodCard]:

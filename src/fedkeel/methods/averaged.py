@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
+from fedkeel.errors import MethodError
 from fedkeel.ranges import Count, ShareBelowOne
 from fedkeel.rules import ModelEma, ModelSwa
 
@@ -31,5 +32,9 @@ def swa(base: Method, start: ShareBelowOne = 0.75, cycle: Count = 1) -> Method:
 
 def deploying(base: Method, name: str, rule: Rule) -> Method:
     """The method with a last rule of the server that says what is deployed."""
+    if base.deploys_another:
+        raise MethodError(
+            f"{base.name} deploys a model of its own already, which {name}+ would replace.", f"use one: {base.name}"
+        )
     papers = tuple(dict.fromkeys((*base.papers, name)))
     return replace(base, name=f"{name}+{base.name}", server=(*base.server, rule), papers=papers)
