@@ -129,16 +129,18 @@ def join_gradients(at: StackedPass, found: dict[str, Tensor | None]) -> Tree:
     return at.into
 
 
+COMPUTED_AGAIN = "it computes something again for the gradient, as torch.utils.checkpoint does"
 REASONS = {
     "data-dependent control flow": "a turn that it takes depends on data",
     ".item()": "it reads a number out of a tensor",
     "Cannot access data pointer": "it takes numbers out of tensors, as numpy() and tolist() do",
     "dynamic shape": "a shape depends on data, as it does with a mask as index, nonzero or unique",
+    "_NoopSaveInputs": COMPUTED_AGAIN,
+    "escaped from inside": COMPUTED_AGAIN,
     "setup_context": "its own autograd.Function has neither setup_context nor a rule for vmap",
     "does not have vmap support": "its own autograd.Function has no rule for vmap (generate_vmap_rule = True may do)",
     "random operation": "it draws random numbers, and not by dropout",
     "accessing `data`": "it uses the data of a tensor (.data), in place of which .detach() can be stacked",
-    "escaped from inside": "it computes something again for the gradient, as torch.utils.checkpoint does",
     "inplace arithmetic": "it writes into a tensor that it has made itself",
     "doesn't match the broadcast shape": "it writes into a tensor that it has made itself",
 }
