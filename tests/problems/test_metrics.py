@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as theirs
+from sklearn.metrics import get_scorer_names
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
@@ -68,9 +69,16 @@ def test_what_one_class_has_no_value_of_is_no_number():
 
 
 def test_which_way_is_up():
-    for name in ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss"):
+    """Every scorer of scikit-learn rises (its old `max_error` apart), also those with a loss in their name."""
+    fall = ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss", "distance", "client_distance",
+            "client_accuracy_std", "perplexity", "gradient-divergence/before/fc", "spectrum/distance/1",
+            "update/spread", "MeanSquaredError", "MulticlassHammingDistance", "KLDivergence",
+            "validation_MulticlassHingeLoss")  # fmt: skip
+    rise = {"validation_neg_log_loss", "client_d2_log_loss_score", "auc", "iou", "MulticlassF1Score", "MulticlassAUROC",
+            "update/cosine", "update/agreement", *get_scorer_names()} - {"max_error"}  # fmt: skip
+    for name in fall:
         assert lower_is_better(name), name
-    for name in ("f1", "neg_log_loss", "validation_neg_log_loss", "auc", "recall_macro", "precision"):
+    for name in rise:
         assert not lower_is_better(name), name
 
 

@@ -94,14 +94,20 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
     return NamedMetric(given, partial(score_sklearn, "roc_auc" if given == "auc" else given))
 
 
-LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
+LOWER = frozenset((
+    "loss", "nll", "perplexity", "error", "ece", "brier", "mse", "mae", "rmse", "mape", "deviance",
+    "drift", "distance", "divergence", "spread", "deviation", "std",
+))  # fmt: skip
 """Words in the names of measures that are better the lower they are."""
+HIGHER = frozenset(("neg", "d2"))
+"""What scikit-learn puts before such a word where the higher is better."""
 
 
 def lower_is_better(measure: str) -> bool:
     """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`."""
-    words = re.split(r"[\W_]", measure)
-    return not LOWER.isdisjoint(words) and "neg" not in words
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", measure)  # torchmetrics: MeanSquaredError
+    words = re.split(r"[\W_]", apart.lower())
+    return not LOWER.isdisjoint(words) and HIGHER.isdisjoint(words)
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------
