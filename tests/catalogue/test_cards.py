@@ -1,5 +1,6 @@
 """Cards of methods: read from docstrings and counted, for every method of the table."""
 
+import io
 import re
 from functools import cache
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 import pytest
 from every_method import few_by_default
 from for_each import for_each
+from rich.console import Console
 
 import fedkeel as fk
 from fedkeel.catalogue import cards
 from fedkeel.catalogue.cards import costs, meaning, sentences_about
 from fedkeel.catalogue.pages import page
-from fedkeel.cli.methods import NOTES
+from fedkeel.cli.methods import NOTES, show_card
 from fedkeel.core.method import Phase, method
 from fedkeel.methods import METHODS, PLUGINS, build, hyperparameters
 from fedkeel.papers.citations import CITATIONS, authors, field, title
@@ -197,3 +199,12 @@ def test_a_card_tells_the_default_of_every_part():
 
 def test_the_list_of_methods_names_every_plugin():
     assert set(PLUGINS) <= set(re.findall(r"\w+", NOTES.partition("on any method")[2]))
+
+
+@for_each("name", ["fedcr", "fedala", "fedlaw", "plgu"])
+def test_a_card_and_its_page_tell_the_parts_alike_and_in_one_order(name):
+    printed = io.StringIO()
+    show_card(told(name), Console(file=printed, width=200))
+    headings = re.findall(r"^\*\*([^*]+)\*\*$", page(told(name)), re.MULTILINE)
+    assert "How clients are weighted" in headings
+    assert [line for line in printed.getvalue().splitlines() if line in headings] == headings

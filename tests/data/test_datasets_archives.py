@@ -14,7 +14,7 @@ import pytest
 
 from fedkeel.data import DATASETS, import_from
 from fedkeel.data.datasets import SOURCES
-from fedkeel.data.storage.archives import Room, check_bytes, read_files
+from fedkeel.data.storage.archives import Room, check_bytes, read_files, reading
 from fedkeel.data.storage.folder import drafting
 from fedkeel.data.storage.loading import import_into
 from fedkeel.data.storage.pickles import read_pickle
@@ -126,17 +126,25 @@ def test_a_cut_off_archive_is_refused(tmp_path, form):
     assert_nothing_left(tmp_path / "root")
 
 
-@pytest.mark.parametrize(("place", "value"), [(0, 1), (2, 99)], ids=["encrypted", "packed otherwise"])
-def test_a_zip_archive_that_python_cannot_unpack_is_refused_in_one_line(tmp_path, place, value):
+@pytest.mark.parametrize(
+    ("place", "value"), [(0, 1), (2, 99), (-2, 99)], ids=["encrypted", "packed otherwise", "of a later version"]
+)
+@pytest.mark.parametrize(("name", "file"), [("cifar10", "data_batch_1.bin"), ("bloodmnist", "train_images.npy")])
+def test_a_zip_archive_that_python_cannot_unpack_is_refused_in_one_line(tmp_path, name, file, place, value):
     path = tmp_path / "c.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data_batch_1.bin", b"some bytes")
+        archive.writestr(file, b"some bytes")
     content = bytearray(path.read_bytes())
     for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # behind the flags stands how it is packed
         content[content.index(header) + flags + place] = value
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"c\.zip is damaged or cut off"):
-        import_into(CIFAR10, path, tmp_path / "root", check=True)
+        import_into(SOURCES[name], path, tmp_path / "root", check=True)
+
+
+def test_a_fault_of_the_program_is_not_one_of_the_file():
+    with pytest.raises(RecursionError), reading("c.zip"):
+        raise RecursionError("of one's own")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,9 @@ def test_alerts_are_exit_codes(tmp_path):
     running = {"rounds_done": 3, "rounds_asked": 9, "clients_asked": 4, "last_change_timestamp_seconds": now - 100}
     for changes, silent, code, told in (
         ({"clients_counted": 4}, 3600, FINE, "running: 3 of 9"),
+        ({"clients_counted": 4}, 3600, FINE, "the last change was 100 s ago"),
         ({"clients_counted": 3}, 3600, INCOMPLETE, "counted 3 of 4"),
+        ({"clients_counted": 3}, 3600, INCOMPLETE, "the last change was 100 s ago"),
         ({"clients_counted": 3}, 60, SILENT, "nothing has happened for 100 s"),
         ({"clients_counted": 3, "state": FINISHED}, 60, FINE, "finished"),
         ({"clients_counted": 4, "state": STOPPED}, 60, ENDED, "stopped with an error"),

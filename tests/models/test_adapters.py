@@ -11,7 +11,7 @@ from torch import nn
 
 import fedkeel as fk
 from fedkeel.models import build
-from fedkeel.models.adapters import AdaptedConv2d, AdaptedLinear
+from fedkeel.models.adapters import Adapted
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
 
@@ -43,7 +43,7 @@ def disturb(module):
     """Set every B to something else than 0."""
     with torch.no_grad():
         for part in module.modules():
-            if isinstance(part, AdaptedLinear | AdaptedConv2d):
+            if isinstance(part, Adapted):
                 part.lora_b.copy_(torch.linspace(-1, 1, part.lora_b.numel()).view_as(part.lora_b))
     return module
 
@@ -70,6 +70,61 @@ def test_an_adapter_adds_a_product_of_low_rank():
     x = torch.linspace(-1, 1, 32, dtype=torch.float64).view(2, 1, 4, 4)
     weight = conv.weight + 3 * (conv.lora_b.flatten(1) @ conv.lora_a.flatten(1)).view_as(conv.weight)
     assert torch.allclose(conv(x), nn.functional.conv2d(x, weight, conv.bias, 2, 1))
+
+
+class Conv1D(nn.Module):
+    """As `transformers` has it: a linear layer whose weight has its inputs first."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        values = torch.linspace(-1, 1, inputs * outputs).sin().view(inputs, outputs)
+        self.weight, self.bias = nn.Parameter(values), nn.Parameter(torch.ones(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.size()[:-1], -1)
+
+
+@pytest.fixture
+def transposed(monkeypatch):
+    """The same network twice: with a transposed layer, and with torch's own."""
+    monkeypatch.setattr(Conv1D, "__module__", "transformers.pytorch_utils")
+    base = nn.Sequential(Conv1D(5, 4), nn.Tanh(), nn.Linear(5, 3)).double()
+    plain = nn.Sequential(nn.Linear(4, 5), *copy.deepcopy(base[1:])).double()
+    plain[0].load_state_dict({"weight": base[0].weight.T, "bias": base[0].bias})
+    return base, plain
+
+
+def test_an_adapter_of_a_transposed_layer_is_the_same_product(transposed):
+    base = transposed[0]
+    adapted, same = (disturb(fk.lora(one, 2, alpha=6, on="0")) for one in transposed)
+    x = torch.linspace(-1, 1, 24, dtype=torch.float64).view(2, 3, 4)
+    assert torch.equal(adapted[0].lora_a, same[0].lora_a)
+    assert torch.allclose(adapted(x), same(x), rtol=1e-12)
+    assert not torch.allclose(adapted(x), base(x))
+    assert torch.equal(pickle.loads(pickle.dumps(adapted))(x), adapted(x))
+    merged = copy.deepcopy(base[0])
+    with torch.no_grad():
+        merged.weight += 3 * (adapted[0].lora_b @ adapted[0].lora_a).T
+    assert torch.allclose(adapted[0](x), merged(x), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_every_engine_trains_adapters_of_transposed_layers_as_of_others(transposed):
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(n, 4, generator=draw).double(), torch.arange(n) % 3) for n in (9, 6, 4)]
+
+    def trained(module, engine):
+        problem = fk.Problem(nn.functional.cross_entropy, clients, fk.lora(module, 2, alpha=4, on="0"), classes=3)
+        work = dict(rounds=2, participation=1.0, epochs=1, batch_size=4, lr=0.1)
+        return fk.run(fk.Experiment(problem=problem, **work), engine=engine, dtype=torch.float64).params
+
+    base, plain = transposed
+    serial = trained(base, "serial")
+    assert float(serial["0.lora_b"].abs().max()) > 1e-3
+    for other in (trained(base, "stacked"), trained(plain, "serial")):
+        assert other.keys() == serial.keys()
+        for name, value in other.items():
+            assert torch.allclose(value, serial[name], rtol=0, atol=1e-10), name
 
 
 def test_the_frozen_weights_are_shared_and_the_head_is_not():

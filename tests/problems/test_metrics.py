@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as theirs
+from sklearn.metrics import get_scorer_names
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
@@ -54,6 +55,33 @@ def test_names_of_scikit_learn_give_what_it_computes():
     assert value_of("r2", margin[:, None], output[:, :1]) == pytest.approx(theirs.r2_score(output[:, :1], margin))
 
 
+def test_a_scorer_is_only_called(monkeypatch):
+    """A scorer is a function of an estimator, its samples and their targets; nothing else of it is public."""
+    calls = []
+
+    def plain(name):
+        def score(*given, **named):
+            calls.append(name)
+            return theirs.get_scorer(name)(*given, **named)
+
+        return score
+
+    output, target = predictions()
+    names = ("f1", "auc", "neg_log_loss")
+    expected = [value_of(name, output, target) for name in names]
+    monkeypatch.setattr("fedkeel.problems.scorers.get_scorer", plain)
+    assert [value_of(name, output, target) for name in names] == expected
+    assert calls == ["f1_macro", "roc_auc_ovr", "neg_log_loss"]
+
+
+def test_a_class_that_no_sample_has_is_still_a_class():
+    output, target = predictions()
+    some = target < 2
+    chance = output.double().softmax(-1)
+    expected = -theirs.log_loss(target[some], chance[some], labels=[0, 1, 2])
+    assert value_of("neg_log_loss", output[some], target[some]) == pytest.approx(expected, rel=1e-12)
+
+
 def test_calibration_by_hand():
     """Confidences 0.8 (right, wrong) and 0.6 (right): 2/3 · |0.5 − 0.8| + 1/3 · |1 − 0.6|."""
     chance = torch.tensor([[0.8, 0.2], [0.2, 0.8], [0.6, 0.4]], dtype=torch.float64)
@@ -68,9 +96,16 @@ def test_what_one_class_has_no_value_of_is_no_number():
 
 
 def test_which_way_is_up():
-    for name in ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss"):
+    """Every scorer of scikit-learn rises (its old `max_error` apart), also those with a loss in their name."""
+    fall = ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss", "distance", "client_distance",
+            "client_accuracy_std", "perplexity", "gradient-divergence/before/fc", "spectrum/distance/1",
+            "update/spread", "MeanSquaredError", "MulticlassHammingDistance", "KLDivergence",
+            "validation_MulticlassHingeLoss")  # fmt: skip
+    rise = {"validation_neg_log_loss", "client_d2_log_loss_score", "auc", "iou", "MulticlassF1Score", "MulticlassAUROC",
+            "update/cosine", "update/agreement", *get_scorer_names()} - {"max_error"}  # fmt: skip
+    for name in fall:
         assert lower_is_better(name), name
-    for name in ("f1", "neg_log_loss", "validation_neg_log_loss", "auc", "recall_macro", "precision"):
+    for name in rise:
         assert not lower_is_better(name), name
 
 

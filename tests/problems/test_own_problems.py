@@ -1,6 +1,7 @@
 """Problems, networks, losses and rules of the user's own: what they may be, and that every engine takes them alike."""
 
 import re
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -304,6 +305,17 @@ def test_parameters_of_rounds_are_kept_from_the_first_or_not_at_all(tmp_path):
     fk.run(experiment(small_problem(), rounds=1), out=tmp_path, engine="serial")
     with pytest.raises(fk.FolderError, match="keeps no parameters"):
         fk.run(experiment(small_problem(), rounds=2), out=tmp_path, engine="serial", keep_params=True)
+
+
+def test_a_part_in_torchscript_trains_as_in_python():
+    """In double precision, too, although its weights were single."""
+    base = small_problem()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = replace(base, model=nn.Sequential(torch.jit.script(base.model)))
+    plain = trained(replace(base, model=nn.Sequential(base.model)))
+    for engine in ENGINES:
+        assert apart(plain, trained(scripted, engine)) < 1e-14
 
 
 # ---- trackers ------------------------------------------------------------------------------------------------------

@@ -109,6 +109,30 @@ def test_other_families_stack_too():
         assert gap(serial, stacked) < 1e-8, name
 
 
+def test_adapters_of_transposed_layers_train_alike_in_every_engine_and_as_those_of_peft():
+    """GPT-2's linear layers are `Conv1D`, whose weights have the inputs first."""
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        base = tiny("GPT2", **FAMILIES["GPT2"])
+        ours = fk.lora(base, 2, alpha=4, on=("*.c_attn", "*.c_fc"))
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True,
+                                 modules_to_save=["score"])  # fmt: skip
+        theirs = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, layer in ours.named_modules():
+            if hasattr(layer, "lora_a"):
+                theirs.get_submodule(f"base_model.model.{name}.lora_A.default").weight.copy_(layer.lora_a)
+    first, other = trained(ours), trained(theirs)
+    assert gap(first, trained(ours, "stacked")) < 1e-10
+    for name, value in first.params.items():
+        outer, own = name.rsplit(".", 1)
+        place = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight"}.get(own, own)
+        outer = outer.replace("score", "score.modules_to_save.default")
+        assert torch.allclose(value, other.params[f"base_model.model.{outer}.{place}"], atol=1e-10), name
+
+
 def test_dropout_is_seen():
     for rate in (0.0, 0.1):
         model = roberta(attention_probs_dropout_prob=rate)

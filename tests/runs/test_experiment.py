@@ -142,6 +142,25 @@ def test_metrics_are_means_over_samples():
     assert run.curve("constant") == [2.0, 2.0]
 
 
+def test_a_curve_that_no_round_measured_is_refused():
+    """A measure of some rounds is a curve, and a run with rounds to come may measure it yet."""
+
+    def sometimes(seen):
+        return {"rare": 1.0} if seen.round == 2 else {}
+
+    run = fk.run(experiment(rounds=3), track=sometimes)
+    assert (run.rounds("rare"), run.curve("rare")) == ([2], [1.0])
+    for asked in (run.curve, run.rounds):
+        with pytest.raises(fk.RequestError, match="no round of this run measured: acuracy") as caught:
+            asked("acuracy")
+        assert caught.value.hint == "did you mean 'accuracy'?"
+    with pytest.raises(fk.RequestError, match=r"known measures: .*rare.*test_loss"):
+        run.curve("qqq")
+    begun = replace(run, records=run.records[:1])
+    empty = replace(run, records=[])
+    assert begun.curve("rare") == empty.curve("rare") == empty.rounds("accuracy") == []
+
+
 def test_training_begins_at_the_start_weights(tmp_path):
     first = fk.run(experiment(rounds=3))
     save_file(first.params, tmp_path / "w.safetensors")

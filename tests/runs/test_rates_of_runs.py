@@ -104,6 +104,26 @@ def test_a_run_that_goes_on_keeps_the_length_of_its_schedule(small):
         make(small, schedule=short.save()["schedule"], rounds=8)
 
 
+MILESTONES = {
+    (): ("schedule has no milestones", "leave schedule out"),
+    (1, 1): ("the milestones of schedule do not increase: [1, 1]", "schedule.milestones = [1]"),
+    (3, 1): ("the milestones of schedule do not increase: [3, 1]", "schedule.milestones = [1, 3]"),
+}
+
+
+def test_milestones_of_a_new_run_increase_and_an_older_run_goes_on_with_its_own(toy, tmp_path, monkeypatch):
+    for given, (line, hint) in MILESTONES.items():
+        experiment = make(toy, schedule={"name": "step", "milestones": list(given)})
+        with pytest.raises(fk.ExperimentError) as caught:
+            fk.run(experiment, engine="serial")
+        assert line in caught.value.message
+        assert caught.value.hint == hint
+    with monkeypatch.context() as older:
+        older.setattr(fk.StepRate, "check_new", lambda self, key: None)
+        fk.run(experiment, out=tmp_path, engine="serial")
+    assert fk.run(fk.load_run(tmp_path, problem=toy).experiment.with_(rounds=5), out=tmp_path).result["rounds"] == 5
+
+
 def test_a_preset_decay_gives_way_to_a_schedule():
     assert fk.Experiment(dataset="cifar10").plan.lr_decay == 0.998
     plan = fk.Experiment(dataset="cifar10", schedule="cosine").plan

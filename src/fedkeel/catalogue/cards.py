@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedkeel.core.method import Method, Phase
+from fedkeel.core.objectives import Loss
 from fedkeel.core.round import init_client, init_round, init_server
 from fedkeel.core.rule import Rule, State
 from fedkeel.core.trees import tensors
@@ -148,6 +149,24 @@ def _passes(phase: Phase) -> str:
     if phase.batches is not None:
         return f"{phase.backward_passes} on each of {phase.batches} batch{'es' if phase.batches != 1 else ''}"
     return f"{phase.backward_passes} per local step"
+
+
+def list_chains(method: Method) -> list[tuple[str, tuple[Rule, ...]]]:
+    """The parts of a method that have rules, in the order in which a run meets them, with a heading each."""
+    chains = [("Each client, before it trains", method.personal)]
+    for number, phase in enumerate(method.phases, start=1):
+        which = "" if len(method.phases) == 1 else f", phase {number}"
+        which += "" if phase.trains else " (measures only)"
+        of = "" if phase.objective == Loss() else f" of {phase.objective}"
+        chains.append((f"Where the gradient is taken{which}", phase.perturb))
+        chains.append((f"What becomes of the gradient{of}{which}", phase.gradient))
+    chains.append(("How clients are weighted", (method.weights,)))
+    if method.server_phase is not None:
+        chains.append(("On the server, with data of its own", method.server_phase.rules))
+    chains.append(("On the server", method.server))
+    if method.final is not None:
+        chains.append(("After the last round", method.final.rules))
+    return [(heading, rules) for heading, rules in chains if rules]
 
 
 def step_order(phase: Phase) -> str:

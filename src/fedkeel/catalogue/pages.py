@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedkeel.catalogue.cards import Costs, MethodCard, cards, objectives, settings, step_order
-from fedkeel.core.method import Phase
+from fedkeel.catalogue.cards import Costs, MethodCard, cards, list_chains, objectives, settings, step_order
 from fedkeel.core.rule import Rule
 from fedkeel.papers.citations import CITATIONS, authors, title
 from fedkeel.text import one_line
@@ -48,14 +47,10 @@ def page(card: MethodCard) -> str:
     parts = [HEAD, f"# {card.name}\n"]
     parts += [one_line(paragraph) + "\n" for paragraph in card.about.split("\n\n")]
     parts.append("## Composition\n")
-    for number, phase in enumerate(card.method.phases, 1):
-        parts += phase_lines(phase, f" (phase {number})" if len(card.method.phases) > 1 else "")
-    parts += rule_lines("How clients are weighted", [card.method.weights])
-    for heading, own in (("On the server, with data of its own", card.method.server_phase),
-                         ("After the last round", card.method.final)):  # fmt: skip
-        parts += rule_lines(heading, own.rules if own else ())
-    parts += rule_lines("On the server", card.method.server)
-    parts += rule_lines("Kept by the client", card.method.personal)
+    for heading, rules in list_chains(card.method):
+        parts += rule_lines(heading, rules)
+    orders = dict.fromkeys(filter(None, map(step_order, card.method.phases)))
+    parts += [f"**The order of a step**: {order}\n" for order in orders]
     parts += [f"**The objective `{name}`**: {what}\n" for name, what in objectives(card.method).items()]
     if card.hyperparameters:
         parts += ["## Hyper-parameters\n", "| name | default | meaning |", "| --- | --- | --- |"]
@@ -68,20 +63,9 @@ def page(card: MethodCard) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def phase_lines(phase: Phase, which: str) -> list[str]:
-    return [
-        *rule_lines(f"Where the gradient is taken{which}", phase.perturb),
-        *rule_lines(f"What becomes of the gradient{which}", phase.gradient),
-        *([f"**The order of a step{which}**: {order}\n"] if (order := step_order(phase)) else []),
-    ]
-
-
 def rule_lines(heading: str, rules: Iterable[Rule]) -> list[str]:
-    found = list(rules)
-    if not found:
-        return []
     lines = [f"**{heading}**\n"]
-    for rule in found:
+    for rule in rules:
         fields = ", ".join(f"{name}={value!r}" for name, value in settings(rule).items())
         lines.append(f"- `{type(rule).__name__}({fields})`: {one_line(inspect.getdoc(type(rule)) or '')}")
     return [*lines, ""]

@@ -122,13 +122,13 @@ def write_ratio(ratio: float) -> str:
 
 
 def show_card(card: MethodCard, console: Console) -> None:
-    from fedkeel.catalogue.cards import objectives, step_order
+    from fedkeel.catalogue.cards import list_chains, objectives, step_order
     from fedkeel.papers.citations import CITATIONS, authors, title
 
     console.print(Text(card.name, "bold") + Text(f"  {card.family}", "dim"))
     console.print(fill_paragraphs(card.about))
     console.print()
-    for heading, rules in ((heading, rules) for heading, rules in list_chains(card) if rules):
+    for heading, rules in list_chains(card.method):
         console.print(Text(heading, "bold"))
         console.print(Padding(Group(*(show_rule(rule) for rule in rules)), (0, 0, 1, 2)))
     for order in dict.fromkeys(filter(None, map(step_order, card.method.phases))):
@@ -152,26 +152,6 @@ def show_card(card: MethodCard, console: Console) -> None:
     example = "" if first is None else f" --set method.{first.name}={first.default}"
     cite = f"BibTeX: fedkeel cite {card.name} · " if card.method.papers else ""
     console.print(Text(f"\n{cite}try it: fedkeel run --method {card.name}{example}", "dim"))
-
-
-def list_chains(card: MethodCard) -> Iterable[tuple[str, tuple[Rule, ...]]]:
-    """The parts of a method in the order in which a round meets them; some have no rules."""
-    from fedkeel.core.objectives import Loss
-
-    method = card.method
-    yield "Each client, before it trains", method.personal
-    for number, phase in enumerate(method.phases, start=1):
-        which = "" if len(method.phases) == 1 else f", phase {number}"
-        which += "" if phase.trains else " (measures only)"
-        of = "" if phase.objective == Loss() else f" of {phase.objective}"
-        yield f"Where the gradient is taken{which}", phase.perturb
-        yield f"What becomes of the gradient{of}{which}", phase.gradient
-    yield "How clients are weighted", (method.weights,)
-    if method.server_phase is not None:
-        yield "On the server, with data of its own", method.server_phase.rules
-    yield "On the server", method.server
-    if method.final is not None:
-        yield "After the last round", method.final.rules
 
 
 def show_rule(rule: Rule) -> Group:

@@ -150,6 +150,14 @@ class StepRate(Schedule):
             )
         return self
 
+    def check_new(self, key: str) -> None:
+        """Refuse in a new run what older runs may have."""
+        given = list(self.milestones)
+        if not given:
+            raise ExperimentError(f"{key} has no milestones, so its rate would never fall.", f"leave {key} out")
+        if given != (rising := sorted(set(given))):
+            raise ExperimentError(f"the milestones of {key} do not increase: {given}", f"{key}.milestones = {rising}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CyclicRate(Schedule):

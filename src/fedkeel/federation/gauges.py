@@ -75,8 +75,9 @@ def judge(gauges: Gauges, silent: float, now: float) -> tuple[int, str]:
     quiet = now - gauges.last_change_timestamp_seconds
     if quiet > silent:
         return SILENT, f"nothing has happened for {quiet:.0f} s; {rounds}"
+    ago = f"the last change was {max(quiet, 0):.0f} s ago"  # a server that was killed cannot say so
     if gauges.clients_counted < gauges.clients_asked and gauges.rounds_done:
-        return INCOMPLETE, (
-            f"the last round counted {gauges.clients_counted:.0f} of {gauges.clients_asked:.0f} clients; {rounds}"
-        )
-    return FINE, f"running: {rounds}, {gauges.clients_connected:.0f} of {gauges.clients:.0f} clients are connected"
+        counted = f"{gauges.clients_counted:.0f} of {gauges.clients_asked:.0f} clients"
+        return INCOMPLETE, f"the last round counted {counted}; {rounds}; {ago}"
+    connected = f"{gauges.clients_connected:.0f} of {gauges.clients:.0f} clients are connected"
+    return FINE, f"running: {rounds}, {connected}; {ago}"

@@ -20,6 +20,8 @@ from fedkeel.models.classifier import head as find_head
 from fedkeel.randomness import key
 
 Patterns = str | Sequence[str]
+TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
+"""Where the linear layers of GPT-2 are from: their weights have the inputs first."""
 
 
 class Adapted(nn.Module):
@@ -32,7 +34,7 @@ class Adapted(nn.Module):
 
     def add_adapter(self, rank: int, alpha: float, generator: torch.Generator) -> None:
         """Draw A as torch.nn.Linear draws its weights; B is 0."""
-        weight: Any = self.weight
+        weight = self.matrix
         drawn = torch.empty(rank, *weight.shape[1:])
         nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
         self.lora_a = nn.Parameter(drawn.to(weight))
@@ -40,11 +42,17 @@ class Adapted(nn.Module):
         self.rank, self.alpha = rank, alpha
 
     @property
+    def matrix(self) -> Tensor:
+        """The weight with its outputs on the first axis."""
+        weight: Any = self.weight
+        return weight
+
+    @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha}"
+        return f"{super().extra_repr()}, rank={self.rank}, alpha={self.alpha}".removeprefix(", ")
 
 
 class AdaptedLinear(Adapted, nn.Linear):
@@ -52,6 +60,19 @@ class AdaptedLinear(Adapted, nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return adapt_linear(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
+
+
+class AdaptedTransposed(Adapted):
+    """The same beside Wᵀ x + b: what `transformers` calls Conv1D, in GPT-2."""
+
+    bias: nn.Parameter
+
+    @property
+    def matrix(self) -> Tensor:
+        return super().matrix.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adapt_linear(x, self.matrix, self.bias, self.lora_a, self.lora_b, self.scale)
 
 
 @wrap_torch_function(lambda x, weight, bias, a, b, scale: (x, weight, a))
@@ -80,11 +101,11 @@ def lora(
 ) -> nn.Module:
     """Return the network with its weights frozen, and low-rank adapters and a head that train.
 
-    `on` are patterns of names of layers (torch.nn.Linear, ungrouped Conv2d) that get an adapter W + (alpha / rank) B A;
-    alpha is the rank where it is not given, so that B A counts once. `head` are patterns of parameters, or of the
-    modules they are in, that train as a whole: the last layer where they are not given, of a `transformers` model all
-    that is not its base; () trains adapters alone. The given network stays as it is, and shares its frozen weights with
-    the one returned.
+    `on` are patterns of names of layers (torch.nn.Linear, ungrouped Conv2d, GPT-2's Conv1D) that get an adapter
+    W + (alpha / rank) B A; alpha is the rank where it is not given, so that B A counts once. `head` are patterns of
+    parameters, or of the modules they are in, that train as a whole: the last layer where they are not given, of a
+    `transformers` model all that is not its base; () trains adapters alone. The given network stays as it is, and
+    shares its frozen weights with the one returned.
     """
     if not isinstance(module, nn.Module):
         raise ModelError(f"adapters go into a torch.nn.Module, not {type(module).__name__}.", "fk.lora(net, rank=8)")
@@ -102,7 +123,8 @@ def lora(
     generator = torch.Generator().manual_seed(key(seed, "lora"))
     for name in chosen:
         layer: Any = adapted.get_submodule(name)
-        layer.__class__ = AdaptedLinear if isinstance(layer, nn.Linear) else AdaptedConv2d
+        kinds = ((nn.Linear, AdaptedLinear), (nn.Conv2d, AdaptedConv2d), (nn.Module, AdaptedTransposed))
+        layer.__class__ = next(new for kind, new in kinds if isinstance(layer, kind))
         layer.add_adapter(rank, float(rank if alpha is None else alpha), generator)
     for part in adapted.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
@@ -141,7 +163,7 @@ def choose_layers(module: nn.Module, patterns: Sequence[str], whole: frozenset[s
         if not any(fnmatchcase(name, pattern) for name in layers):
             raise ModelError(
                 f"no layer that can have an adapter is called {pattern!r}.",
-                f"layers: {list_names(layers)}" if layers else "adapters go beside torch.nn.Linear and Conv2d",
+                f"layers: {list_names(layers)}" if layers else "adapters go beside torch.nn.Linear, Conv2d and Conv1D",
             )
     return [name for name in layers if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -156,6 +178,8 @@ def adaptable_layers(module: nn.Module) -> Iterator[str]:
         elif isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
             if layer.groups == 1 and layer.padding_mode == "zeros":
                 yield name
+        elif (type(layer).__module__, type(layer).__name__) == TRANSPOSED:
+            yield name
 
 
 def list_names(names: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import TIMING, folder_name, read_environment, read_json
 from fedkeel.runs.participation import share_of
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.record import RoundRecord, by_round
 from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
@@ -230,7 +230,7 @@ def sent_by(run: Run) -> float | None:
 
 def mean_step(records: Sequence[RoundRecord]) -> float | None:
     """Compute the mean length of a local step over all rounds, where the method measures it."""
-    found = [value for record in records if (value := record.measure(STEP)) is not None]
+    found = by_round(records, STEP).values()
     return float(f"{sum(found) / len(found):.6g}") if found else None
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Kind, Trust, look_up
-from fedkeel.problems.predictions import are_label_sets, class_scores, probabilities
+from fedkeel.problems.predictions import class_scores, probabilities
 
 Metric = Callable[..., Any]
 Given = str | Metric | Iterable["str | Metric"] | Mapping[str, "str | Metric"]
@@ -91,17 +89,25 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
         raise RequestError(
             f"no metric is called: {given}", nearest(given, known, "metrics, besides torchmetrics:NAME and module:name")
         )
+    from fedkeel.problems.scorers import score_sklearn
+
     return NamedMetric(given, partial(score_sklearn, "roc_auc" if given == "auc" else given))
 
 
-LOWER = frozenset(("loss", "error", "drift", "ece", "brier", "mse", "mae", "rmse"))
+LOWER = frozenset((
+    "loss", "nll", "perplexity", "error", "ece", "brier", "mse", "mae", "rmse", "mape", "deviance",
+    "drift", "distance", "divergence", "spread", "deviation", "std",
+))  # fmt: skip
 """Words in the names of measures that are better the lower they are."""
+HIGHER = frozenset(("neg", "d2"))
+"""What scikit-learn puts before such a word where the higher is better."""
 
 
 def lower_is_better(measure: str) -> bool:
     """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`."""
-    words = re.split(r"[\W_]", measure)
-    return not LOWER.isdisjoint(words) and "neg" not in words
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", measure)  # torchmetrics: MeanSquaredError
+    words = re.split(r"[\W_]", apart.lower())
+    return not LOWER.isdisjoint(words) and HIGHER.isdisjoint(words)
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------
@@ -129,40 +135,6 @@ def intersection_over_union(output: Tensor, target: Tensor) -> float:
         if bool((one | other).any()):
             shares.append(float((one & other).sum() / (one | other).sum()))
     return sum(shares) / len(shares)
-
-
-def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
-    """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
-
-    Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
-    classes for it.
-    """
-    from sklearn.metrics import get_scorer, get_scorer_names
-
-    if (scores := class_scores(output, target)) is not None:
-        output, target = scores.flatten(0, -2), target.flatten()
-    classes, sets = 1 if scores is None else output.shape[-1], are_label_sets(output, target)
-    many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
-    scorer = get_scorer(many if (classes > 2 or sets) and many in get_scorer_names() else name)
-    options, wanted = dict(scorer._kwargs), scorer._response_method
-    truth = target.numpy()
-    if wanted == "predict":
-        is_class = sets or not target.is_floating_point()
-        plain = output.reshape(len(output), -1).squeeze(-1)
-        guess = (output.argmax(-1) if classes > 1 else plain > 0 if is_class else plain).numpy()
-    else:
-        guess = probabilities(output, target).numpy()
-        guess = guess[:, 1] if classes == 2 else guess
-    if "labels" in inspect.signature(scorer._score_func).parameters and wanted != "predict" and classes > 2:
-        options["labels"] = np.arange(classes)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return float(scorer._sign * scorer._score_func(truth, guess, **options))
-    except ValueError:
-        if len(np.unique(truth)) < max(2, classes) and not target.is_floating_point():
-            return float("nan")
-        raise
 
 
 PLAIN = {"ece": expected_calibration_error, "iou": intersection_over_union}

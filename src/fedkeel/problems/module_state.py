@@ -80,7 +80,11 @@ def copy_trained(module: nn.Module) -> nn.Module:
 
 def copy_whole(module: nn.Module, known: Mapping[int, Tensor] | None = None) -> nn.Module:
     """Copy a network, except what is `known` by its identity."""
-    return copy.deepcopy(module, {**list_results(module), **(known or {})})
+    made = copy.deepcopy(module, {**list_results(module), **(known or {})})
+    for parameter in made.parameters():
+        if not parameter.is_leaf:  # TorchScript's copies follow from their originals, whose type gradients would have
+            parameter.detach_().requires_grad_()
+    return made
 
 
 def list_results(module: nn.Module) -> dict[int, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.labels import Labels, label_tables
 from fedkeel.report.series import Row, common_target, row, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
@@ -67,7 +68,7 @@ def look(number: int) -> tuple[str, int]:
 def ranked(setting: Setting) -> list[int]:
     """The numbers of the groups, best first; those without a result last."""
     bests = [row.results["best"] for row in setting.rows]
-    sign = -1 if (setting.groups[0].measure or "loss").endswith("loss") else 1
+    sign = -1 if lower_is_better(setting.groups[0].measure or "loss") else 1
     score = [-math.inf if best is None else sign * best.mean for best in bests]
     return sorted(range(len(score)), key=lambda i: -score[i])
 

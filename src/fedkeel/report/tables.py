@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from operator import attrgetter, itemgetter
 
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
@@ -116,7 +117,7 @@ def td(text: str, value: float | None, mark: str = "") -> str:
 
 def leaders(rows: Sequence[Row], measure: str, results: Sequence[str]) -> list[Row | None]:
     """The row with the best value in each column of results."""
-    better = min if measure.endswith("loss") else max
+    better = min if lower_is_better(measure) else max
     found: list[Row | None] = []
     for name in results:
         there = [(spread.mean, row) for row in rows if (spread := row.results[name]) is not None]

@@ -28,7 +28,7 @@ from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
 from fedkeel.runs.plan import Plan
-from fedkeel.runs.record import RoundRecord, client_rows, counted, make_frame, result, round_rows
+from fedkeel.runs.record import COLUMNS, RoundRecord, by_round, client_rows, counted, make_frame, result, round_rows
 from fedkeel.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -140,11 +140,18 @@ class Run:
 
     def curve(self, measure: str) -> list[float]:
         """Return a measure over the rounds that have it: accuracy, loss, test_loss, drift, seconds, bytes_up, …"""
-        return [value for record in self.records if (value := record.measure(measure)) is not None]
+        return list(self._by_round(measure).values())
 
     def rounds(self, measure: str) -> list[int]:
         """List the rounds that `curve` has values of."""
-        return [record.round for record in self.records if record.measure(measure) is not None]
+        return list(self._by_round(measure))
+
+    def _by_round(self, measure: str) -> dict[int, float]:
+        """The values of a measure by round; a run with rounds to come may measure later what it has not yet."""
+        if len(self.records) >= self.plan.rounds or "stopped" in self.result:
+            known = {"round", *COLUMNS, *(name for record in self.records for name in record.extra)}
+            require_known(measure, known, "no round of this run measured", "measures")
+        return by_round(self.records, measure)
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first round that reaches an accuracy."""
@@ -241,10 +248,9 @@ def validation_score(run: Run) -> float | None:
         judged = [record.extra for record in counted(run.records, run.plan.evaluate_every)]
         reported = policy.summarise_rounds([*judged, run.result.get("tuned", {})], "validation_client_")
         return None if reported is None else reported[1] if reported[0] == "accuracy" else -reported[1]
-    accuracies = run.curve("validation_accuracy")
-    if accuracies:
-        return max(accuracies)
-    losses = [value for value in run.curve("validation_loss") if math.isfinite(value)]
+    if accuracies := by_round(run.records, "validation_accuracy"):
+        return max(accuracies.values())
+    losses = [value for value in by_round(run.records, "validation_loss").values() if math.isfinite(value)]
     return -min(losses) if losses else None
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedkeel.core.client_epochs import ClientEpochs, read_epochs
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
-from fedkeel.core.schedules import ExponentialRate, Schedule, read_schedule
+from fedkeel.core.schedules import ExponentialRate, Schedule, StepRate, read_schedule
 from fedkeel.data.dataset import DatasetCard
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.registry import load_partition, may_repeat
@@ -127,6 +127,12 @@ class Plan:
     def server_share_at(self, round: int) -> float:
         """Return the share of the server's rate in that round."""
         return 1.0 if self.server_schedule is None else self.server_schedule.share_at(round)
+
+    def check_new(self) -> None:
+        """Refuse in a new run what older runs may have."""
+        for key, one in (("schedule", self.schedule), ("server_schedule", self.server_schedule)):
+            if isinstance(one, StepRate):
+                one.check_new(key)
 
     @property
     def decay(self) -> float:

@@ -62,6 +62,11 @@ class RoundRecord:
 NAMES = frozenset(one.name for one in fields(RoundRecord))
 
 
+def by_round(records: Sequence[RoundRecord], measure: str) -> dict[int, float]:
+    """The values of a measure by round, where it has one."""
+    return {record.round: value for record in records if (value := record.measure(measure)) is not None}
+
+
 def nonfinite_to_null(value: Any) -> Any:
     """Return plain data that JSON can hold: what is not a number becomes null."""
     if isinstance(value, Mapping):
@@ -95,7 +100,7 @@ def judged_on(records: Sequence[RoundRecord]) -> str | None:
     """The measure a run is judged on: accuracy, or the loss on test data (the clients' own, where their models are
     judged), or the training loss."""
     for name in ("accuracy", "client_loss", "test_loss", "loss"):
-        if any(record.measure(name) is not None for record in records):
+        if by_round(records, name):
             return name
     return None
 
@@ -108,7 +113,7 @@ def counted(records: Sequence[RoundRecord], every: int) -> list[RoundRecord]:
 
 def summarise(records: Sequence[RoundRecord], every: int, measure: str | None) -> dict[str, Any]:
     """The best, the last and the mean of the last values of a measure in evaluated rounds; empty where it has none."""
-    values = [(r.round, v) for r in counted(records, every) if measure and (v := r.measure(measure)) is not None]
+    values = [*by_round(counted(records, every), measure).items()] if measure else []
     if not values:
         return {}
     better = min if lower_is_better(str(measure)) else max

@@ -190,6 +190,9 @@ def prepare(
         folder.open()
         closing.callback(folder.close)
         claim(folder, experiment)
+    made = 0 if folder is None else len(rounds_in(folder.path).lines)
+    if not made:
+        plan.check_new()
     began = time.perf_counter()
     make_task = task_maker(plan, on.device, on.dtype)
     problem = problem_of(plan) if problem is None else problem
@@ -203,7 +206,6 @@ def prepare(
     followers = find_observers(on.track), on.callbacks
     loop = Loop(experiment, task, method, folder, on.keep_params, on.checkpoint_seconds, *followers)
     closing.callback(loop.store.close)
-    made = 0 if folder is None else len(rounds_in(folder.path).lines)
     loop.restore()
     if folder is not None and loop.done:
         warn_of_changes(folder.path, plan, on.dtype)

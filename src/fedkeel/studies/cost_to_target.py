@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedkeel.problems.metrics import lower_is_better
 from fedkeel.runs.record import RoundRecord
 
 
@@ -31,9 +32,9 @@ def spent(records: Sequence[RoundRecord]) -> Spending:
 def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Spending | None:
     """Add up the cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
 
-    Accuracies reach a target from below, losses (names that end in `loss`) from above.
+    Accuracies reach a target from below, losses from above.
     """
-    falls = measure.endswith("loss")
+    falls = lower_is_better(measure)
     for number, record in enumerate(records, 1):
         value = record.measure(measure)
         if value is not None and (value <= target if falls else value >= target):

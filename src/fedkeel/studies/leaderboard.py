@@ -23,7 +23,7 @@ from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
-from fedkeel.runs.record import LAST
+from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
@@ -159,8 +159,9 @@ def score_of(run: Run, target: float) -> dict[str, float | None]:
 
     Costs until the target are None where it was never reached.
     """
-    plain = run.curve("plain_accuracy")
-    values, measure = (plain, "plain_accuracy") if plain else (run.curve("accuracy"), "accuracy")
+    plain = by_round(run.records, "plain_accuracy")
+    measure = "plain_accuracy" if plain else "accuracy"
+    values = run.curve(measure)
     all_rounds, to_target = spent(run.records), cost_to(run.records, target, measure)
     return {
         "best": max(values),

@@ -41,6 +41,7 @@ from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
+from fedkeel.runs.record import by_round
 from fedkeel.studies.search_space import Part, compose
 from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of, with_setting
 from fedkeel.typed_values import check_keys, read_values, types_of
@@ -261,8 +262,8 @@ def late_score(run: Run) -> float | None:
     """
     if run.plan.evaluation is not None:
         return validation_score(run)
-    accuracies, losses = run.curve("validation_accuracy"), run.curve("validation_loss")
-    values = accuracies or [-loss for loss in losses]
+    accuracies, losses = (by_round(run.records, f"validation_{name}").values() for name in ("accuracy", "loss"))
+    values = [*accuracies] or [-loss for loss in losses]
     late = values[-max(1, len(values) // LATE) :]
     mean = sum(late) / len(late) if late else math.nan
     return mean if math.isfinite(mean) else None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.data.datasets.cards import make_source
-from fedkeel.data.storage.archives import read_array, reading
+from fedkeel.data.storage.archives import ZipArchive, read_array, reading
 from fedkeel.data.storage.folder import Draft
 from fedkeel.data.storage.web import fetch_from_url
 from fedkeel.errors import DataError
@@ -23,7 +23,7 @@ from fedkeel.errors import DataError
 def convert(path: Path, draft: Draft, check: bool) -> None:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} is not a whole numpy archive")
-    with reading(path), zipfile.ZipFile(path) as archive:
+    with reading(path), ZipArchive(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         for split in ("train", "test"):
             arrays: list[NDArray[Any]] = []

@@ -34,10 +34,7 @@ OPENERS: dict[bytes, Callable[[Path], IO[bytes]]] = {
     b"\xfd7zXZ\x00": lambda path: cast(IO[bytes], lzma.open(path)),
 }
 """How packed files start, and what unpacks them."""
-DAMAGED = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError,
-    RuntimeError,  # of a zip archive that is encrypted, or packed in a way that Python does not know
-)  # fmt: skip
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError)
 AGAIN = "fetch the file again; check=False (--no-check) takes it as it is"
 
 
@@ -89,7 +86,7 @@ def open_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterato
                     with place.open("rb") as file:
                         yield name, file
         elif zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
+            with ZipArchive(path) as archive:
                 for entry in archive.infolist():
                     if not entry.is_dir() and wanted(entry.filename):
                         room.take(entry.filename, entry.file_size, entry.compress_size)
@@ -107,6 +104,26 @@ def open_files(path: Path, wanted: Callable[[str], bool], room: Room) -> Iterato
             room.take(path.name, path.stat().st_size, path.stat().st_size)
             with path.open("rb") as file:
                 yield path.name, file
+
+
+class ZipArchive(zipfile.ZipFile):
+    """A zip archive for reading; what is encrypted, or packed in a way that Python does not know, is a bad one."""
+
+    def __init__(self, path: Path):
+        with unpackable():
+            super().__init__(path)
+
+    def open(self, *given: Any, **named: Any) -> IO[bytes]:
+        with unpackable():
+            return super().open(*given, **named)
+
+
+@contextmanager
+def unpackable() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # zipfile has no error of its own for it
+        raise zipfile.BadZipFile(str(error)) from error
 
 
 def is_tar(path: Path) -> bool:

@@ -1,0 +1,60 @@
+"""Scores of scikit-learn's scorers, by their names, of outputs that are there already."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import config_context
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import get_scorer, get_scorer_names
+from torch import Tensor
+
+from fedkeel.problems.predictions import are_label_sets, class_scores, probabilities
+
+LABELLED = ("log_loss", "brier", "roc_auc", "top_k")
+"""What the names of scorers have in common that can be told of classes no sample has."""
+
+
+class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier as scorers ask for one, whose samples are the outputs of a network."""
+
+    def __init__(self, target: Tensor, classes: int, sets: bool):
+        self.target, self.classes, self.sets = target, classes, sets
+        self.classes_ = np.tile([0, 1], (classes, 1)) if sets else np.arange(max(2, classes))
+
+    def predict(self, output: Tensor) -> NDArray[Any]:
+        if self.classes > 1 and not self.sets:
+            return output.argmax(-1).numpy()
+        plain = output.reshape(len(output), -1).squeeze(-1)
+        return (plain > 0 if self.sets or not self.target.is_floating_point() else plain).numpy()
+
+    def predict_proba(self, output: Tensor) -> NDArray[Any]:
+        chance = probabilities(output, self.target).numpy()
+        return np.stack([1 - chance, chance], -1) if chance.ndim == 1 else chance
+
+
+def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
+    """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
+
+    Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
+    classes for it.
+    """
+    if (scores := class_scores(output, target)) is not None:
+        output, target = scores.flatten(0, -2), target.flatten()
+    sets = are_label_sets(output, target)
+    classes = output.shape[-1] if scores is not None or sets else 1
+    many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
+    name = many if (classes > 2 or sets) and many in get_scorer_names() else name
+    labels = {"labels": np.arange(classes)} if classes > 2 and not sets and any(w in name for w in LABELLED) else {}
+    truth = target.numpy()
+    try:
+        with warnings.catch_warnings(), config_context(enable_metadata_routing=True):
+            warnings.simplefilter("ignore")
+            return float(get_scorer(name)(Outputs(target, classes, sets), output, truth, **labels))
+    except ValueError:
+        if len(np.unique(truth)) < max(2, classes if scores is not None else 1) and not target.is_floating_point():
+            return float("nan")
+        raise
