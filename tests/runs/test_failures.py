@@ -143,7 +143,7 @@ def test_a_full_disk(tmp_path):
 def test_what_a_full_disk_keeps_back_is_told_once(tmp_path):
     folder = RunFolder(tmp_path / "a")
     folder.open()
-    folder.lines = open("/dev/full", "a")  # noqa: SIM115
+    folder.lines = open("/dev/full", "a")
     with pytest.raises(RunError, match="No space left"):
         folder._append(folder.lines, "a line\n")
     folder.close()

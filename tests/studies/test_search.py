@@ -115,6 +115,12 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
 
 
+def test_with_a_schedule_as_long_as_the_run_every_rung_begins_anew_and_costs_all_its_rounds():
+    search = Search.load(BASE | {"first": 1, "schedule": "cosine"})
+    rungs = halve(search, search.draw(COMPOSED), landscape(lambda e, t: e.plan.lr / 2)[0])
+    assert [rung.passes for rung in rungs] == [2 * 9 * 1, 2 * 3 * 3, 2 * 1 * 9]
+
+
 def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     experiment = fk.Experiment(dataset="digits", rounds=10, validation=0.2)
     assert late_score(made(experiment, lambda e, t: t / 10)) == pytest.approx(0.95)

@@ -44,6 +44,7 @@ from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.studies.optimiser_grids import split_composed
 from fedkeel.studies.search_space import Part, compose, read_parts
 from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of, with_setting
+from fedkeel.text import plural
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("name", "candidates", "sampler", "first", "keep", "seeds", "grid", "parts", "published")
@@ -245,15 +246,25 @@ def halve(search: Search, drawn: Sequence[Candidate], execute: Execute) -> list[
     """Train all for the first rung, the better ones of each rung for the next, the last ones for the whole run."""
     going, done = list(drawn), list[Rung]()
     for rounds in search.rungs:
-        before = done[-1].rounds if done else 0
-        runs = execute([(f"{one.label} ({rounds} rounds)", one.experiment.with_(rounds=rounds)) for one in going])
+        asked = [one.experiment.with_(rounds=rounds) for one in going]
+        runs = execute(
+            [(f"{one.label} ({plural(rounds, 'round')})", each) for one, each in zip(going, asked, strict=True)]
+        )
         scores = [None if run is None else late_score(run) for run in runs]
-        passes = sum(record.backward_passes for run in runs if run for record in run.records if record.round > before)
+        passes = 0
+        for run, each in zip(runs, asked, strict=True):
+            before = done[-1].rounds if done and goes_on(each, done[-1].rounds) else 0
+            passes += sum(record.backward_passes for record in (run.records if run else ()) if record.round > before)
         done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes))
         going = done[-1].ranked[: math.ceil(len(going) / search.keep)]
         if not going:
             break
     return done
+
+
+def goes_on(experiment: Experiment, before: int) -> bool:
+    """Whether a run goes on where a shorter one ended; with a schedule as long as the run it begins anew."""
+    return experiment.fingerprint() == experiment.with_(rounds=before).fingerprint()
 
 
 def late_score(run: Run) -> float | None:
