@@ -62,6 +62,9 @@ def test_warnings_are_told_above_everything():
 
 def test_measures_that_a_round_lacks_are_left_out():
     assert describe_round(record(1, accuracy=None, drift=None)) == "loss 0.5    "
+    chosen = describe_round(record(1, extra={"validation_accuracy": 0.25}))  # nobody chooses by the test set
+    assert chosen.startswith("validation  25.0 %")
+    assert "accuracy" not in chosen
 
 
 @pytest.mark.parametrize("make", [Bars, Lines])

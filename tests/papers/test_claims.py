@@ -259,6 +259,19 @@ def test_a_page_without_runs_decides_only_what_is_counted():
     assert text.count("\n### ") == len(read_claims())
 
 
+def test_a_claim_that_three_seeds_leave_open_asks_for_others():
+    name = "filter-more-when-skewed"
+    ours = {seed: (70.0, 52.0, 61.0, 70.0)[seed] for seed in range(4)}
+    for count, seeds in ((2, "0,1,2"), (3, "3,4,5"), (4, "4,5,6")):
+        lines = [
+            entry("specgradfilter:I", row, column, ours[seed] if row == "SpecGradFilter" else 50.0 + seed, seed)
+            for row in ("SpecGradFilter", "FedAvg")
+            for column in ("cifar10, 0.1", "cifar10, 0.6")
+            for seed in range(count)
+        ]
+        assert f"reproduce claims:{name} --seeds {seeds} --skip-done" in page(lines)
+
+
 def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
     name, table, column = GAIN
     lines = rows(table, column, SpecGradFilter=[70.0, 71.0], FedAvg=[50.0])

@@ -460,3 +460,11 @@ def test_rows_that_tie_here_speak_against_a_paper_that_has_them_far_apart():
         judged = judge_twice(cells, [entry("A", a, rounds=rounds), entry("B", b, rounds=rounds)])
         assert judged[0].verdict == verdict
         assert leads(table, judged)[0].verdict == ("not judged" if verdict == "shortened" else verdict)
+
+
+def test_a_run_whose_schedule_is_shorter_is_told_from_none():
+    settings = SETTINGS | {"augment": "A", "schedule": "cosine"}
+    of = cell("A", 50.0, experiment=settings | {"rounds": 100})
+    short = entry("A", 80.0, rounds=2, settings=settings)
+    assert verdicts([of], []) == verdicts([of], [replace(short, superseded="old")]) == ["not run"]
+    assert verdicts([of], [short]) == ["other schedule (2 rounds)"]

@@ -139,6 +139,19 @@ def test_a_full_disk(tmp_path):
     assert (tmp_path / "a" / "result.json").read_bytes() == (tmp_path / "b" / "result.json").read_bytes()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_what_a_full_disk_keeps_back_is_told_once(tmp_path):
+    folder = RunFolder(tmp_path / "a")
+    folder.open()
+    folder.lines = open("/dev/full", "a")
+    with pytest.raises(RunError, match="No space left"):
+        folder._append(folder.lines, "a line\n")
+    folder.close()
+    again = RunFolder(tmp_path / "a")  # its lock is free
+    again.open()
+    again.close()
+
+
 # ---- numbers -------------------------------------------------------------------------------------------------------
 def poisoned(client):
     problem = small_problem()

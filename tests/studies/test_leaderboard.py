@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from for_each import for_each
 import fedkeel as fk
 from fedkeel.errors import MethodError, RequestError
 from fedkeel.studies.compare import paired_differences
-from fedkeel.studies.leaderboard import Leaderboard, Line, append_line, read_lines
+from fedkeel.studies.leaderboard import Leaderboard, Line, append_to, read_lines
 from fedkeel.studies.leaderboard_page import write_page
 
 EXPERIMENT = {
@@ -116,11 +117,33 @@ def test_lines_survive_their_file_and_a_wrong_one_is_named(tmp_path):
     made = line(board, "fedavg", [0.5, 0.6])
     file = tmp_path / "lines.jsonl"
     assert read_lines(file) == []
-    append_line(file, made)
+    append_to(file, made)
     assert read_lines(file) == [made]
     file.write_text(file.read_text() + '{"method": "fedavg"}\n')
     with pytest.raises(RequestError, match=r"line 2 of .* is none of a leaderboard: it lacks"):
         read_lines(file)
+
+
+def test_half_a_line_that_a_killed_process_left_is_put_aside(tmp_path, caplog):
+    board, file = Leaderboard.load(BOARD), tmp_path / "lines.jsonl"
+    first, second = line(board, "fedavg", [0.5, 0.6]), line(board, "feddyn", [0.5, 0.6])
+    append_to(file, first)
+    whole = file.read_text()
+    file.write_text(whole + whole[:50])
+    assert read_lines(file) == [first]
+    assert "is not whole" in caplog.text
+    append_to(file, second)
+    assert read_lines(file) == [first, second]
+    assert (tmp_path / "lines.jsonl.torn").read_text() == whole[:50] + "\n"
+
+
+def test_a_line_that_no_page_can_be_made_of_is_refused(tmp_path):
+    good = line(Leaderboard.load(BOARD), "fedavg", [0.5, 0.6])
+    unequal, text = replace(good, seeds=[7]), replace(good, scores=[{"last": "a"}, {"last": 0.5}])
+    for number, (wrong, told) in enumerate(((unequal, "1 seeds and 2 scores"), (text, "last must be a number"))):
+        append_to(tmp_path / f"{number}.jsonl", wrong)
+        with pytest.raises(RequestError, match=told):
+            read_lines(tmp_path / f"{number}.jsonl")
 
 
 @for_each(
@@ -130,6 +153,10 @@ def test_lines_survive_their_file_and_a_wrong_one_is_named(tmp_path):
         ({"settings": {"small": ARENA | {"tunning_rounds": 1}}}, "tunning_rounds"),
         ({"seed": 7}, "seed 7 is that of the tries"),
         ({"tries": 0}, "tries"),
+        ({"tries": 99}, "tries = 99, and the grid of setting small has 3"),
+        ({"seeds": []}, "at least one"),
+        ({"seeds": [8, 8]}, "each once"),
+        ({"settings": {}}, "names its settings"),
         ({"settings": {"small": ARENA | {"experiment": EXPERIMENT | {"dataset": "digit"}}}}, "digit"),
     ],
 )

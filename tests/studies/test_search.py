@@ -10,11 +10,16 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
+from fedkeel.cli import study_runs
+from fedkeel.cli.search import conclude
+from fedkeel.cli.study_runs import StudyRuns
+from fedkeel.cli.training import Machine, Outcome, Target
 from fedkeel.core.objectives import Calibrated
-from fedkeel.errors import RequestError
+from fedkeel.errors import RequestError, RunError
 from fedkeel.papers.reproduce import name_folder
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.compare import Comparison, RunGroup
 from fedkeel.studies.search import COMPOSED, PUBLISHED, Search, halve, late_score
 from fedkeel.studies.search_space import Part, compose
 
@@ -110,6 +115,12 @@ def test_one_of_three_goes_on_and_the_best_late_score_wins():
     assert {e.plan.rounds for e in asked} == {1, 3, 9}
 
 
+def test_with_a_schedule_as_long_as_the_run_every_rung_begins_anew_and_costs_all_its_rounds():
+    search = Search.load(BASE | {"first": 1, "schedule": "cosine"})
+    rungs = halve(search, search.draw(COMPOSED), landscape(lambda e, t: e.plan.lr / 2)[0])
+    assert [rung.passes for rung in rungs] == [2 * 9 * 1, 2 * 3 * 3, 2 * 1 * 9]
+
+
 def test_scores_are_means_of_late_rounds_and_never_of_the_test_set():
     experiment = fk.Experiment(dataset="digits", rounds=10, validation=0.2)
     assert late_score(made(experiment, lambda e, t: t / 10)) == pytest.approx(0.95)
@@ -170,6 +181,16 @@ WRONG = [
     ({"grid": {"rounds": [1, 2]}}, "every method gets the same rounds"),
     ({"sampler": "bayes"}, "sampler"),
     ({"candidats": 3}, "candidats"),
+    ({"seed": "a"}, "^seed must be a whole number"),
+    ({"validation": 0}, "a search chooses on validation data"),
+    ({"grid": {"epochs": [[1, 2]]}}, "a grid lists single values"),
+    ({"parts": {"lr": {"none": []}}}, "part lr has the name of an experiment's key"),
+    ({"parts": {"optimizer": {"none": []}}}, "part optimizer has the name"),
+    ({"parts": {"filter": {"high": [{"rule": "HighPass", "ratio": []}]}}}, "lists no value of ratio"),
+    (
+        {"parts": {"weights": {"u": {"rule": "Uniform"}}, "other": {"into": "weights", "b": {"rule": "BySize"}}}},
+        "2 parts stand in weights",
+    ),
 ]
 
 
@@ -178,6 +199,27 @@ def test_what_is_wrong_is_said_in_one_line(changes, told):
     with pytest.raises(RequestError, match=told) as error:
         Search.load(BASE | changes)
     assert error.value.hint
+
+
+@for_each(("key", "wrong"), [("keep", 1), ("keep", -1), ("first", 0), ("candidates", 0), ("seeds", [0]), ("seed", "a")])
+def test_what_a_hint_shows_is_taken(key, wrong):
+    with pytest.raises(RequestError) as error:
+        Search.load(BASE | {key: wrong})
+    Search.load(BASE | tomllib.loads(error.value.hint.removeprefix("for example ")))
+
+
+def test_compositions_get_the_rates_and_fields_of_each_optimiser_as_published_methods_do():
+    grid = {"optimizer": ["sgd", {"name": "adamw", "beta1": 0.8}], "optimizer.beta2": [0.9, 0.99]}
+    search = Search.load(
+        BASE | {"grid": grid, "parts": {"filter": {"none": []}}, "candidates": 99, "published": {"fedavg": {}}}
+    )
+    sides = []
+    for side in (COMPOSED, PUBLISHED):
+        plans = [one.experiment.plan for one in search.draw(side)]
+        steps = [plan.method.phases[0].gradient for plan in plans]
+        sides.append({(plan.lr, repr(rules)) for plan, rules in zip(plans, steps, strict=True)})
+    assert sides[0] == sides[1]
+    assert len({lr for lr, _ in sides[0]}) > 4
 
 
 def test_every_takes_no_more_than_was_asked_for():
@@ -205,6 +247,42 @@ def test_a_run_of_another_experiment_is_never_taken_for_this_one():
     assert len({name_folder(other) for other in (one, *others)}) == 4
 
 
+def final_runs(label, last, measure="accuracy"):
+    record = RoundRecord(1, [0], 1.0, 1.0, 2, 1, 1, 1.0, accuracy=0.5 if measure == "accuracy" else None)
+    experiment = fk.Experiment(dataset="digits", rounds=1)
+    runs = {seed: Run(experiment, [record], {"last": value}, {}, None, None, None) for seed, value in last.items()}
+    return RunGroup(label, runs)
+
+
+@for_each(
+    ("mine", "measure", "told"),
+    [
+        ({1: 0.9, 2: 0.91}, "accuracy", "mine is ahead of feddyn"),
+        ({1: 0.3, 2: 0.31}, "accuracy", "feddyn is ahead of mine"),
+        ({1: 0.3, 2: 0.31}, "loss", "mine is ahead of feddyn"),
+        ({1: 0.4, 2: 0.9}, "accuracy", "not decided, since the interval"),
+        ({1: 0.9}, "accuracy", "one seed decides nothing"),
+    ],
+)
+def test_a_search_says_in_words_who_is_ahead(mine, measure, told):
+    groups = [final_runs("mine", mine, measure), final_runs("feddyn", {1: 0.6, 2: 0.6}, measure)]
+    assert told in conclude(Comparison.of(groups, "feddyn", 0.5, "last"))
+
+
+def test_a_full_disk_stops_a_study_and_counts_against_no_candidate(monkeypatch):
+    full = RunError("cannot write a: No space left on device")
+    full.__cause__ = OSError(28, "No space left on device")
+    one = Target(fk.Experiment(dataset="digits", rounds=1), Path("a"), "fedavg")
+    for error, stops in ((full, True), (RunError("the loss is not finite"), False)):
+        monkeypatch.setattr(study_runs, "train", lambda targets, *_, error=error: [Outcome(one, None, error=error)])
+        study = StudyRuns(Machine("serial"), progress=False)
+        if stops:
+            with pytest.raises(RunError, match="says nothing about a method"):
+                study([one])
+        else:
+            assert study([one]) == [None]
+
+
 def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
     file = BASE | {"rounds": 2, "first": 1, "candidates": 2, "seeds": [5], "partition": "dirichlet:alpha=0.5,clients=3"}
     Path("search.toml").write_text(tomli_w.dumps(file))
@@ -218,6 +296,8 @@ def test_a_small_search_runs_and_the_same_command_trains_nothing_again(fedkeel):
     assert (out / "report.html").exists()
     winner = tomllib.loads((out / "winner.toml").read_text())
     assert fk.Experiment.load(winner).validation == 0.0
+    assert "partition_seed" not in winner  # each seed divides the data anew
+    assert told["difference_of"] == "last"  # no round is chosen on the test set
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.jsonl")}
     again = fedkeel("search", "search.toml", "--engine", "serial", "--no-progress", "--json")
     assert json.loads(again.out) == told

@@ -101,11 +101,12 @@ def show(
     form: str,
     more: Mapping[str, Any] | None = None,
     tuned: Collection[str] = (),
-) -> None:
+    number: str = "best",
+) -> Comparison:
     """The tables, or one "json" document, with `more` in it, or a table as "latex" or "csv"; on stderr, what makes the
     comparison unfair.
 
-    What was `tuned` for each method does not.
+    What was `tuned` for each method does not. Differences are of `number`.
     """
     from fedkeel.runs.environment import NOT_AVERAGED
     from fedkeel.studies.compare import Comparison, machines, unfair, unfinished
@@ -117,7 +118,7 @@ def show(
         note(told)
     if len(places := machines(groups)) > 1:
         note(f"seconds are of different machines: {'; '.join(places)}; {NOT_AVERAGED}")
-    made = Comparison.of(groups, baseline, target)
+    made = Comparison.of(groups, baseline, target, number)
     base = made.baseline
     for group in groups:
         if not group.runs.keys() & base.runs.keys():
@@ -129,17 +130,18 @@ def show(
     else:
         show_accuracy(made)
         show_cost(made)
+    return made
 
 
 def show_accuracy(made: Comparison) -> None:
     """Accuracies in %; losses, where runs are judged on those, as they are."""
-    from fedkeel.studies.compare import compared_by, describe_difference, judged_as
+    from fedkeel.studies.compare import describe_difference, judged_as
     from fedkeel.studies.publish import COLUMNS, make_rows, scale_and_digits
 
     rows, (scale, digits) = make_rows(made), scale_and_digits(made)
     unit = " %" if scale == 100 else ""
     titles = [f"{COLUMNS[part].lower()}>" for part in rows[0].numbers]
-    difference = f"{compared_by(made.groups)} to {made.baseline.label}>"
+    difference = f"{made.compared_by} to {made.baseline.label}>"
     shown = table(["method!", "seeds>", *titles, difference, "95 % interval>"])
     for row in rows:
         cells = []

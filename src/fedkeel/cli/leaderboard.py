@@ -51,11 +51,11 @@ def leaderboard(
     from fedkeel.core.states import write_text
     from fedkeel.errors import MethodError, ModelError, writing
     from fedkeel.methods import build
-    from fedkeel.studies.leaderboard import Leaderboard, append_line, read_lines
+    from fedkeel.studies.leaderboard import Leaderboard, append_to, read_lines
     from fedkeel.studies.leaderboard_page import write_page
 
     board = Leaderboard.load(None if file is None else read_file(file, "give a .toml file with [settings.NAME]"))
-    methods = board.methods if method is None else split_words(method) or [method]
+    methods = board.methods if method is None else list(dict.fromkeys(split_words(method))) or [method]
     for name in methods:
         build(name)  # a wrong one is refused before anything is trained
     chosen = [board.arena(setting)] if setting is not None else board.arenas
@@ -72,11 +72,11 @@ def leaderboard(
         except (MethodError, ModelError) as error:  # it does not fit this network: the others go on
             complain(f"{arena.name}, {name}: {error.message}", error.hint)
             line = board.failed(arena, name)
-        append_line(lines, line)
+        append_to(lines, line)
         known.append(line)
         last = line.values("last")
-        told = ", ".join(f"{100 * value:.2f} %" for value in last.values()) or "failed"
-        say(stderr(), "line", "bold green", f"{arena.name}, {name}: last {told}")
+        told = ", ".join(f"{100 * value:.2f} %" for value in last.values())
+        say(stderr(), "line", "bold green", f"{arena.name}, {name}: {f'last {told}' if told else 'failed'}")
     if page is not None:
         with writing(page):
             write_text(page, write_page(board, known))

@@ -139,7 +139,10 @@ class Bar(Follower):
 
 def describe_round(record: RoundRecord) -> str:
     """A round in a few words, in columns that stay where they are."""
-    parts = [f"accuracy {measured(record.accuracy):>7}"] if record.accuracy is not None else []
+    found, name = record.extra.get("validation_accuracy"), "validation"
+    if not isinstance(found, float):  # where candidates are chosen by it, nobody looks at the test set
+        found, name = record.accuracy, "accuracy"
+    parts = [f"{name} {measured(found):>7}"] if found is not None else []
     if record.loss is not None:
         parts.append(f"loss {record.loss:<7.3g}")
     if record.drift is not None:

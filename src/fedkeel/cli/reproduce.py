@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedkeel.cli.callbacks import Keep
-from fedkeel.cli.console import complain, stdout
+from fedkeel.cli.console import complain, note, stdout
 from fedkeel.cli.options import Device, Engine, NoProgress, Precision, Workers
 from fedkeel.cli.pages import examples
 from fedkeel.cli.reproduction_tables import show_costs, show_known, show_tables, show_verdicts, write_pages
@@ -193,10 +193,12 @@ def carry_out(
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Target, group_stacks, name_runs, settle_engine
-    from fedkeel.papers.reproduce import done, experiment_of, folder_of, obstacle
+    from fedkeel.papers.reproduce import done, experiment_of, folder_of, follows_length, length_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
     failed = 0
+    if cut := [cell for cell in cells if follows_length(cell) and length_of(cell, rounds) < length_of(cell, None)]:
+        note(f"a shorter run of {cut[0].label} has a schedule of its own: it does not count for the cell")
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
             stdout().print(f"skipped  {cell.paper}:{cell.table} {cell.label}: {wrong.message}")

@@ -175,7 +175,7 @@ def show_verdicts(cells: list[Cell], ledger: Path) -> None:
             number(cell.reported, cell.spread),
             number(judged.mean, judged.std),
             signed(judged.difference),
-            f"{judged.rounds} of {cell.experiment['rounds']}",
+            f"{judged.rounds or judged.apart} of {cell.experiment['rounds']}",
             str(len(judged.entries)),
             judged.words,
         )

@@ -15,10 +15,12 @@ from fedkeel.cli.compare import show
 from fedkeel.cli.console import complain, count, describe_score, note, say, stderr, stdout, table
 from fedkeel.cli.options import Device, Engine, NoProgress, On, Precision, StudyFolder, Trusting, Workers
 from fedkeel.cli.pages import Json, examples
+from fedkeel.text import plural
 
 if TYPE_CHECKING:
     from fedkeel.runs.experiment import Experiment
     from fedkeel.runs.finished_run import Run
+    from fedkeel.studies.compare import Comparison
     from fedkeel.studies.search import Rung
 
 
@@ -79,32 +81,55 @@ def search(
             proposed = asked.sampler == "optuna"
             drawn = propose_candidates(asked, side, execute) if proposed else asked.draw(side)
             if len(drawn) < asked.candidates:
-                tries = f"the {side} side has {len(drawn)} candidates of {asked.candidates}"
+                tries = f"the {side} side has {plural(len(drawn), 'candidate')} of {asked.candidates}"
                 note(f"{tries}: there are no more in its grid")
             sides[side] = halve(asked, drawn, execute)
             write_tries(out / "search.jsonl", sides)
-        winners = [rungs[-1].ranked[0] for rungs in sides.values() if rungs[-1].ranked]
         if not json:
             show_rungs(sides)
-        if len(winners) < len(sides):
-            complain("every candidate of one side failed.", "lower the rates of the grid")
-            raise typer.Exit(1)
+        for side, rungs in sides.items():
+            if not rungs[-1].ranked:
+                what = f"every candidate of the {side} side that trained for {plural(rungs[-1].rounds, 'round')} failed"
+                complain(f"{what}.", "lower the rates of the grid")
+                raise typer.Exit(1)
+        winners = [rungs[-1].ranked[0] for rungs in sides.values()]
         finals = [
             Target(one, out / "final" / name_folder(one), label)
             for winner in winners
             for label, one in asked.finals(winner)
         ]
         ends = make(finals)
-    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0))
+    write_winner(out / "winner.toml", winners[0].experiment.with_(validation=0.0), "partition_seed" in asked.base)
     told = {"search": {side: [describe_rung(rung) for rung in rungs] for side, rungs in sides.items()}}
     published = winners[1].experiment.plan.method.name
     form = "json" if json else ""
-    show(group_runs([run for run in ends if run]), None, published, form, told, asked.sweep.tuned)
+    groups = group_runs([run for run in ends if run])
+    if len(groups) < len(winners):
+        complain("every final run of one side failed.", "lower the rates of the grid, or give other seeds")
+        raise typer.Exit(1)
+    made = show(groups, None, published, form, told, asked.sweep.tuned, "last")
+    if not json:
+        stdout().print(conclude(made), soft_wrap=True)
     folders, page = [target.folder for target, run in zip(finals, ends, strict=True) if run], out / "report.html"
     write_report(folders, page, title="Search: the winner against the best published method")
     say(stderr(), "report", "bold green", str(page))
     if None in ends:
         raise typer.Exit(1)
+
+
+def conclude(made: Comparison) -> str:
+    """What the final runs say of the winner, in a sentence."""
+    from fedkeel.studies.compare import measure_of
+
+    winner = next(group for group in made.groups if group is not made.baseline)
+    found, names = made.difference(winner), f"{winner.label} and {made.baseline.label}"
+    if found is None or found.low is None or found.high is None:
+        return f"{names}: not decided, since one seed decides nothing"
+    if found.low <= 0 <= found.high:
+        return f"{names}: not decided, since the interval of their difference holds 0"
+    better = (found.mean > 0) == (measure_of(made.groups) == "accuracy")
+    ahead, behind = (winner, made.baseline) if better else (made.baseline, winner)
+    return f"{ahead.label} is ahead of {behind.label} on fresh seeds and splits"
 
 
 def read_reached(folder: Path, rounds: int) -> Run | None:
@@ -152,13 +177,15 @@ def write_tries(file: Path, sides: Mapping[str, Sequence[Rung]]) -> None:
     write_text(file, "".join(dumps(line) + "\n" for line in lines))
 
 
-def write_winner(file: Path, experiment: Experiment) -> None:
-    """The winning composition as an experiment that `fedkeel run` takes."""
+def write_winner(file: Path, experiment: Experiment, one_split: bool) -> None:
+    """The winning composition as an experiment that `fedkeel run` takes; each seed has a split of its own, unless the
+    search named `one_split` for all."""
     import tomli_w
 
     from fedkeel.core.states import write_text
 
-    write_text(file, tomli_w.dumps(experiment.save()))
+    data = experiment.save()
+    write_text(file, tomli_w.dumps({key: value for key, value in data.items() if one_split or key != "partition_seed"}))
     say(stderr(), "winner", "bold green", f"fedkeel run {file}")
 
 

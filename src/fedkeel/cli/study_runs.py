@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from fedkeel.cli.progress import display
 from fedkeel.cli.training import Machine, Target, name_runs, settle_engine, train
 from fedkeel.errors import RequestError, RunError
@@ -33,6 +35,11 @@ class StudyRuns:
             self.machine = settle_engine(targets, self.machine)
             outcomes = train(targets, self.machine, shown)
         self.errors |= {one.target.label: one.error for one in outcomes if one.error is not None}
+        if any(isinstance(error.__cause__, OSError | SafetensorError) for error in self.errors.values()):
+            raise RunError(
+                "the study stops, since a disk that fails says nothing about a method.",
+                "free some space, then give the same command again",
+            )
         return [one.run for one in outcomes]
 
     def into(self, out: Path) -> Execute:

@@ -13,6 +13,7 @@ from fedkeel.papers.spectra import Reading, read_common_rounds
 from fedkeel.papers.verdicts import Judgement, judge
 
 CONFIRMED, CONTRADICTED, UNDECIDED = "confirmed", "contradicted", "undecided"
+OPEN = "the interval allows both"
 EXACT = 0.005  # two ratios of counts that differ by less are the same
 
 
@@ -152,4 +153,4 @@ def _decide(claim: Claim, difference: Difference, interval: Interval) -> tuple[s
         return CONTRADICTED, "smaller than reported"
     if inside:
         return CONFIRMED, ""
-    return (CONTRADICTED, "") if outside else (UNDECIDED, "the interval allows both")
+    return (CONTRADICTED, "") if outside else (UNDECIDED, OPEN)

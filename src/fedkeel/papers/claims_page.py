@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from fedkeel.analysis.intervals import LEVEL
 from fedkeel.papers import PAPERS, find
-from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, UNDECIDED, Decision, Finding, decide_claims
+from fedkeel.papers.claim_verdicts import CONFIRMED, CONTRADICTED, OPEN, UNDECIDED, Decision, Finding, decide_claims
 from fedkeel.papers.claims import EXPECTED
 from fedkeel.papers.ledger import Entry, furthest, keep_newest, standing
 from fedkeel.papers.reproduce import runs_of
@@ -16,6 +16,9 @@ from fedkeel.text import plural
 
 LONG = 300
 """A run counts as one of full length from this many rounds on, if it has all of its cell's."""
+
+SEEDS: tuple[int, ...] = (0, 1, 2)
+"""With so many, an interval begins to say something."""
 
 HEAD = (files("fedkeel.papers") / "claims_page.md").read_text(encoding="utf-8")
 """What the page begins with; in braces, what verdicts go by."""
@@ -70,11 +73,21 @@ def write_section(decision: Decision) -> list[str]:
     lines += write_grid(NAMES, "lrrrrrrrl", [write_row(finding) for finding in decision.findings])
     versions = sorted({entry.version for finding in decision.findings for entry in finding.entries})
     lines += [f"\nVersions of fedkeel: {', '.join(versions)}."] if versions else []
-    if any(finding.verdict == UNDECIDED for finding in decision.findings):
+    if open_ones := [finding for finding in decision.findings if finding.verdict == UNDECIDED]:
+        seeds, known = SEEDS, shared_seeds(open_ones)
+        if enough := known.issuperset(seeds):
+            seeds = tuple(range(max(known) + 1, max(known) + 1 + len(SEEDS)))
         length = "" if claim.rounds is None else f" --rounds {claim.rounds}"
-        command = f"fedkeel reproduce claims:{claim.name} --seeds 0,1,2{length} --skip-done"
-        lines.append(f"\nThe runs that it lacks: `{command}`")
+        command = f"fedkeel reproduce claims:{claim.name} --seeds {','.join(map(str, seeds))}{length} --skip-done"
+        lines.append(f"\n{'More seeds may decide it' if enough else 'The runs that it lacks'}: `{command}`")
     return lines
+
+
+def shared_seeds(findings: Sequence[Finding]) -> set[int]:
+    """The seeds that all sides of all findings have at full length; none where runs are missing or too short."""
+    if any(finding.reason != OPEN for finding in findings):
+        return set()
+    return set.intersection(*({one.seed for one in side.entries} for finding in findings for side in finding.sides))
 
 
 def write_row(finding: Finding) -> list[str]:

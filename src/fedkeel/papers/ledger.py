@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import lock_descriptor
-
 from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.spectra import Spectra, cut_spectra
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import describe_place
+from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.typed_values import read_line, show_value
-
-log = logging.getLogger("fedkeel")
 
 LEDGER = Path("results") / "ledger.jsonl"
 SCHEDULES = ("schedule", "server_schedule")  # settings that may make rates depend on the length of the run
@@ -153,35 +148,7 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
     """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
     hint = "the run is kept in its folder: the same command again adds its line"
     with explain_os_errors(f"cannot write the ledger {path}", hint, RunError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as lines:
-            lock_descriptor(lines.fileno())  # until the file is closed
-            lines.seek(0)
-            last = lines.read().rpartition(b"\n")[2]
-            if last and is_torn(last):
-                aside = path.with_name(f"{path.name}.torn")
-                with aside.open("ab") as kept:
-                    kept.write(last + b"\n")
-                lines.truncate(lines.tell() - len(last))
-                log.warning("the last line of %s was not whole: it was put aside in %s", path, aside)
-            elif last:  # an editor left out the end of the line
-                lines.write(b"\n")
-            end = lines.seek(0, os.SEEK_END)
-            try:
-                lines.write(f"{entry.dumps()}\n".encode())
-                lines.flush()
-            except OSError:  # no half line stays behind
-                os.truncate(path, end)
-                raise
-
-
-def is_torn(last: bytes) -> bool:
-    """Whether what follows the last end of a line is not an entry."""
-    try:
-        read_entry(last)
-    except (ValueError, TypeError, RecursionError):
-        return True
-    return False
+        append_line(path, entry.dumps(), read_entry)
 
 
 def check_writable(path: Path) -> None:
@@ -212,11 +179,7 @@ def read_lines(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
         return []
     hint = "name a file of `fedkeel reproduce`: --ledger FILE"
     with explain_os_errors(f"cannot read the ledger {path}", hint, RequestError):
-        *lines, last = path.read_bytes().split(b"\n")
-    if last.strip() and is_torn(last):
-        log.warning("the last line of %s is not whole, and is left out", path)
-    else:
-        lines.append(last)
+        lines = read_whole_lines(path, read_entry)
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

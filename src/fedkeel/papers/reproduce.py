@@ -15,7 +15,7 @@ from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
-from fedkeel.papers.ledger import Entry, measured, standing
+from fedkeel.papers.ledger import SCHEDULES, Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.papers.spectra import gather_spectra
 from fedkeel.runs.experiment import Experiment
@@ -114,15 +114,18 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 
 
 def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
-    """The runs of exactly this experiment, for whichever cell they were made; a rate that is matched may have changed
-    with what it was matched to, so there those that were made for the cell and differ in nothing else."""
+    """The runs of exactly this experiment, for whichever cell they were made, as they stood at the cell's length."""
+    return at_length_of(cell, runs_of_any_length(cell, entries))
+
+
+def runs_of_any_length(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
+    """The runs of this experiment, however long. A rate that is matched may have changed with what it was matched to,
+    so there those that were made for the cell and differ in nothing else."""
     wanted, entries = settings_of(cell), standing(entries)
     if cell.lr_matches:
         rest = wanted | {"lr": None}
-        found = [e for e in entries if e.cell == cell.place and (not e.settings or e.settings | {"lr": None} == rest)]
-    else:
-        found = [e for e in entries if (e.settings == wanted if e.settings else e.cell == cell.place)]
-    return at_length_of(cell, found)
+        return [e for e in entries if e.cell == cell.place and (not e.settings or e.settings | {"lr": None} == rest)]
+    return [e for e in entries if (e.settings == wanted if e.settings else e.cell == cell.place)]
 
 
 def at_length_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
@@ -149,6 +152,11 @@ def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experimen
     """Make the cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
     data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
     return Experiment.read(data, trust=Trust.TYPED)
+
+
+def follows_length(cell: Cell) -> bool:
+    """Whether rates depend on the length of the run, so that a shorter run is not the beginning of the cell's."""
+    return any(cell.experiment.get(key) for key in SCHEDULES)
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:

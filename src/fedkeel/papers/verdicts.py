@@ -10,8 +10,9 @@ from typing import Any
 from fedkeel.papers import Cell, Table
 from fedkeel.papers.ledger import Entry, longest, measured
 from fedkeel.papers.noise import SHARE, TIMES, UNREPEATED, Noise, NoiseOfLedger
-from fedkeel.papers.reproduce import runs_of, settings_of
+from fedkeel.papers.reproduce import follows_length, runs_of, runs_of_any_length, settings_of
 from fedkeel.runs.environment import keep_one_place
+from fedkeel.text import plural
 
 ENOUGH = 3  # seeds of one cell from which its own noise is taken
 EARLY = 0.2  # of the paper's rounds: before, rows have not found their order yet, and none is judged
@@ -22,7 +23,8 @@ WITHIN, ORDERED, DIFFERS, ONE_SEED = "within seed noise", "ordering holds", "dif
 class Judgement:
     """One cell: its runs, one for each seed, what each measured, and what that says about the paper's number.
 
-    A value is None where a run never reached the target, or cannot tell; the others are averaged.
+    A value is None where a run never reached the target, or cannot tell; the others are averaged. Where there are none,
+    `apart` are the rounds of a run with another length, whose schedule makes it another experiment.
     """
 
     cell: Cell
@@ -30,6 +32,7 @@ class Judgement:
     values: tuple[float | None, ...]
     verdict: str = "not run"
     repeated: Noise = UNREPEATED
+    apart: int = 0
 
     @property
     def words(self) -> str:
@@ -118,7 +121,9 @@ def _gather_runs(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     if cell.kind in TIMES:
         found = keep_one_place(found, lambda entry: entry.place)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
-    return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found))
+    others = runs_of_any_length(cell, entries) if follows_length(cell) and not found else []
+    apart = max((entry.rounds for entry in others), default=0)
+    return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found), apart=apart)
 
 
 def _own_method(cell: Cell, found: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
@@ -138,7 +143,7 @@ def _verdict(mine: Judgement, judged: Sequence[Judgement]) -> str:
     if cell.unmeasured:
         return "not measured"
     if not mine.entries:
-        return "not run"
+        return f"other schedule ({plural(mine.apart, 'round')})" if mine.apart else "not run"
     if mine.mean is None:
         return "not reached so far" if mine.shortened else "not reached"
     if len(mine.known) < len(mine.entries):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -50,9 +51,11 @@ class RunFolder:
                 ) from error
 
     def close(self) -> None:
+        """Let go of the folder. What could not be written was told then; closing the file would tell it again."""
         for file in (self.lines, self.sums):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):
+                    file.close()
         self.lines = self.sums = None
         self.lock.release()
 

@@ -56,30 +56,43 @@ class Comparison:
     groups: Sequence[RunGroup]
     baseline: RunGroup
     target: float
+    number: str = "best"
 
     @staticmethod
-    def of(groups: Sequence[RunGroup], baseline: str | None = None, target: float | None = None) -> Comparison:
+    def of(
+        groups: Sequence[RunGroup], baseline: str | None = None, target: float | None = None, number: str = "best"
+    ) -> Comparison:
         """Hold groups against the named one, or the first, at the target, or what every run reached."""
         labels = [group.label for group in groups]
         name = labels[0] if baseline is None else require_known(baseline, labels, "no run is of", "methods")
-        return Comparison(groups, groups[labels.index(name)], common_target(groups) if target is None else target)
+        aim = common_target(groups) if target is None else target
+        return Comparison(groups, groups[labels.index(name)], aim, number)
+
+    @property
+    def compared_by(self) -> str:
+        """The number that differences are of: the reported one where all runs have it, or `number`."""
+        reported = all(group.values("reported").keys() == group.runs.keys() for group in self.groups)
+        return "reported" if reported else self.number
+
+    def difference(self, group: RunGroup) -> Interval | None:
+        """Its mean difference to the baseline over seeds, with a Student interval; None where nothing is paired."""
+        pairs = pair(group, self.baseline, self.compared_by)
+        return paired_interval(pairs) if pairs else None
 
     def document(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        name = compared_by(self.groups)
         return {
             "baseline": self.baseline.label,
             "judged_on": measure_of(self.groups),
-            "difference_of": name,
+            "difference_of": self.compared_by,
             "target": self.target,
-            "methods": [self._describe(group, name) for group in self.groups],
+            "methods": [self._describe(group) for group in self.groups],
         }
 
-    def _describe(self, group: RunGroup, name: str) -> dict[str, Any]:
+    def _describe(self, group: RunGroup) -> dict[str, Any]:
         """A method's entry: mean and deviation of every number, its difference to the baseline, its cost."""
         spreads = {part: mean_and_std([*group.values(part).values()]) for part in NUMBERS}
-        pairs = pair(group, self.baseline, name)
-        told = paired_interval(pairs) if pairs else None
+        told = self.difference(group)
         spent = cost_to(group, self.target)
         return {
             "label": group.label,
@@ -94,7 +107,7 @@ class Comparison:
         return make_frame([_flat(row) for row in self.document()["methods"]])
 
     def __repr__(self) -> str:
-        name = compared_by(self.groups)
+        name = self.compared_by
         means = [(group.label, mean_and_std([*group.values(name).values()])[0]) for group in self.groups]
         told = [label if mean is None else f"{label} {mean:.4g}" for label, mean in means]
         return f"Comparison({', '.join(told)}; {name}, to {self.baseline.label})"
@@ -219,11 +232,6 @@ def measure_of(groups: Sequence[RunGroup]) -> str | None:
     """Find what all runs are judged on; None where they differ in it, or have nothing yet."""
     found = measures_of(groups)
     return found.pop() if len(found) == 1 else None
-
-
-def compared_by(groups: Sequence[RunGroup]) -> str:
-    """Choose the number by which runs are compared: the reported one, where all runs have it, or the best."""
-    return "reported" if all(group.values("reported").keys() == group.runs.keys() for group in groups) else "best"
 
 
 def judged_as(groups: Sequence[RunGroup]) -> list[str]:

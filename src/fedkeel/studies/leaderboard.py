@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel import __version__
-from fedkeel.errors import ExperimentError, FolderError, RequestError, require_known
+from fedkeel.errors import ExperimentError, FolderError, RequestError, RunError, explain_os_errors, require_known
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.optimiser_grids import rates_of
 from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
-from fedkeel.typed_values import check_table, read_line, read_values, types_of
+from fedkeel.typed_values import check_table, read_line, read_values, show_value, types_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,11 @@ class Leaderboard:
         if data is None:
             data = tomllib.loads((files("fedkeel.studies") / "leaderboard.toml").read_text(encoding="utf-8"))
         settings = data.get("settings")
-        if not isinstance(settings, Mapping) or not all(isinstance(one, Mapping) for one in settings.values()):
+        if (
+            not isinstance(settings, Mapping)
+            or not settings
+            or not all(isinstance(one, Mapping) for one in settings.values())
+        ):
             raise ExperimentError("a leaderboard names its settings.", "write [settings.NAME]")
         arenas = []
         for name, one in settings.items():
@@ -89,17 +94,26 @@ class Leaderboard:
         check_table(Leaderboard, given, ExperimentError, "a leaderboard", "key")
         given = read_values(given, types_of(Leaderboard), ExperimentError) | {"arenas": tuple(arenas)}
         made = Leaderboard(**given)
+        if not made.seeds or len(set(made.seeds)) < len(made.seeds):
+            raise ExperimentError("seeds must name at least one, and each once.", "seeds = [101, 102, 103]")
         if made.seed in made.seeds:
-            raise ExperimentError(f"seed {made.seed} is that of the tries: final runs take fresh ones.", "seed = 0")
+            raise ExperimentError(
+                f"seed {made.seed} is that of the tries: final runs take fresh ones.", "seeds = [101, 102, 103]"
+            )
         for arena in arenas:
-            made.sweep(arena, made.baseline)
+            many = len(settings_of(made.sweep(arena, made.baseline).grids[made.baseline]))
+            if many < made.tries:
+                raise ExperimentError(
+                    f"tries = {made.tries}, and the grid of setting {arena.name} has {many}.",
+                    f"tries = {many}, or more values in its grid",
+                )
         return made
 
     @property
     def methods(self) -> list[str]:
         """Every method, those of `order` first; variants that follow a released code are left to the papers' tables."""
         rest = [name for name in METHODS if "@" not in name and name not in self.order]
-        return [*self.order, *sorted(rest)]
+        return [*dict.fromkeys(self.order), *sorted(rest)]
 
     def arena(self, name: str) -> Arena:
         found = {arena.name: arena for arena in self.arenas}
@@ -179,22 +193,36 @@ def score_of(run: Run, target: float) -> dict[str, float | None]:
 def read_lines(file: Path) -> list[Line]:
     """All lines of a file; none where there is no file. A later line of a method replaces an earlier one."""
     found: dict[tuple[str, str], Line] = {}
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    for number, written in enumerate(text.splitlines(), 1):
+    lines = read_whole_lines(file, read_one) if file.exists() else []
+    for number, written in enumerate(lines, 1):
+        if not written.strip():
+            continue
         try:
-            line = Line(**read_line(Line, json.loads(written)))
+            line = read_one(written)
             found[line.identity, line.method] = line
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise FolderError(
                 f"line {number} of {file} is none of a leaderboard: {error}", "mend or delete it"
             ) from None
     return list(found.values())
 
 
-def append_line(file: Path, line: Line) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8", newline="\n") as out:
-        out.write(json.dumps(asdict(line), allow_nan=False) + "\n")
+def read_one(written: bytes) -> Line:
+    """Read a line; a ValueError says what is wrong with it."""
+    line = Line(**read_line(Line, json.loads(written)))
+    if len(line.seeds) != len(line.scores):
+        raise ValueError(f"it has {len(line.seeds)} seeds and {len(line.scores)} scores")
+    for name, value in (pair for score in line.scores for pair in score.items()):
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{name} must be a number: {show_value(value)}")
+    return line
+
+
+def append_to(file: Path, line: Line) -> None:
+    """Add what a method came to."""
+    hint = "its runs are kept: the same command again adds its line"
+    with explain_os_errors(f"cannot write {file}", hint, RunError):
+        append_line(file, json.dumps(asdict(line), allow_nan=False), read_one)
 
 
 def mean(values: Mapping[int, float]) -> float | None:

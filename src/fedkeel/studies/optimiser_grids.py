@@ -52,6 +52,31 @@ def split_by_optimiser(grids: Grids) -> Grids:
     return split
 
 
+def split_composed(
+    name: str, grid: Mapping[str, tuple[Any, ...]], given: Any, rated: bool, trust: Trust
+) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """The grid of compositions by optimiser, as `split_by_optimiser` does it for methods: each has its own fields.
+
+    `given` is the experiment's optimiser, where the grid names none. Where the others are `rated`, and the grid has no
+    `lr`, each is tuned on its own learning rates too.
+    """
+    several = grid.get("optimizer", grid.get(f"{PREFIX}name"))
+    split: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for one in (given,) if several is None else several:
+        rule = read_optimiser(one, trust)
+        own = dict(grid)
+        if several is not None:
+            fixed = {f"{PREFIX}{word}": (value,) for word, value in one.items()} if isinstance(one, dict) else {}
+            called = fixed.pop(f"{PREFIX}name", (one,))
+            known = {f"{PREFIX}{word}" for word in fields_of(rule)}
+            rest = {word: values for word, values in grid.items() if word.partition(".")[0] != "optimizer"}
+            swept = {word: values for word, values in grid.items() if word in known}
+            own = rest | {"optimizer": called} | swept | fixed
+        label = name if several is None or rule is None else f"{name_optimiser(rule)}+{name}"
+        split[label] = own if "lr" in own or not rated else {"lr": rates_of(rule), **own}
+    return split
+
+
 def check_fields(swept: Collection[str], rules: Sequence[Rule | None]) -> None:
     """Refuse a field that none of the optimisers has."""
     known = {word for rule in rules for word in fields_of(rule)}

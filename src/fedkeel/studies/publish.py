@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeel.analysis.intervals import Interval, paired_interval, paired_p_value
-from fedkeel.studies.compare import Comparison, compared_by, mean_and_std, measure_of, pair
+from fedkeel.analysis.intervals import Interval, paired_p_value
+from fedkeel.studies.compare import Comparison, mean_and_std, measure_of, pair
 
 SIGNIFICANT = 0.05
 COLUMNS = {"best": "Best", "last": "Last", "mean_last": "Mean of last", "reported": "Reported"}
@@ -31,14 +31,13 @@ class Row:
 
 def make_rows(made: Comparison) -> list[Row]:
     """The rows of a comparison; accuracies in %, losses as they are."""
-    name, scale = compared_by(made.groups), scale_and_digits(made)[0]
+    scale = scale_and_digits(made)[0]
     parts = [part for part in COLUMNS if part != "reported" or any(group.values(part) for group in made.groups)]
     found = []
     for group in made.groups:
         numbers = {part: mean_and_std([scale * value for value in group.values(part).values()]) for part in parts}
-        pairs = pair(group, made.baseline, name)
-        told = paired_interval(pairs) if pairs else None
-        found.append(Row(group.label, len(group.runs), numbers, told, paired_p_value(pairs)))
+        p = paired_p_value(pair(group, made.baseline, made.compared_by))
+        found.append(Row(group.label, len(group.runs), numbers, made.difference(group), p))
     return found
 
 
@@ -50,7 +49,7 @@ def scale_and_digits(made: Comparison) -> tuple[float, int]:
 def write_latex(made: Comparison) -> str:
     """A tabular of the package booktabs; a comment says what its marks mean."""
     rows, measure, (_, digits) = make_rows(made), measure_of(made.groups), scale_and_digits(made)
-    parts, name = list(rows[0].numbers), compared_by(made.groups)
+    parts, name = list(rows[0].numbers), made.compared_by
     tops = {part: "" if (top := find_top(rows, part, measure)) is None else f"{top:.{digits}f}" for part in parts}
     seeds = sorted({row.seeds for row in rows})
     span = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -98,7 +97,7 @@ def escape_latex(text: str) -> str:
 
 def write_csv(made: Comparison) -> str:
     """One line a method, numbers in full; what there is none of is empty."""
-    rows, name, (scale, _) = make_rows(made), compared_by(made.groups), scale_and_digits(made)
+    rows, name, (scale, _) = make_rows(made), made.compared_by, scale_and_digits(made)
     parts = list(rows[0].numbers)
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")

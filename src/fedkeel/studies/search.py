@@ -42,11 +42,17 @@ from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import by_round
-from fedkeel.studies.search_space import Part, compose
+from fedkeel.studies.optimiser_grids import split_composed
+from fedkeel.studies.search_space import Part, compose, read_parts
 from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of, with_setting
+from fedkeel.text import plural
 from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("name", "candidates", "sampler", "first", "keep", "seeds", "grid", "parts", "published")
+EXAMPLES = {
+    "name": "mine", "candidates": 27, "sampler": "random", "first": 5, "keep": 3, "seeds": [1, 2, 3],
+}  # fmt: skip
+"""A value of each key that is the search's own, to show how it is written."""
 COMPOSED, PUBLISHED = "composed", "published"
 NOTHING = "none"
 """The option that leaves a part out, by its usual name: labels leave it out too."""
@@ -116,20 +122,15 @@ class Search:
             raise ExperimentError("a search names the parts of its methods.", "write [parts.filter] none = [] …")
         if not isinstance(published, Mapping) or not published:
             raise ExperimentError("a search is held against published methods.", "write [published.feddyn]")
+        if not data.get("validation"):
+            raise ExperimentError("a search chooses on validation data, and there are none.", "set validation = 0.2")
         base = {word: value for word, value in data.items() if word not in (*KEYS, "seed")}
-        swept = base | {
-            "methods": published,
-            "grid": data.get("grid", {}),
-            "budget": MOST,
-            "seeds": [data.get("seed", 0)],
-        }
-        sweep = Sweep.load(swept, trust=trust)
-        given = {
-            word: data[word] for word in ("name", "candidates", "sampler", "first", "keep", "seeds") if word in data
-        }
-        given = read_values(given, types_of(Search), ExperimentError, examples={"seeds": [1, 2, 3]})
-        read = [Part.load(name, part, sweep.trust) for name, part in parts.items()]
-        made = Search(base, read, grid_of(data.get("grid", {})), sweep, **given)
+        named = {word: data[word] for word in (*EXAMPLES, "seed") if word in data}
+        given = read_values(named, types_of(Search) | {"seed": Seed}, ExperimentError, examples=EXAMPLES)
+        both = {"grid": data.get("grid", {}), "budget": MOST, "seeds": [given.pop("seed", 0)]}
+        sweep = Sweep.load(base | both | {"methods": published}, trust=trust)
+        grid = grid_of(both["grid"])
+        made = Search(base, read_parts(parts, [*grid, *SHARED], sweep.trust), grid, sweep, **given)
         made._check()
         return made
 
@@ -141,9 +142,9 @@ class Search:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ExperimentError("seeds must name at least one, and each once.", "seeds = [1, 2, 3]")
         if self.seed in self.seeds:
+            fresh = [seed for seed in self.seeds if seed != self.seed] or [self.seed + 1]
             raise ExperimentError(
-                f"seed {self.seed} is the search's own: final runs take fresh ones.",
-                f"seed = {self.seed} beside other seeds",
+                f"seed {self.seed} is the search's own: final runs take fresh ones.", f"for example seeds = {fresh}"
             )
         if self.first is not None and self.first > self.rounds:
             raise ExperimentError(
@@ -184,7 +185,9 @@ class Search:
         """The values to draw from, by method; compositions are one."""
         if side == PUBLISHED:
             return self.sweep.grids
-        return {self.name: {part.name: tuple(part.chains) for part in self.parts} | dict(self.grid)}
+        rated = any("lr" in grid for grid in self.sweep.grids.values()) and "lr" not in self.base
+        split = split_composed(self.name, self.grid, self.base.get("optimizer"), rated, self.sweep.trust)
+        return {name: {part.name: tuple(part.chains) for part in self.parts} | grid for name, grid in split.items()}
 
     def candidate(self, side: str, method: str, setting: Setting) -> Candidate:
         """The try of that setting; a RequestError where rules do not fit together, or not to the network."""
@@ -244,15 +247,25 @@ def halve(search: Search, drawn: Sequence[Candidate], execute: Execute) -> list[
     """Train all for the first rung, the better ones of each rung for the next, the last ones for the whole run."""
     going, done = list(drawn), list[Rung]()
     for rounds in search.rungs:
-        before = done[-1].rounds if done else 0
-        runs = execute([(f"{one.label} ({rounds} rounds)", one.experiment.with_(rounds=rounds)) for one in going])
+        asked = [one.experiment.with_(rounds=rounds) for one in going]
+        runs = execute(
+            [(f"{one.label} ({plural(rounds, 'round')})", each) for one, each in zip(going, asked, strict=True)]
+        )
         scores = [None if run is None else late_score(run) for run in runs]
-        passes = sum(record.backward_passes for run in runs if run for record in run.records if record.round > before)
+        passes = 0
+        for run, each in zip(runs, asked, strict=True):
+            before = done[-1].rounds if done and goes_on(each, done[-1].rounds) else 0
+            passes += sum(record.backward_passes for record in (run.records if run else ()) if record.round > before)
         done.append(Rung(rounds, dict(zip(going, scores, strict=True)), passes))
         going = done[-1].ranked[: math.ceil(len(going) / search.keep)]
         if not going:
             break
     return done
+
+
+def goes_on(experiment: Experiment, before: int) -> bool:
+    """Whether a run goes on where a shorter one ended; with a schedule as long as the run it begins anew."""
+    return experiment.fingerprint() == experiment.with_(rounds=before).fingerprint()
 
 
 def late_score(run: Run) -> float | None:

@@ -16,7 +16,7 @@ which the parts are written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,23 @@ class Part:
         return Part(name, into, chains)
 
 
+def read_parts(data: Mapping[str, Any], taken: Collection[str], trust: Trust) -> list[Part]:
+    """All parts of a file. Names are not those of the experiment's keys, and one part decides what there is one of."""
+    parts = [Part.load(name, part, trust) for name, part in data.items()]
+    for part in parts:
+        if part.name in taken:
+            raise ExperimentError(
+                f"part {part.name} has the name of an experiment's key.", f"write [parts.my-{part.name}] instead"
+            )
+    for place in ("weights", "objective"):
+        if len(names := [part.name for part in parts if part.into == place]) > 1:
+            raise ExperimentError(
+                f"{len(names)} parts stand in {place}, and a method has room for one: {', '.join(names)}",
+                f"write their options in one [parts.{place}]",
+            )
+    return parts
+
+
 def _chain(part: str, option: str, value: Any, into: str) -> Sequence[Any]:
     if into == "objective":
         return _objectives(part, option, value)
@@ -71,6 +88,10 @@ def _chain(part: str, option: str, value: Any, into: str) -> Sequence[Any]:
         raise ExperimentError(
             f"option {option} of part {part} must be a list of rules: {show_value(value)}",
             f'write {option} = [{{rule = "Sam", rho = 0.1}}], or {option} = []',
+        )
+    if empty := [word for rule in chain for word, values in rule.items() if values == []]:
+        raise ExperimentError(
+            f"option {option} of part {part} lists no value of {empty[0]}.", f"write {empty[0]} = 0.1, or [0.05, 0.1]"
         )
     if into == "weights" and len(chain) != 1:
         raise ExperimentError(

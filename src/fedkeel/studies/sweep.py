@@ -125,6 +125,11 @@ def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
     for word, values in found.items():
         if not values:
             raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
+        if nested := [value for value in values if isinstance(value, list | Mapping) and word != "optimizer"]:
+            raise ExperimentError(
+                f"a grid lists single values, and {word} has: {show_value(nested[0])}",
+                f'vary a field alone, such as "schedule.end" = [0, 0.1], or give {word} once, above',
+            )
     return found
 
 

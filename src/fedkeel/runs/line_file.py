@@ -1,0 +1,57 @@
+"""Files of lines that several processes append to, and that a killed one may leave with half a line at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import lock_descriptor
+
+log = logging.getLogger("fedkeel")
+Reader = Callable[[bytes], object]
+"""Reads a line; what is none raises a ValueError, TypeError or RecursionError."""
+
+
+def is_torn(last: bytes, read: Reader) -> bool:
+    """Whether what follows the last end of a line is not a line of the file."""
+    try:
+        read(last)
+    except (ValueError, TypeError, RecursionError):
+        return True
+    return False
+
+
+def append_line(path: Path, text: str, read: Reader) -> None:
+    """Add a line. Half a line at the end, which a process that was killed leaves behind, is put aside first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as lines:
+        lock_descriptor(lines.fileno())  # until the file is closed
+        lines.seek(0)
+        last = lines.read().rpartition(b"\n")[2]
+        if last and is_torn(last, read):
+            aside = path.with_name(f"{path.name}.torn")
+            with aside.open("ab") as kept:
+                kept.write(last + b"\n")
+            lines.truncate(lines.tell() - len(last))
+            log.warning("the last line of %s was not whole: it was put aside in %s", path, aside)
+        elif last:  # an editor left out the end of the line
+            lines.write(b"\n")
+        end = lines.seek(0, os.SEEK_END)
+        try:
+            lines.write(f"{text}\n".encode())
+            lines.flush()
+        except OSError:  # no half line stays behind
+            os.truncate(path, end)
+            raise
+
+
+def read_whole_lines(path: Path, read: Reader) -> list[bytes]:
+    """Read all lines but half a one at the end, which is told of."""
+    *lines, last = path.read_bytes().split(b"\n")
+    if last.strip() and is_torn(last, read):
+        log.warning("the last line of %s is not whole, and is left out", path)
+    else:
+        lines.append(last)
+    return lines
