@@ -74,6 +74,9 @@ def test_differences_are_paired_and_failures_are_told():
     failed = Line("small", base.identity, "fedsam", 2, {}, None)
     page = write_page(board, [base, other, failed])
     assert page.index("| fedprox |") < page.index("| fedavg |") < page.index("| fedsam | every try failed | 0 |")
+    refused = write_page(board, [base, replace(failed, reason="fedsam needs another network.")])
+    assert "| fedsam |" not in refused
+    assert "Cannot be run here: fedsam needs another network." in refused
     assert "| +15.00 |" in page
 
 

@@ -71,7 +71,7 @@ def leaderboard(
             line = board.run(arena, name, execute)
         except (MethodError, ModelError) as error:  # it does not fit this network: the others go on
             complain(f"{arena.name}, {name}: {error.message}", error.hint)
-            line = board.failed(arena, name)
+            line = board.failed(arena, name, reason=error.message)
         append_to(lines, line)
         known.append(line)
         last = line.values("last")

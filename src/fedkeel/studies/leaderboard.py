@@ -45,7 +45,10 @@ class Arena:
 
 @dataclass(frozen=True)
 class Line:
-    """What a method came to in a setting, `scores` by final run; without them every try or every final run failed."""
+    """What a method came to in a setting, `scores` by final run; without them every try or every final run failed.
+
+    `reason` says why a method cannot be run there at all.
+    """
 
     setting: str
     identity: str
@@ -56,6 +59,7 @@ class Line:
     seeds: list[int] = field(default_factory=list)
     scores: list[dict[str, Any]] = field(default_factory=list)
     version: str = __version__
+    reason: str = ""
 
     def values(self, name: str) -> dict[int, float]:
         """A number of each seed that has it."""
@@ -151,9 +155,9 @@ class Leaderboard:
         seeds, score = [run.plan.seed for run in runs], tuned.scores[tuned.best]
         return replace(line, chosen=dict(tuned.best), validation=score, seeds=seeds, scores=scores)
 
-    def failed(self, arena: Arena, method: str, tries: int = 0) -> Line:
+    def failed(self, arena: Arena, method: str, tries: int = 0, reason: str = "") -> Line:
         """The line of a method without a score."""
-        return Line(arena.name, self.identity(arena), method, tries, {}, None)
+        return Line(arena.name, self.identity(arena), method, tries, {}, None, reason=reason)
 
     def finals(self, arena: Arena, method: str, setting: Setting) -> list[tuple[str, Experiment]]:
         """The chosen setting for the whole run, with every fresh seed, on all data.

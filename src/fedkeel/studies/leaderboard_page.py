@@ -24,6 +24,7 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         known = {line.method: line for line in lines if line.identity == board.identity(arena)}
         parts.append(f"\n## {arena.title}\n")
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
+        parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
         if known and (left := [method for method in board.methods if method not in known]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
     return "\n".join(parts).rstrip() + "\n"
@@ -32,7 +33,9 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
 def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[str]:
     titles = [column.format(100 * arena.target if "%" in column else board.baseline) for column in COLUMNS]
     rows = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' if n < 2 else '--:' for n in range(len(titles)))} |"]
-    ranked = sorted(known.values(), key=lambda line: -(mean(line.values("last")) or -1.0))
+    ranked = sorted(
+        (line for line in known.values() if not line.reason), key=lambda line: -(mean(line.values("last")) or -1.0)
+    )
     return rows + [f"| {' | '.join(_cells(line, known.get(board.baseline)))} |" for line in ranked]
 
 
