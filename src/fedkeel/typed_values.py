@@ -244,7 +244,7 @@ def describe_type(wanted: Any, *, many: bool = False) -> str:
             words.append(" or ".join(", ".join(map(str, items)).rsplit(", ", 1)))
         elif kind in LISTS:
             count = f"{len(items)} " if len(items) > 1 else ""
-            of = f" of {count}{describe_type(items[0], many=True)}" if items else ""
+            of = f" of {count}{describe_type(items[0], many=True)}" if items and items[0] is not Any else ""
             words.append(f"{'lists' if many else 'a list'}{of}")
         else:
             name = getattr(kind, "__name__", str(kind))

@@ -10,7 +10,7 @@ import tomli_w
 from for_each import for_each
 
 import fedkeel as fk
-from fedkeel.errors import MethodError, RequestError
+from fedkeel.errors import ExperimentError, MethodError, RequestError
 from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.leaderboard import Leaderboard, Line, append_to, read_lines
 from fedkeel.studies.leaderboard_page import write_page
@@ -105,6 +105,19 @@ def test_an_optimiser_is_tuned_on_its_own_rates_and_who_cannot_be_averaged_is_no
     for method, deployed in (("fedavg", "ema+fedavg"), ("fedper", "fedper")):
         (_, first), _ = board.finals(arena, method, (("lr", 0.1),))
         assert first.plan.method.name == deployed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"experiment": EXPERIMENT | {"rrounds": 3}}, "the experiment of setting small has no key: rrounds"),
+        ({"experiment": EXPERIMENT | {"validation": 0.0}}, "setting small has no validation data to choose on"),
+        ({"grid": {"lr": 0.1}}, "grid must be a table of lists: "),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong, told):
+    with pytest.raises(ExperimentError, match=told):
+        Leaderboard.load(BOARD | {"settings": {"small": ARENA | wrong}})
 
 
 def test_a_line_of_another_setting_is_not_of_this_table():

@@ -27,8 +27,8 @@ from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
 from fedkeel.studies.optimiser_grids import rates_of
-from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, settings_of
-from fedkeel.typed_values import check_table, read_line, read_values, show_value, types_of
+from fedkeel.studies.sweep import SHARED, Execute, Setting, Sweep, Tuned, attempt, settings_of
+from fedkeel.typed_values import check_keys, check_table, read_line, read_values, show_value, types_of
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,9 @@ class Leaderboard:
                 f"seed {made.seed} is that of the tries: final runs take fresh ones.", "seeds = [101, 102, 103]"
             )
         for arena in arenas:
+            check_keys(arena.experiment, SHARED, ExperimentError, f"the experiment of setting {arena.name}", "key")
+            if not arena.experiment.get("validation"):
+                raise ExperimentError(f"setting {arena.name} has no validation data to choose on.", "validation = 0.1")
             many = len(settings_of(made.sweep(arena, made.baseline).grids[made.baseline]))
             if many < made.tries:
                 raise ExperimentError(
