@@ -118,6 +118,14 @@ def test_bytes_are_told_in_units_of_fedavg(method, sent):
     assert entry_of(one, run_of(one, rounds=1), {}).sent == pytest.approx(sent, rel=1e-2)
 
 
+def test_an_averaged_run_keeps_the_score_of_the_model_that_is_trained_too():
+    """Which is that of the same run without the average."""
+    both = [cell(experiment=dict(TINY) | {"method": {"name": name}}) for name in ("fedavg", "ema+fedavg")]
+    trained, averaged = (entry_of(one, run_of(one, rounds=3), {}) for one in both)
+    assert averaged.plain == trained.last != averaged.last
+    assert trained.plain is None
+
+
 def test_personal_models_are_judged_after_their_tuning_even_when_read_again(tmp_path):
     policy = {"share": 0.3, "tune": True, "accuracy": "batch-mean"}
     one = cell(experiment=dict(TINY) | {"evaluation": policy}, evaluation="personal best")

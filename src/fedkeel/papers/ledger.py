@@ -26,11 +26,12 @@ class Entry:
     """One run: what was measured, and where. It is filed under the cell that it was made for, but serves every cell
     with the same `settings` (the experiment as plain data, but for seed and rounds).
 
-    Accuracies are in %. `personal` is what the experiment's evaluation policy reports; `sent` the bytes both ways over
-    FedAvg's; `step` the mean length of a local step, where the method measures it; `bests` each round that was better
-    than all before it, and `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band,
-    where that was tracked. `superseded` says why a run no longer counts
-    for any cell, for instance because its method has computed something else since; such a line stays, and is shown.
+    Accuracies are in %. `plain` is the last one of the model that is trained, where another is deployed; `personal`
+    what the experiment's evaluation policy reports; `sent` the bytes both ways over FedAvg's; `step` the mean
+    length of a local step, where the method measures it; `bests` each round that was better than all before it, and
+    `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band, where that was
+    tracked. `superseded` says why a run no longer counts for any cell, for instance because its method has computed
+    something else since; such a line stays, and is shown.
     """
 
     paper: str
@@ -55,6 +56,7 @@ class Entry:
     source: str = "own run"
     environment: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    plain: float | None = None
     personal: float | None = None
     sent: float | None = None
     step: float | None = None
@@ -129,6 +131,7 @@ class Entry:
             best=best,
             last=self.at_round(round),
             mean_last=None,
+            plain=None,
             step=None,
             seconds=self.seconds_per_round * round,
             bests=[pair for pair in self.bests if pair[0] <= round],

@@ -205,6 +205,7 @@ def entry_of(cell: Cell, run: Run, environment: dict[str, Any]) -> Entry:
         model_digest=result["model_digest"],
         environment=environment,
         settings=settings_of(cell),
+        plain=percent(by_round(run.records, "plain_accuracy").get(int(result["rounds"]))),
         personal=percent(result.get("reported")),
         sent=sent_by(run),
         step=mean_step(run.records),
