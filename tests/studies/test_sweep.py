@@ -11,8 +11,9 @@ import fedkeel as fk
 from fedkeel.cli.main import call
 from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.record import RoundRecord
+from fedkeel.studies.grids import settings_of
 from fedkeel.studies.optimiser_grids import describe_grid
-from fedkeel.studies.sweep import Sweep, finals, settings_of, tune, tune_all, unequal
+from fedkeel.studies.sweep import Sweep, finals, tune, tune_all, unequal
 from problems import small_problem
 
 BASE = {"dataset": "digits", "model": "logistic", "rounds": 2, "validation": 0.2}

@@ -119,6 +119,7 @@ def search(
 
 def conclude(made: Comparison) -> str:
     """What the final runs say of the winner, in a sentence."""
+    from fedkeel.problems.metrics import lower_is_better
     from fedkeel.studies.compare import measure_of
 
     winner = next(group for group in made.groups if group is not made.baseline)
@@ -127,7 +128,7 @@ def conclude(made: Comparison) -> str:
         return f"{names}: not decided, since one seed decides nothing"
     if found.low <= 0 <= found.high:
         return f"{names}: not decided, since the interval of their difference holds 0"
-    better = (found.mean > 0) == (measure_of(made.groups) == "accuracy")
+    better = (found.mean > 0) != lower_is_better(measure_of(made.groups) or "loss")
     ahead, behind = (winner, made.baseline) if better else (made.baseline, winner)
     return f"{ahead.label} is ahead of {behind.label} on fresh seeds and splits"
 

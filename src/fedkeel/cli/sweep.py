@@ -95,7 +95,7 @@ def sweep(
 
 def check_baseline(asked: Sweep, baseline: str | None) -> None:
     """Refuse one that is not swept, before anything is trained."""
-    from fedkeel.studies.sweep import settings_of
+    from fedkeel.studies.grids import settings_of
 
     if baseline is not None:
         firsts = [(method, settings_of(grid)[0]) for method, grid in asked.grids.items()]
@@ -142,7 +142,7 @@ def show_ends(
 def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | None]:
     """Why its first setting has no score, and a hint: `broken` tells of the runs that broke off here."""
     from fedkeel.runs.finished_run import NO_SAMPLE
-    from fedkeel.studies.sweep import label_of
+    from fedkeel.studies.grids import label_of
 
     setting, reason = next(iter(tuned.reasons.items()))
     if (error := broken.get(label_of(tuned.method, setting))) is not None:
@@ -151,8 +151,8 @@ def reason_of(tuned: Tuned, broken: Mapping[str, RunError]) -> tuple[str, str | 
 
 
 def show_tuning(tuned: Sequence[Tuned], grids: Grids) -> None:
+    from fedkeel.studies.grids import describe
     from fedkeel.studies.optimiser_grids import describe_grid
-    from fedkeel.studies.sweep import describe
 
     made = table(["method!", "grid", "settings>", "chosen", "on validation>", "grid grew by", "refined>"])
     for one in tuned:

@@ -48,7 +48,7 @@ def append_line(path: Path, text: str, read: Reader) -> None:
 
 
 def read_whole_lines(path: Path, read: Reader) -> list[bytes]:
-    """Read all lines but half a one at the end, which is told of."""
+    """Return the lines of a file; half a line at its end is left out, with a warning."""
     *lines, last = path.read_bytes().split(b"\n")
     if last.strip() and is_torn(last, read):
         log.warning("the last line of %s is not whole, and is left out", path)

@@ -26,9 +26,10 @@ from fedkeel.runs.finished_run import Run
 from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
+from fedkeel.studies.grids import Setting, check_fresh_seeds, settings_of
 from fedkeel.studies.optimiser_grids import rates_of
-from fedkeel.studies.sweep import SHARED, Execute, Setting, Sweep, Tuned, attempt, settings_of
-from fedkeel.typed_values import check_keys, check_table, read_line, read_values, show_value, types_of
+from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt
+from fedkeel.typed_values import check_table, read_line, read_values, show_value, types_of
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,9 @@ class Leaderboard:
         """From a file's data; without it, the table that comes with the package."""
         if data is None:
             data = tomllib.loads((files("fedkeel.studies") / "leaderboard.toml").read_text(encoding="utf-8"))
-        settings = data.get("settings")
-        if (
-            not isinstance(settings, Mapping)
-            or not settings
-            or not all(isinstance(one, Mapping) for one in settings.values())
-        ):
+        settings: Any = data.get("settings")
+        tables = settings.values() if isinstance(settings, Mapping) else ()
+        if not tables or not all(isinstance(one, Mapping) for one in tables):
             raise ExperimentError("a leaderboard names its settings.", "write [settings.NAME]")
         arenas = []
         for name, one in settings.items():
@@ -98,16 +96,8 @@ class Leaderboard:
         check_table(Leaderboard, given, ExperimentError, "a leaderboard", "key")
         given = read_values(given, types_of(Leaderboard), ExperimentError) | {"arenas": tuple(arenas)}
         made = Leaderboard(**given)
-        if not made.seeds or len(set(made.seeds)) < len(made.seeds):
-            raise ExperimentError("seeds must name at least one, and each once.", "seeds = [101, 102, 103]")
-        if made.seed in made.seeds:
-            raise ExperimentError(
-                f"seed {made.seed} is that of the tries: final runs take fresh ones.", "seeds = [101, 102, 103]"
-            )
+        check_fresh_seeds(made.seeds, made.seed)
         for arena in arenas:
-            check_keys(arena.experiment, SHARED, ExperimentError, f"the experiment of setting {arena.name}", "key")
-            if not arena.experiment.get("validation"):
-                raise ExperimentError(f"setting {arena.name} has no validation data to choose on.", "validation = 0.1")
             many = len(settings_of(made.sweep(arena, made.baseline).grids[made.baseline]))
             if many < made.tries:
                 raise ExperimentError(
@@ -131,7 +121,8 @@ class Leaderboard:
         base, grid = {**arena.experiment, "rounds": arena.tuning_rounds}, dict(arena.grid)
         if (optimiser := find_optimiser(build(method))) is not None:  # rates of SGD are none for AdamW or Muon
             grid["lr"] = list(rates_of(optimiser))
-        return Sweep.load(base | {"methods": {method: {}}, "grid": grid, "budget": 10**6, "seeds": [self.seed]})
+        asked = base | {"methods": {method: {}}, "grid": grid, "budget": 10**6, "seeds": [self.seed]}
+        return Sweep.load(asked, called=f"setting {arena.name}")
 
     def identity(self, arena: Arena) -> str:
         """Of what a line depends on besides its method: a line of another setting is not this table's."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from fedkeel.studies.compare import describe_difference, paired_differences
+from fedkeel.studies.grids import describe
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
-from fedkeel.studies.sweep import describe
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
 COLUMNS = (

@@ -8,8 +8,9 @@ from typing import Any
 
 from fedkeel.errors import RequestError
 from fedkeel.randomness import key
+from fedkeel.studies.grids import Setting
 from fedkeel.studies.search import DRAWS, Candidate, Search, late_score
-from fedkeel.studies.sweep import Execute, Setting, Sweep, Tuned, attempt, is_positive, is_taken, with_value
+from fedkeel.studies.sweep import Execute, Sweep, Tuned, attempt, is_positive, is_taken, with_value
 from fedkeel.text import plural
 
 BATCH = 9  # candidates that are proposed at once, and trained side by side

@@ -42,9 +42,10 @@ from fedkeel.runs.finished_run import Run, validation_score
 from fedkeel.runs.plan import Plan
 from fedkeel.runs.prepare import method_of, problem_of, task_maker
 from fedkeel.runs.record import by_round
+from fedkeel.studies.grids import Setting, check_fresh_seeds, describe, grid_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import split_composed
 from fedkeel.studies.search_space import Part, compose, read_parts
-from fedkeel.studies.sweep import MOST, SHARED, Execute, Setting, Sweep, describe, grid_of, settings_of, with_setting
+from fedkeel.studies.sweep import MOST, SHARED, Execute, Sweep
 from fedkeel.text import plural
 from fedkeel.typed_values import check_keys, read_values, types_of
 
@@ -122,13 +123,11 @@ class Search:
             raise ExperimentError("a search names the parts of its methods.", "write [parts.filter] none = [] …")
         if not isinstance(published, Mapping) or not published:
             raise ExperimentError("a search is held against published methods.", "write [published.feddyn]")
-        if not data.get("validation"):
-            raise ExperimentError("a search chooses on validation data, and there are none.", "set validation = 0.2")
         base = {word: value for word, value in data.items() if word not in (*KEYS, "seed")}
         named = {word: data[word] for word in (*EXAMPLES, "seed") if word in data}
         given = read_values(named, types_of(Search) | {"seed": Seed}, ExperimentError, examples=EXAMPLES)
         both = {"grid": data.get("grid", {}), "budget": MOST, "seeds": [given.pop("seed", 0)]}
-        sweep = Sweep.load(base | both | {"methods": published}, trust=trust)
+        sweep = Sweep.load(base | both | {"methods": published}, trust=trust, called="a search")
         grid = grid_of(both["grid"])
         made = Search(base, read_parts(parts, [*grid, *SHARED], sweep.trust), grid, sweep, **given)
         made._check()
@@ -139,13 +138,7 @@ class Search:
             raise ExperimentError(f"{self.name} is a method already.", 'name = "mine"')
         if self.keep < 2:
             raise ExperimentError("keep must be at least 2: one of so many goes on.", "keep = 3")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ExperimentError("seeds must name at least one, and each once.", "seeds = [1, 2, 3]")
-        if self.seed in self.seeds:
-            fresh = [seed for seed in self.seeds if seed != self.seed] or [self.seed + 1]
-            raise ExperimentError(
-                f"seed {self.seed} is the search's own: final runs take fresh ones.", f"for example seeds = {fresh}"
-            )
+        check_fresh_seeds(self.seeds, self.seed)
         if self.first is not None and self.first > self.rounds:
             raise ExperimentError(
                 f"the first rung has {self.first} rounds, and the whole run {self.rounds}.", f"first = {self.rungs[0]}"

@@ -23,7 +23,7 @@ from typing import Any
 from fedkeel.errors import ExperimentError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods.composition import load_objective, load_rule
-from fedkeel.studies.sweep import Setting, label_of
+from fedkeel.studies.grids import Setting, label_of
 from fedkeel.typed_values import show_value
 
 PLACES = ("perturb", "gradient", "server", "weights", "objective")

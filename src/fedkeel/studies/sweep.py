@@ -23,7 +23,6 @@ chosen by, each on its client's validation share.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,11 +32,11 @@ from fedkeel.errors import ExperimentError, RequestError, nearest
 from fedkeel.importing import Trust
 from fedkeel.methods import settings_of as hyperparameters_of
 from fedkeel.ranges import Count, Seed
-from fedkeel.runs.experiment import TABLES, Experiment, note_new_default, with_field
+from fedkeel.runs.experiment import TABLES, Experiment, note_new_default
 from fedkeel.runs.finished_run import Run, unscored, validation_score
+from fedkeel.studies.grids import Setting, check_seeds, grid_of, label_of, settings_of, with_setting
 from fedkeel.studies.optimiser_grids import Grids, give_own_rates, split_by_optimiser
-from fedkeel.text import write_value
-from fedkeel.typed_values import check_keys, flatten, read_values, show_value, types_of
+from fedkeel.typed_values import check_keys, read_values, types_of
 
 KEYS = ("seeds", "budget", "sampler", "grid", "methods")
 SHARED = tuple(field.name for field in fields(Experiment) if field.name not in ("method", "seed", "problem"))
@@ -49,7 +48,6 @@ SAME = (
 """What every method gets alike, so no grid varies it."""
 FAILED = "the run failed"
 MOST = 100_000  # settings of a grid
-Setting = tuple[tuple[str, Any], ...]
 Execute = Callable[[Sequence[tuple[str, Experiment]]], Sequence[Run | None]]
 """Makes runs, in any order, and returns them in the order asked for; None for one that failed."""
 
@@ -66,22 +64,22 @@ class Sweep:
     sampler: Literal["grid", "optuna"] = "grid"
 
     @staticmethod
-    def load(data: Mapping[str, Any], *, trust: bool = False) -> Sweep:
-        """From a TOML file's data; code that it names is imported with `trust` only."""
+    def load(data: Mapping[str, Any], *, trust: bool = False, called: str = "a sweep") -> Sweep:
+        """From a TOML file's data, `called` so in errors; code that it names is imported with `trust` only."""
         base = {word: value for word, value in data.items() if word not in KEYS}
-        check_keys(data, [*KEYS, *SHARED], ExperimentError, "a sweep", "key")
+        check_keys(data, [*KEYS, *SHARED], ExperimentError, called, "key")
         methods = data.get("methods")
         if not isinstance(methods, Mapping) or not methods:
             raise ExperimentError("a sweep names its methods.", "write [methods.fedavg], [methods.fedsam] …")
         if not base.get("validation"):
-            raise ExperimentError("a sweep chooses on validation data, and there are none.", "set validation = 0.1")
+            raise ExperimentError(f"{called} chooses on validation data, and there are none.", "set validation = 0.1")
         shared = grid_of(data.get("grid", {}))
         split = split_by_optimiser({name: {**shared, **grid_of(own)} for name, own in methods.items()})
         grids = give_own_rates(split, base, Trust.given(trust))
         given = {word: data[word] for word in ("seeds", "budget", "sampler") if word in data}
         given = read_values(given, types_of(Sweep), ExperimentError, examples={"seeds": [0, 1, 2]})
         sweep = Sweep(base, grids, **given, trust=Trust.given(trust))
-        _check_seeds(sweep.seeds)
+        check_seeds(sweep.seeds)
         for name, grid in grids.items():
             if (many := math.prod(map(len, grid.values()))) > MOST:
                 raise ExperimentError(f"the grid of {name} has {many} settings.", f"{MOST} are the most")
@@ -114,44 +112,6 @@ class Sweep:
     def tuned(self) -> set[str]:
         """Keys whose values every method could choose: where methods differ in them, it is by their choice."""
         return set.intersection(*({k for k, values in grid.items() if len(values) > 1} for grid in self.grids.values()))
-
-
-def grid_of(given: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of each key, from a table of a file; a value alone is a list of one."""
-    if not isinstance(given, Mapping):
-        raise ExperimentError(f"a grid gives keys their values: {show_value(given)}", "lr = [0.01, 0.1]")
-    flat = flatten(given, lists=False)
-    found = {word: tuple(values) if isinstance(values, list) else (values,) for word, values in flat.items()}
-    for word, values in found.items():
-        if not values:
-            raise ExperimentError(f"the grid of {word} is empty.", f"{word} = [0.01, 0.1], or leave it out")
-        if nested := [value for value in values if isinstance(value, list | Mapping) and word != "optimizer"]:
-            raise ExperimentError(
-                f"a grid lists single values, and {word} has: {show_value(nested[0])}",
-                f'vary a field alone, such as "schedule.end" = [0, 0.1], or give {word} once, above',
-            )
-    return found
-
-
-def with_setting(data: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
-    """The data of an experiment with the values of a setting; fields enter into what the keys give."""
-    made = dict(data) | {word: value for word, value in setting if "." not in word}
-    for word, value in setting:
-        key, dot, name = word.partition(".")
-        made = with_field(made, key, name, value) if dot else made
-    return made
-
-
-def _check_seeds(seeds: Sequence[int]) -> None:
-    if not seeds:
-        raise ExperimentError("seeds must name at least one.", "seeds = [0, 1, 2]")
-    if len(set(seeds)) < len(seeds):
-        raise ExperimentError(f"a seed is given twice: {show_value(seeds)}", "every seed is one run of each method")
-
-
-def settings_of(grid: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """List every combination of a grid's values."""
-    return [tuple(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 @dataclass
@@ -294,11 +254,3 @@ def finals(sweep: Sweep, tuned: Tuned) -> list[tuple[str, Experiment]]:
         return []
     label = label_of(tuned.method, tuned.best)
     return [(label, sweep.experiment(tuned.method, tuned.best, seed)) for seed in sweep.seeds]
-
-
-def label_of(method: str, setting: Setting) -> str:
-    return f"{method} {describe(setting)}".strip()
-
-
-def describe(setting: Setting) -> str:
-    return " ".join(f"{word.removeprefix('method.')}={write_value(value)}" for word, value in setting)

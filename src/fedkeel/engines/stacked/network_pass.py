@@ -41,8 +41,8 @@ class NetworkReport:
     """Which functions of a network run stacked, which vmap takes one by one, and which run client by client.
 
     `whole` says that all layers have kernels, `fills_up` that samples do not meet, so that short batches are filled up.
-    Shapes and numbers taken one by one cost no more stacked: they are not
-    mentioned. What was counted is that of one pass.
+    Shapes and numbers taken one by one cost no more stacked: they are not mentioned. What was counted is that of one
+    pass.
     """
 
     whole: bool = False
