@@ -46,6 +46,23 @@ def test_an_exponential_average_weighs_rounds_by_their_age_and_leaves_the_start_
         torch.testing.assert_close(flat(run.params), expected, rtol=1e-12, atol=1e-14)
 
 
+def test_an_average_of_a_share_of_the_rounds_grows_with_them_up_to_its_full_length():
+    """n_t = min(β n + 1, share · t) rounds, at least one: here 1, 1, 1.2, 1.6, 2, 2.4 of at most 1 / (1 − 0.9)."""
+    run = train({"name": "ema+fedavg", "decay": 0.9, "share": 0.4}, dtype=torch.float64)
+    average, covered, lengths = None, 0.0, []
+    for t, model in enumerate(models_of(run), start=1):
+        covered = max(1.0, min(0.9 * covered + 1, 0.4 * t))
+        lengths.append(round(covered, 10))
+        average = model if average is None else average + (model - average) / covered
+    assert lengths == [1, 1, 1.2, 1.6, 2, 2.4]
+    torch.testing.assert_close(flat(run.params), average, rtol=1e-12, atol=1e-14)
+
+
+def test_towards_a_share_of_one_it_becomes_the_exponential_average():
+    plain, nearly = (train({"name": "ema+fedavg", **more}, dtype=torch.float64) for more in ({}, {"share": 1 - 1e-12}))
+    torch.testing.assert_close(flat(nearly.params), flat(plain.params), rtol=1e-9, atol=1e-11)
+
+
 def test_a_late_mean_counts_the_rounds_from_its_start_on():
     """Of 6 rounds from the share 0.5 on: the models after rounds 4, 5 and 6; every second: 5 alone."""
     for settings, rounds in (

@@ -7,17 +7,17 @@ from dataclasses import replace
 from fedkeel.core.method import Method
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError
-from fedkeel.ranges import Count, ShareBelowOne
+from fedkeel.ranges import Count, PositiveShare, ShareBelowOne
 from fedkeel.rules import ModelEma, ModelSwa
 
 
-def ema(base: Method, decay: ShareBelowOne = 0.9) -> Method:
+def ema(base: Method, decay: ShareBelowOne = 0.9, share: PositiveShare = 1.0) -> Method:
     """The plug-in `ema+BASE`: evaluate and export an exponential average of the base's models; the base trains as ever.
 
     `accuracy`, `best`, `params`, `model()` and `model_digest` are the average's; `plain_accuracy` and `plain_digest`
     are those of the model that is trained.
     """
-    return deploying(base, "ema", ModelEma(decay))
+    return deploying(base, "ema", ModelEma(decay, share))
 
 
 def swa(base: Method, start: ShareBelowOne = 0.75, cycle: Count = 1) -> Method:

@@ -13,7 +13,7 @@ from fedkeel.core.rule import Rule, State
 from fedkeel.core.schedules import CyclicRate, Schedule
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
-from fedkeel.ranges import Count, ShareBelowOne, Whole
+from fedkeel.ranges import Count, PositiveShare, ShareBelowOne, Whole
 
 __all__ = ["LastTwo", "ModelEma", "ModelSwa"]
 
@@ -56,18 +56,28 @@ class ModelEma(AverageModels):
     """Deploy an exponential average of the models after each round: a_t = Σ_s β^(t−s) w_s / Σ_s β^(t−s), s = 1 … t.
 
     w_0 has no part in it. decay = 0 deploys the last model. decay = 0.9 averages about 1 / (1 − 0.9) = 10 rounds: at a
-    participation of 10 %, each client once.  (Polyak and Juditsky 1992)
+    participation of 10 %, each client once.
+
+    share keeps the average short while the model still improves fast. The average covers n_t = min(β n_(t−1) + 1,
+    share · t) rounds, at least one, and α_t = 1 / n_t. share = 1 is the sum above.  (Polyak and Juditsky 1992; a share
+    of the rounds so far: Shamir and Zhang 2013)
     """
 
     decay: ShareBelowOne = 0.9
+    share: PositiveShare = 1.0
 
     def server_slots(self, params: Tree) -> State:
-        return super().server_slots(params) | {"averaged_weight": params.scalar(0.0)}
+        slots = super().server_slots(params) | {"averaged_weight": params.scalar(0.0)}
+        return slots if self.share == 1 else slots | {"averaged_rounds": params.scalar(0.0)}
 
     def weigh(self, server: State) -> tuple[Tensor, State]:
         newest = 1 - self.decay
         weight: Tensor = self.decay * server["averaged_weight"] + newest
-        return newest / weight, {"averaged_weight": weight}
+        if self.share == 1:
+            return newest / weight, {"averaged_weight": weight}
+        rounds = server["averaged_rounds"] + 1
+        weight = torch.minimum(weight, newest * (self.share * rounds).clamp(min=1))
+        return newest / weight, {"averaged_weight": weight, "averaged_rounds": rounds}
 
 
 @dataclass(frozen=True)
