@@ -58,5 +58,5 @@ def test_a_function_that_fails_is_named_and_an_imported_name_is_not_proposed(tmp
 
 def test_keel_is_what_the_plug_ins_make_of_feddyn():
     ours = build("keel")
-    theirs = build("ema+specgradfilter+feddyn", {"ratio": 0.1, "min_dims": 2, "decay": 0.97})
+    theirs = build("ema+specgradfilter+feddyn", {"ratio": 0.1, "min_dims": 2, "decay": 0.97, "share": 0.04})
     assert (ours.phases, ours.server, ours.weights) == (theirs.phases, theirs.server, theirs.weights)

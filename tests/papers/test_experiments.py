@@ -172,7 +172,7 @@ def test_protocol_of_fedfsa() -> None:
 def test_questions_ask_nothing_that_was_reported() -> None:
     cells: list[Cell] = find("questions")
     assert all(cell.reported is None for cell in cells)
-    asked = {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol", "together"}
+    asked = {"radius", "energy", "step", "resnet18", "vectors", "split", "protocol", "together", "elsewhere"}
     assert {cell.table for cell in cells} == asked
 
 
@@ -186,14 +186,27 @@ def test_the_question_of_the_split_changes_nothing_else() -> None:
 
 
 def test_the_question_of_what_is_together_leaves_one_part_out_at_a_time() -> None:
-    whole = experiment("questions:together", "keel, ResNet-18, 0.1")["method"]
-    for row, change in (
-        ("ratio 0.05", {"ratio": 0.05}),
-        ("without the dual", {"base": "fedavg"}),
-        ("without the average", {"name": "specgradfilter", "decay": None}),
+    def changed(row: str, **change: Any) -> dict[str, Any]:
+        method = experiment("questions:together", f"{row}, ResNet-18, 0.1")["method"] | change
+        return {word: value for word, value in method.items() if value is not None}
+
+    for whole, row, change in (
+        ("keel", "long average", {"share": None}),
+        ("keel", "slow rate", {}),
+        ("slow rate", "slow rate, without the dual", {"base": "fedavg"}),
+        ("long average", "long average, ratio 0.05", {"ratio": 0.05}),
+        ("long average", "long average, without the dual", {"base": "fedavg"}),
+        ("long average", "without the average", {"name": "specgradfilter", "decay": None}),
     ):
-        expected = {word: value for word, value in (whole | change).items() if value is not None}
-        assert experiment("questions:together", f"{row}, ResNet-18, 0.1")["method"] == expected
+        assert changed(row) == changed(whole, **change)
+
+
+def test_keel_is_asked_elsewhere_as_it_is_asked_together() -> None:
+    here = experiment("questions:together", "keel, ResNet-20, class-wise, 0.1")
+    assert experiment("questions:elsewhere", "keel, cifar10, 0.6") == here | {
+        "partition": here["partition"] | {"alpha": 0.6}
+    }
+    assert experiment("questions:elsewhere", "keel, cifar100, 0.1") == here | {"dataset": "cifar100"}
 
 
 def test_the_question_of_the_protocol_changes_one_thing_at_a_time() -> None:

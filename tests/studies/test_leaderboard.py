@@ -65,6 +65,15 @@ def test_what_was_not_run_is_named_and_not_guessed():
     assert "Nothing has been run yet." in write_page(board, [])
 
 
+def test_a_superseded_line_stays_in_its_file_and_its_method_is_run_again():
+    board = Leaderboard.load(BOARD)
+    old = replace(line(board, "fedprox", [0.5, 0.6]), superseded="computed something else then")
+    page = write_page(board, [line(board, "fedavg", [0.5, 0.6]), old])
+    assert "| fedprox |" not in page
+    assert "To be run again: fedprox, computed something else then." in page
+    assert "fedprox" in [method for _, method in board.missing([old], ["fedprox"])]
+
+
 def test_differences_are_paired_and_failures_are_told():
     board = Leaderboard.load(BOARD)
     base, other = line(board, "fedavg", [0.5, 0.6]), line(board, "fedprox", [0.6, 0.8])

@@ -8,7 +8,7 @@ from fedkeel.core.method import Method, Phase, method
 from fedkeel.core.rule import Rule
 from fedkeel.errors import MethodError, require_known
 from fedkeel.methods.averaging import fedavg
-from fedkeel.ranges import Count, NonNegative, Positive, Share, ShareBelowOne
+from fedkeel.ranges import Count, NonNegative, Positive, PositiveShare, Share, ShareBelowOne
 from fedkeel.rules import (
     BySize,
     ClipMedian,
@@ -105,17 +105,17 @@ def specgradfilter(
     return with_filter(base, On(tuple(layers), rule) if layers else rule)
 
 
-def keel(ratio: Share = 0.1, lam: Positive = 0.1, decay: ShareBelowOne = 0.97) -> Method:
+def keel(ratio: Share = 0.1, lam: Positive = 0.1, decay: ShareBelowOne = 0.97, share: PositiveShare = 0.04) -> Method:
     """Gradients without their low frequencies, FedDyn's dual, and an averaged model: one backward pass, FedAvg's bytes.
 
-    Paper: none; a composition of fedkeel's own, whose filter was chosen on validation shares (the question `together`).
-    Released code: none. Here: the filter leaves 1-D tensors alone; use a cosine schedule of the rate (guide `keel`).
+    Paper: none; a composition of fedkeel's own, whose filter and average were chosen on validation shares (the question
+    `together`). Released code: none. Here: the filter leaves 1-D tensors alone; the guide `keel` has schedules.
     """
     return method(
         "keel",
         gradient=[HighPass(ratio, min_dims=2), DynamicDual(lam)],
         weights=Uniform(),
-        server=[ModelEma(decay)],
+        server=[ModelEma(decay, share)],
         papers=["specgradfilter", "feddyn", "ema"],
     )
 

@@ -48,7 +48,8 @@ class Arena:
 class Line:
     """What a method came to in a setting, `scores` by final run; without them every try or every final run failed.
 
-    `reason` says why a method cannot be run there at all.
+    `reason` says why a method cannot be run there at all, `superseded` why the line no longer counts: it stays, and
+    the method is run again.
     """
 
     setting: str
@@ -61,6 +62,7 @@ class Line:
     scores: list[dict[str, Any]] = field(default_factory=list)
     version: str = __version__
     reason: str = ""
+    superseded: str = ""
 
     def values(self, name: str) -> dict[int, float]:
         """A number of each seed that has it."""
@@ -131,7 +133,7 @@ class Leaderboard:
 
     def missing(self, lines: Sequence[Line], methods: Sequence[str]) -> Iterator[tuple[Arena, str]]:
         """What is still to be run: methods in turn, each in every setting."""
-        known = {(line.identity, line.method) for line in lines}
+        known = {(line.identity, line.method) for line in lines if not line.superseded}
         for method in methods:
             for arena in self.arenas:
                 if (self.identity(arena), method) not in known:

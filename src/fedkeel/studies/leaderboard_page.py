@@ -21,12 +21,14 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
     seeds = {1: "one"}.get(len(board.seeds), str(len(board.seeds)))
     parts = [HEAD.format(tries=board.tries, seed=board.seed, seeds=seeds, baseline=board.baseline)]
     for arena in board.arenas:
-        known = {line.method: line for line in lines if line.identity == board.identity(arena)}
+        here = [line for line in lines if line.identity == board.identity(arena)]
+        known = {line.method: line for line in here if not line.superseded}
         parts.append(f"\n## {arena.title}\n")
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
         if known and (left := [method for method in board.methods if method not in known]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
+        parts.extend(f"\nTo be run again: {line.method}, {line.superseded}." for line in here if line.superseded)
     return "\n".join(parts).rstrip() + "\n"
 
 
