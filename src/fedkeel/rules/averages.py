@@ -9,7 +9,7 @@ from math import floor
 import torch
 from torch import Tensor
 
-from fedkeel.core.rule import Rule, State
+from fedkeel.core.rule import Rule, State, newer_field
 from fedkeel.core.schedules import CyclicRate, Schedule
 from fedkeel.core.trees import Tree
 from fedkeel.errors import MethodError
@@ -64,7 +64,7 @@ class ModelEma(AverageModels):
     """
 
     decay: ShareBelowOne = 0.9
-    share: PositiveShare = 1.0
+    share: PositiveShare = newer_field(1.0)
 
     def server_slots(self, params: Tree) -> State:
         slots = super().server_slots(params) | {"averaged_weight": params.scalar(0.0)}
