@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeel.cli.console import complain, say, stderr
+from fedkeel.cli.console import complain, note, say, stderr
 from fedkeel.cli.options import Device, Engine, NoProgress, Precision, StudyFolder, Workers
 from fedkeel.cli.pages import examples, option
 from fedkeel.text import split_words
@@ -67,6 +67,8 @@ def leaderboard(
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
             break
         fetch([str(arena.experiment.get("dataset"))], not no_progress)
+        if any(line.superseded and (line.setting, line.method) == (arena.name, name) for line in known):
+            note(f"{name} is run again; finished runs in {out} are taken as they are: another --out trains anew")
         try:
             line = board.run(arena, name, execute)
         except (MethodError, ModelError) as error:  # it does not fit this network: the others go on

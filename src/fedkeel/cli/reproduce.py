@@ -193,11 +193,13 @@ def carry_out(
     from fedkeel.cli.fetching import fetched
     from fedkeel.cli.progress import display
     from fedkeel.cli.training import Target, group_stacks, name_runs, settle_engine
-    from fedkeel.papers.reproduce import done, experiment_of, folder_of, follows_length, length_of, obstacle
+    from fedkeel.papers.ledger import follows_length
+    from fedkeel.papers.reproduce import done, experiment_of, folder_of, length_of, obstacle
 
     planned: dict[Path, tuple[Cell, Target]] = {}
     failed = 0
-    if cut := [cell for cell in cells if follows_length(cell) and length_of(cell, rounds) < length_of(cell, None)]:
+    shorter = (cell for cell in cells if length_of(cell, rounds) < length_of(cell, None))
+    if cut := [cell for cell in shorter if follows_length(cell.experiment)]:
         note(f"a shorter run of {cut[0].label} has a schedule of its own: it does not count for the cell")
     for cell in cells:
         if (wrong := obstacle(cell)) is not None:
@@ -253,8 +255,11 @@ def keep_result(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
 
     assert run.path is not None
     entry = entry_of(cell, run, environment_of(run.path))
-    if again or entry.identity not in {known.identity for known in read(ledger)}:
+    known = {line.identity: line for line in read(ledger)}.get(entry.identity)
+    if again or known is None:
         append(entry, ledger)
+    elif known.superseded:
+        complain(f"{cell.label}, seed {entry.seed}: the run in {run.path} is superseded.", "another --out trains anew")
 
 
 def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:

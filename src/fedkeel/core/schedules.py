@@ -209,3 +209,9 @@ def read_schedule(given: Schedule | str | Mapping[str, Any], key: str) -> Schedu
         raise ExperimentError(f"unknown schedule: {name}", nearest(name, SCHEDULES, "schedules"))
     check_table(SCHEDULES[name], settings, ExperimentError, f"the {name} schedule")
     return SCHEDULES[name](**settings)
+
+
+def spans_run(given: Schedule | str | Mapping[str, Any]) -> bool:
+    """Whether the schedule is as long as the run, so that another length makes other rates from the first round on."""
+    schedule = read_schedule(given, "schedule")
+    return isinstance(schedule, Lasting) and schedule.rounds is None

@@ -17,7 +17,7 @@ from fedkeel.typed_values import show_value
 
 def is_composition(given: Any) -> bool:
     """Whether it is a table of rules: parts of a method written out in full, not its name and hyper-parameters."""
-    return isinstance(given, Mapping) and bool({"phases", "perturb", "gradient", "weights"} & set(given))
+    return isinstance(given, Mapping) and bool({"phases", "perturb", "gradient", "weights", "server"} & set(given))
 
 
 def read_method(given: Any, trust: Trust) -> Method:

@@ -30,7 +30,7 @@ CLAIMS = "claims"
 
 EXPECTED: dict[str, str] = {
     "ahead": "the first is ahead",
-    "gain": "the first is ahead, and by no less than reported",
+    "gain": "the first is ahead, and the interval does not lie below what is reported",
     "level": "the first is no further behind than the margin",
     "no gain": "the first is no further ahead than the margin",
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedkeel.core.schedules import spans_run
 from fedkeel.errors import RequestError, RunError, explain_os_errors
 from fedkeel.papers.cells import Cell
 from fedkeel.papers.spectra import Spectra, cut_spectra
@@ -18,7 +19,6 @@ from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.typed_values import read_line, show_value
 
 LEDGER = Path("results") / "ledger.jsonl"
-SCHEDULES = ("schedule", "server_schedule")  # settings that may make rates depend on the length of the run
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Entry:
     def until(self, round: int) -> Entry | None:
         """This run as it stood at a round; None where the line does not tell: a final tuning came only at the end, and
         a schedule that lasts as long as the run makes a shorter or longer one another run."""
-        if self.rounds != round and any(self.settings.get(key) for key in SCHEDULES):
+        if self.rounds != round and follows_length(self.settings):
             return None
         if self.rounds <= round:
             return self
@@ -145,6 +145,12 @@ class Entry:
 
     def dumps(self) -> str:
         return json.dumps(asdict(self) | {"shortened": self.shortened}, sort_keys=True, ensure_ascii=False)
+
+
+def follows_length(settings: Mapping[str, Any]) -> bool:
+    """Whether rates depend on the length of the run, so that a shorter run is not the beginning of a longer one."""
+    given = (settings.get(key) for key in ("schedule", "server_schedule"))
+    return any(spans_run(one) for one in given if one)
 
 
 def append(entry: Entry, path: Path = LEDGER) -> None:

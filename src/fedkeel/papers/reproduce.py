@@ -15,7 +15,7 @@ from fedkeel.papers import PAPERS, Cell, find, seeds_of, tables
 from fedkeel.papers.cells import merged
 from fedkeel.papers.claims import CLAIMS, find_claimed_cells
 from fedkeel.papers.figures import find_figure
-from fedkeel.papers.ledger import SCHEDULES, Entry, measured, standing
+from fedkeel.papers.ledger import Entry, measured, standing
 from fedkeel.papers.order import ORDER, in_order
 from fedkeel.papers.spectra import gather_spectra
 from fedkeel.runs.experiment import Experiment
@@ -152,11 +152,6 @@ def experiment_of(cell: Cell, seed: int, rounds: int | None = None) -> Experimen
     """Make the cell's experiment, perhaps shortened. What it names comes from our tables, or was typed."""
     data = dict(cell.experiment) | {"seed": seed, "rounds": length_of(cell, rounds)}
     return Experiment.read(data, trust=Trust.TYPED)
-
-
-def follows_length(cell: Cell) -> bool:
-    """Whether rates depend on the length of the run, so that a shorter run is not the beginning of the cell's."""
-    return any(cell.experiment.get(key) for key in SCHEDULES)
 
 
 def obstacle(cell: Cell) -> FedkeelError | None:

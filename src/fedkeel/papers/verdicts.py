@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedkeel.papers import Cell, Table
-from fedkeel.papers.ledger import Entry, longest, measured
+from fedkeel.papers.ledger import Entry, follows_length, longest, measured
 from fedkeel.papers.noise import SHARE, TIMES, UNREPEATED, Noise, NoiseOfLedger
-from fedkeel.papers.reproduce import follows_length, runs_of, runs_of_any_length, settings_of
+from fedkeel.papers.reproduce import runs_of, runs_of_any_length, settings_of
 from fedkeel.runs.environment import keep_one_place
 from fedkeel.text import plural
 
@@ -121,7 +121,7 @@ def _gather_runs(cell: Cell, entries: Sequence[Entry]) -> Judgement:
     if cell.kind in TIMES:
         found = keep_one_place(found, lambda entry: entry.place)
     own = _own_method(cell, found, entries) if cell.kind == "extra seconds per round" else []
-    others = runs_of_any_length(cell, entries) if follows_length(cell) and not found else []
+    others = runs_of_any_length(cell, entries) if follows_length(cell.experiment) and not found else []
     apart = max((entry.rounds for entry in others), default=0)
     return Judgement(cell, tuple(found), tuple(measured(cell, entry, own) for entry in found), apart=apart)
 

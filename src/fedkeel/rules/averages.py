@@ -58,9 +58,9 @@ class ModelEma(AverageModels):
     w_0 has no part in it. decay = 0 deploys the last model. decay = 0.9 averages about 1 / (1 − 0.9) = 10 rounds: at a
     participation of 10 %, each client once.
 
-    share keeps the average short while the model still improves fast. The average covers n_t = min(β n_(t−1) + 1,
-    share · t) rounds, at least one, and α_t = 1 / n_t. share = 1 is the sum above.  (Polyak and Juditsky 1992; a share
-    of the rounds so far: Shamir and Zhang 2013)
+    share = 0.04 keeps the average to a 25th of the rounds so far, while the model still improves fast; share = 1 does
+    not limit it. It covers n_t = min(β n_(t−1) + 1, share · t) rounds, at least one: a_t = a_(t−1) + (w_t − a_(t−1)) /
+    n_t.  (Polyak and Juditsky 1992; a share of the rounds so far: Shamir and Zhang 2013)
     """
 
     decay: ShareBelowOne = 0.9

@@ -23,12 +23,13 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
     for arena in board.arenas:
         here = [line for line in lines if line.identity == board.identity(arena)]
         known = {line.method: line for line in here if not line.superseded}
+        again = {line.method: line for line in here if line.method not in known}
         parts.append(f"\n## {arena.title}\n")
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
-        if known and (left := [method for method in board.methods if method not in known]):
+        if known and (left := [method for method in board.methods if method not in known.keys() | again.keys()]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
-        parts.extend(f"\nTo be run again: {line.method}, {line.superseded}." for line in here if line.superseded)
+        parts.extend(f"\nTo be run again: {method}, {line.superseded}." for method, line in again.items())
     return "\n".join(parts).rstrip() + "\n"
 
 
