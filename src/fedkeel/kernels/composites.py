@@ -106,6 +106,11 @@ def as_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
 
 
+def view(x: Tensor, *shape: Any, **options: Any) -> Tensor | None:
+    """A view, or a copy where the strides of a stack allow none; as another type it is left alone."""
+    return None if options or isinstance(shape[0], torch.dtype) else x.reshape(*shape)
+
+
 COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
     F.multi_head_attention_forward: multi_head_attention,
     F.scaled_dot_product_attention: attention,
@@ -118,5 +123,6 @@ COMPOSITES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh_cell: rnn_tanh_cell,
     torch.rnn_relu_cell: rnn_relu_cell,
     adapt_linear: unwrap(adapt_linear),
+    Tensor.view: view,
 }
 """Each is called with the arguments of the function that it stands for, and returns None where it leaves it alone."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
@@ -36,15 +36,39 @@ def loss_is_a_mean(task: Task) -> bool:
     With class weights, or where samples are left out, it is not.
     """
     there = np.flatnonzero(task.clients.sizes)[:SHOWN]
-    some = [task.prepare(task.clients.rows(int(c), np.arange(min(SHOWN, task.clients.sizes[c])))) for c in there]
+    some = [task.prepare(task.clients.rows(int(c), spread(int(task.clients.sizes[c])))) for c in there]
     tensors = tuple(join_rows(column) for column in zip(*some, strict=True))
-    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     with torch.random.fork_rng(devices=[]):
-        output = task.predict(model, tensors)
-        whole = task.losses(model, tensors, output)
-        if whole.dim() > 0:
-            return True
-        return is_mean_of(whole, [task.losses(model, *one) for one in split_samples(tensors, output)])
+        for model in list_models(task):
+            if isinstance(model, nn.Module):
+                model.eval()
+            output = task.predict(model, tensors)
+            whole = task.losses(model, tensors, output)
+            if whole.dim() > 0:
+                return True
+            if not is_mean_of(whole, [task.losses(model, *one) for one in split_samples(tensors, output)]):
+                return False
+    return True
+
+
+def spread(size: int) -> np.ndarray:
+    """The places of some samples from all over a client's data, which may be sorted by class."""
+    return np.unique(np.linspace(0, size - 1, min(SHOWN, size)).round().astype(np.int64))
+
+
+def list_models(task: Task) -> Iterator[nn.Module | dict[str, Tensor]]:
+    """Yield the initial model, and one with other weights: a head or a gate of zeros would hide a lot."""
+    for size in (0.0, 0.1):
+        torch.manual_seed(0)
+        model = dict(task.initial.named()) if task.module is None else copy_trained(task.module)
+        weights = model if isinstance(model, dict) else dict(model.named_parameters())
+        for name in task.initial if size else ():  # frozen weights are not copied
+            moved = weights[name] + size * torch.randn_like(weights[name])
+            if isinstance(model, dict):
+                model[name] = moved
+            else:
+                weights[name].copy_(moved)
+        yield model
 
 
 @torch.no_grad()
@@ -55,29 +79,39 @@ def samples_stay_apart(task: Task) -> bool:
     stacked clients leave out what fills a batch up.
     """
     client = int(task.clients.sizes.argmax())
-    count = min(SHOWN, int(task.clients.sizes[client]))
-    if task.module is None or count < 2:
+    places = spread(int(task.clients.sizes[client]))
+    if task.module is None or len(places) < 2:
         return True
-    tensors, half = task.prepare(task.clients.rows(client, np.arange(count))), count // 2
-    model = copy_trained(task.module).train()
+    if any(getattr(part, "scale_grad_by_freq", False) for part in task.module.modules()):
+        return False  # only gradients show it
+    tensors = task.prepare(task.clients.rows(client, places))
+    with torch.random.fork_rng(devices=[]):
+        return all(stay_apart(task, model, tensors) for model in list_models(task) if isinstance(model, nn.Module))
+
+
+def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
+    """Whether the model's outputs for some samples are those of half of them, and of one."""
+    model.train()
     for part in model.modules():
         if isinstance(part, _BatchNorm):
             part.eval()
 
-    def predict(given: Sample) -> list[Any]:
+    def predict(count: int) -> list[Any]:
         key = torch.zeros((), dtype=torch.int64, device=task.device)
         with KeyedDropout(key) if task.stochastic else nullcontext():
-            return _pytree.tree_leaves(task.predict(model, given))
+            return _pytree.tree_leaves(task.predict(model, tuple(t[:count] for t in tensors)))
 
-    try:
-        with torch.random.fork_rng(devices=[]):
-            pairs = list(zip(predict(tensors), predict(tuple(t[:half] for t in tensors)), strict=True))
-    except (RuntimeError, ValueError):
-        return False
     exact = task.device.type == "cpu" or task.compute == torch.float64
-    tolerance = ROUNDING.get(task.compute, LOW) if exact else LOW
-    outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (count,)]
-    return all(are_near(one[:half], other, tolerance) for one, other in outputs if one.is_floating_point())
+    tolerance, whole = ROUNDING.get(task.compute, LOW) if exact else LOW, len(tensors[0])
+    for count in {whole // 2, 1}:
+        try:
+            pairs = list(zip(predict(whole), predict(count), strict=True))
+        except (RuntimeError, ValueError):
+            return False
+        outputs = [(one, other) for one, other in pairs if isinstance(one, Tensor) and one.shape[:1] == (whole,)]
+        if not all(are_near(one[:count], other, tolerance) for one, other in outputs if one.is_floating_point()):
+            return False
+    return True
 
 
 def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
@@ -89,6 +123,8 @@ def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
 def try_out(task: Task) -> None:
     """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
+    weights = {} if isinstance(model, dict) else dict(model.named_parameters())
+    before = {name: (weight.data_ptr(), weight._version) for name, weight in weights.items()}
     for whose, sample in list_forms(task):
         tensors = task.prepare(sample)
         try:
@@ -102,6 +138,12 @@ def try_out(task: Task) -> None:
                 f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
                 "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
             ) from error
+    for name, weight in weights.items():
+        if before[name] != (weight.data_ptr(), weight._version):
+            raise ModelError(
+                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
+                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
+            )
 
 
 def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils import _pytree
 
 from fedkeel.core.objectives import Given, Loss, Objective
@@ -143,8 +143,7 @@ class StackedWorkspace:
 
         if self.inside is None:
             return loss(leaves), {}
-        named = {f"model.{name}": leaf for name, leaf in (leaves | buffers).items()}
-        return functional_call(self.inside, named, (loss,)), buffers
+        return self.inside.call(leaves | buffers, loss), buffers
 
     def reduce_losses(self, aim: Target, model: ModelOrParams, tensors: Sample, output: Any, given: Given) -> Tensor:
         """Compute the mean, or the total, of the objective over the real samples of one client."""
@@ -184,13 +183,13 @@ class StackedWorkspace:
         if not aim.objective.reference:
             return None
         assert self.inside is not None
+        inside = self.inside
         state = aim.message.get("buffers", buffers)
         shared = state is not None and state.buffer.dim() == 1
         at = StackedPass(len(batch.tensors[0]), self.task.compute, torch.zeros((), device=self.task.device))
 
         def one(sent: dict[str, Tensor], buffers: dict[str, Tensor], tensors: Sample) -> Any:
             lowered = {name: leaf.to(self.task.compute) for name, leaf in (sent | buffers).items()}
-            named = {f"model.{name}": leaf for name, leaf in lowered.items()}
 
             def predict(model: nn.Module) -> Any:
                 if self.by_kernels:
@@ -198,7 +197,7 @@ class StackedWorkspace:
                 with StackedFunctions(at, lowered, self.lowered) as functions:
                     return functions.finish(self.task.predict(model, tensors))
 
-            return functional_call(self.inside, named, (predict,))  # type: ignore[arg-type]
+            return inside.call(lowered, predict)
 
         self.inside.eval()
         try:

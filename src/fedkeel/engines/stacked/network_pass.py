@@ -6,15 +6,17 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedkeel.core.trees import Tree
 from fedkeel.errors import ModelError
@@ -26,14 +28,37 @@ from fedkeel.problems.task import Task
 
 
 class ModuleCaller(nn.Module):
-    """A module that calls a function with another module, whose parameters `functional_call` has exchanged."""
+    """A module that calls a function with another module, whose parameters and buffers it exchanges meanwhile."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
+        self.others = list_other_names(model)
 
     def forward(self, f: Callable[..., Any], *args: Any) -> Any:
         return f(self.model, *args)
+
+    def call(self, named: Mapping[str, Tensor], f: Callable[..., Any]) -> Any:
+        """Call the function; `named` are the tensors by their first names."""
+        every = {f"model.{other}": t for name, t in named.items() for other in (name, *self.others.get(name, ()))}
+        return functional_call(self, every, (f,), tie_weights=False)
+
+
+def list_other_names(model: nn.Module) -> dict[str, list[str]]:
+    """List the further names of shared tensors, one for each further module that holds them.
+
+    A module that stands in two places has one tensor, which PyTorch would exchange twice and not put back.
+    """
+    first, held, found = dict[int, str](), set[tuple[int, str]](), dict[str, list[str]]()
+    for name, tensor in chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        owner, _, word = name.rpartition(".")
+        place = id(model.get_submodule(owner)), word
+        if place not in held and first.setdefault(id(tensor), name) != name:
+            found.setdefault(first[id(tensor)], []).append(name)
+        held.add(place)
+    return found
 
 
 @dataclass

@@ -1,0 +1,142 @@
+"""What a network or a loss hides at its start, or does to its own weights: alike on every engine, or refused."""
+
+import pytest
+import torch
+from for_each import for_each
+from torch import nn
+from torch.nn import functional as F
+
+import fedkeel as fk
+from fedkeel.errors import ModelError
+
+SHAPE, CLASSES = (3, 6, 6), 3
+
+
+class Net(nn.Module):
+    """Layers by name, and a function of them and the images."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        self.layers, self.called = nn.ModuleDict(layers), forward
+
+    def forward(self, x):
+        return self.called(self.layers, x)
+
+
+def zero(layer):
+    for weight in layer.parameters():
+        nn.init.zeros_(weight)
+    return layer
+
+
+def make_clients(ordered=False):
+    generator = torch.Generator().manual_seed(3)
+    clients = []
+    for size in (18, 33):  # the second batch of the first is short, so that a stack fills it up
+        y = torch.randint(0, CLASSES, (size,), generator=generator)
+        clients.append((torch.randn(size, *SHAPE, generator=generator) + y[:, None, None, None], y))
+    return [(x[y.argsort()], y.sort().values) for x, y in clients] if ordered else clients
+
+
+def train(engine, network, loss=F.cross_entropy, ordered=False):
+    torch.manual_seed(0)
+    clients = make_clients(ordered)
+    problem = fk.Problem(model=network(), loss=loss, clients=clients, test=clients[0])
+    experiment = fk.Experiment(problem=problem, rounds=2, participation=1.0, epochs=1, batch_size=16, lr=0.1)
+    run = fk.run(experiment, engine=engine, dtype=torch.float64)
+    return torch.cat([leaf.flatten() for leaf in run.params.values()])
+
+
+def same_on_engines(network, loss=F.cross_entropy, ordered=False):
+    one_by_one, together = (train(engine, network, loss, ordered) for engine in ("serial", "stacked"))
+    torch.testing.assert_close(together, one_by_one, rtol=1e-9, atol=1e-11)
+
+
+def flat(head):
+    return nn.Sequential(nn.Flatten(), head)
+
+
+def weighted(output, y):
+    return F.cross_entropy(output, y, weight=torch.tensor([1.0, 5.0, 0.2], dtype=output.dtype))
+
+
+@for_each("zeros, ordered", [(True, False), (False, True), (True, True)])
+def test_class_weights_are_seen_behind_a_head_of_zeros_and_where_labels_are_sorted(zeros, ordered):
+    def network():
+        head = nn.Linear(108, CLASSES)
+        return flat(zero(head) if zeros else head)
+
+    same_on_engines(network, weighted, ordered)
+
+
+def test_samples_that_meet_behind_a_gate_of_zeros_are_seen():
+    def forward(of, x):
+        x = x.flatten(1)
+        return of["head"](x) + of["gate"](x - x.mean(0))
+
+    same_on_engines(lambda: Net(forward, head=nn.Linear(108, CLASSES), gate=zero(nn.Linear(108, CLASSES))))
+
+
+def test_a_network_that_looks_at_the_size_of_a_batch_sees_its_own():
+    def forward(of, x):
+        return of["head"](x.flatten(1)) * (2.0 if len(x) > 2 else 1.0)
+
+    same_on_engines(lambda: Net(forward, head=nn.Linear(108, CLASSES)))
+
+
+def test_gradients_that_count_words_see_no_filling():
+    def forward(of, x):
+        return of["head"](of["words"]((x.flatten(1)[:, :4] > 0).long()).mean(1))
+
+    same_on_engines(lambda: Net(forward, words=nn.Embedding(2, 5, scale_grad_by_freq=True), head=nn.Linear(5, CLASSES)))
+
+
+@for_each(
+    "forward",
+    [
+        lambda of, x: of["head"](F.relu(of["conv"](x)).view(x.size(0), -1)),
+        lambda of, x: of["head"](F.max_pool2d(of["conv"](x), 2).view(-1, 8).repeat(1, 4)),
+        lambda of, x: of["head"](of["conv"](x).view((len(x), 32))),
+    ],
+)
+def test_what_is_viewed_in_a_client_is_viewed_in_a_stack(forward):
+    same_on_engines(lambda: Net(forward, conv=nn.Conv2d(3, 2, 3), head=nn.Linear(32, CLASSES)))
+
+
+@for_each("make", [lambda: nn.Linear(8, 8), lambda: nn.LayerNorm(8), lambda: nn.BatchNorm1d(8)])
+def test_a_layer_may_stand_in_two_places(make):
+    def network():
+        layer = make()
+        between = nn.Linear(8, 8)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(108, 8), layer, nn.ReLU(), between, layer, nn.ReLU(), nn.Linear(8, CLASSES)
+        )
+
+    same_on_engines(network)
+
+
+def renew(of, x):
+    of["head"].weight.data = torch.renorm(of["head"].weight.data, 2, 0, 1.0)
+    return of["head"](x.flatten(1))
+
+
+def clamp(of, x):
+    with torch.no_grad():
+        of["head"].weight.clamp_(-1, 1)
+    return of["head"](x.flatten(1))
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("forward", [renew, clamp])
+def test_a_network_that_writes_into_its_weights_is_refused(forward, engine):
+    with pytest.raises(ModelError, match=r"writes into its weight layers\.head\.weight"):
+        train(engine, lambda: Net(forward, head=nn.Linear(108, CLASSES)))
+
+
+def test_an_embedding_that_shortens_its_rows_is_refused():
+    def forward(of, x):
+        return of["head"](of["words"]((x.flatten(1)[:, :4] > 0).long()).mean(1))
+
+    with pytest.raises(ModelError, match="an embedding needs no max_norm") as told:
+        train("serial", lambda: Net(forward, words=nn.Embedding(2, 5, max_norm=9.0), head=nn.Linear(5, CLASSES)))
+    assert "words.weight" in told.value.message
