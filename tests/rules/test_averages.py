@@ -76,6 +76,21 @@ def test_a_late_mean_counts_the_rounds_from_its_start_on():
         torch.testing.assert_close(flat(run.params), expected, rtol=1e-12, atol=1e-14)
 
 
+def test_rounds_in_which_nobody_answers_count_as_rounds():
+    """One client a round, who often does not answer."""
+    changes = {"rounds": 12, "participation": 0.17, "unavailable": 0.6, "dtype": torch.float64}
+    late, short = (train({"name": name, **more}, **changes) for name, more in (
+        ("swa+fedavg", {"start": 0.5}), ("ema+fedavg", {"decay": 0.9, "share": 0.25}),
+    ))  # fmt: skip
+    assert any(len(record.absent) == len(record.selected) for record in late.records[6:])
+    torch.testing.assert_close(flat(late.params), sum(models_of(late)[6:]) / 6, rtol=1e-12, atol=1e-14)
+    average, covered = torch.zeros(()), 0.0
+    for t, model in enumerate(models_of(short), start=1):
+        covered = max(1.0, min(0.9 * covered + 1, 0.25 * t))
+        average = average + (model - average) / covered
+    torch.testing.assert_close(flat(short.params), average, rtol=1e-12, atol=1e-14)
+
+
 def test_up_to_its_start_the_plain_model_is_deployed_bit_for_bit():
     run = train({"name": "swa+fedavg", "start": 0.5})
     same = [

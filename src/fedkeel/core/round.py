@@ -274,7 +274,12 @@ def server_round(method: Method, server: State, reports: State, rate: float = 1.
     for rule in method.rules:
         update, server = rule.server_step(update, server, reports)
     params: Tree = server["params"]
-    server = server | {"params": params | params.only(update.layout) + method.server_lr * rate * update}
+    return remember(method, server | {"params": params | params.only(update.layout) + method.server_lr * rate * update})
+
+
+@torch.no_grad()
+def remember(method: Method, server: State) -> State:
+    """End a round on the server, also one in which nobody answered."""
     for rule in method.rules:
         server = rule.remember(server)
     return server

@@ -178,7 +178,7 @@ class Rule:
         return update, server
 
     def remember(self, server: State) -> State:
-        """What the server remembers at the end of a round, when its model has moved."""
+        """What the server remembers at the end of a round, of its model as it is then."""
         return server
 
     def deploy(self, model: State, server: State) -> State:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from fedkeel.core.method import Method
-from fedkeel.core.round import broadcast, deploy, init_server, server_round
+from fedkeel.core.round import broadcast, deploy, init_server, remember, server_round
 from fedkeel.core.rule import State
 from fedkeel.core.trees import all_finite, stack, state_bytes
 from fedkeel.engines.cost import Clock, finite, passes, sent, uploaded
@@ -237,6 +237,8 @@ class Loop:
                 probe = Probe(self.task, self.method, self.plan, self.server, t, clients, self.store.get)
                 seen = Seen(t + 1, message, reports, server, self.method, states, probe, self.plan.rounds)
                 tracked = observe_round(self.observers, seen)
+        else:
+            server = remember(self.method, server)
         self.seconds.add("aggregation", time.perf_counter() - timed)
         measures = self.judge.evaluate(engine, server, t + 1)
         if policy is not None:
