@@ -116,7 +116,8 @@ class ByRange(Sensitivity, stackable=True):
 class ByTaylor(Sensitivity, stackable=True):
     """The first-order effect of the layer's perturbation, |g_l · ε_l|, summed over the last local epoch.
 
-    Of K steps these are the last K / E, where E is the most epochs that a client of the run may take. Goes first in the gradient chain, behind LayerRadius(rho, rho_larger).  (FedFSA, equation 8)
+    Of K steps these are the last K / E, where E is the most epochs that a client of the run may take. Goes first in the
+    gradient chain, behind LayerRadius(rho, rho_larger).  (FedFSA, equation 8)
     """
 
     rho: NonNegative
