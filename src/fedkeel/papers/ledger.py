@@ -227,10 +227,10 @@ def furthest(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def spent(entries: Iterable[Entry]) -> tuple[int, float, list[str]]:
-    """Count the runs and the hours they took, and list on what."""
+    """Count the runs and the hours they took, and list on what, and in which arithmetic."""
     runs = furthest(entries)
-    devices = sorted({str(entry.environment.get("device")) for entry in runs})
-    return len(runs), sum(entry.seconds for entry in runs) / 3600, devices
+    places = sorted({f"{entry.environment.get('device')} in {entry.environment.get('precision')}" for entry in runs})
+    return len(runs), sum(entry.seconds for entry in runs) / 3600, places
 
 
 def longest(entries: Iterable[Entry]) -> list[Entry]:

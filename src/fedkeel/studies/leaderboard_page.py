@@ -24,7 +24,11 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         here = [line for line in lines if line.identity == board.identity(arena)]
         known = {line.method: line for line in here if not line.superseded}
         again = {line.method: line for line in here if line.method not in known}
-        parts.append(f"\n## {arena.title}\n")
+        tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in arena.grid.items())
+        told = (
+            f"Tried, in {arena.tuning_rounds} rounds each: {tried}; optimisers other than SGD have their own rates.\n"
+        )
+        parts += [f"\n## {arena.title}\n", told]
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
         if known and (left := [method for method in board.methods if method not in known.keys() | again.keys()]):
