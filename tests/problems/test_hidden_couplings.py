@@ -29,7 +29,7 @@ def zero(layer):
     return layer
 
 
-def make_clients(ordered=False):
+def make_clients(ordered):
     generator = torch.Generator().manual_seed(3)
     clients = []
     for size in (18, 33):  # the second batch of the first is short, so that a stack fills it up
@@ -47,8 +47,8 @@ def train(engine, network, loss=F.cross_entropy, ordered=False):
     return torch.cat([leaf.flatten() for leaf in run.params.values()])
 
 
-def same_on_engines(network, loss=F.cross_entropy, ordered=False):
-    one_by_one, together = (train(engine, network, loss, ordered) for engine in ("serial", "stacked"))
+def same_on_engines(network, *given, **changes):
+    one_by_one, together = (train(engine, network, *given, **changes) for engine in ("serial", "stacked"))
     torch.testing.assert_close(together, one_by_one, rtol=1e-9, atol=1e-11)
 
 
@@ -67,6 +67,14 @@ def test_class_weights_are_seen_behind_a_head_of_zeros_and_where_labels_are_sort
         return flat(zero(head) if zeros else head)
 
     same_on_engines(network, weighted, ordered)
+
+
+@for_each("reduction", ["none", "mean"])
+def test_a_loss_in_which_samples_meet_is_seen(reduction):
+    def centred(output, y):
+        return F.cross_entropy(output - output.mean(0), y, reduction=reduction)
+
+    same_on_engines(lambda: flat(nn.Linear(108, CLASSES)), centred)
 
 
 def test_samples_that_meet_behind_a_gate_of_zeros_are_seen():
