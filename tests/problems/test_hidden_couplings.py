@@ -92,11 +92,12 @@ def test_a_network_that_looks_at_the_size_of_a_batch_sees_its_own():
     same_on_engines(lambda: Net(forward, head=nn.Linear(108, CLASSES)))
 
 
-def test_gradients_that_count_words_see_no_filling():
+@for_each("option", ["scale_grad_by_freq", "sparse"])
+def test_embeddings_with_gradients_of_their_own_kind(option):
     def forward(of, x):
         return of["head"](of["words"]((x.flatten(1)[:, :4] > 0).long()).mean(1))
 
-    same_on_engines(lambda: Net(forward, words=nn.Embedding(2, 5, scale_grad_by_freq=True), head=nn.Linear(5, CLASSES)))
+    same_on_engines(lambda: Net(forward, words=nn.Embedding(2, 5, **{option: True}), head=nn.Linear(5, CLASSES)))
 
 
 @for_each(

@@ -73,7 +73,8 @@ class Workspace:
                 if "does not require grad" not in str(error):
                     raise
                 raise ExperimentError(DETACHED, "is it computed from them?") from None
-        tree = Tree(torch.cat([grad.reshape(-1) for grad in grads]), params.layout)
+        dense = (grad.to_dense() if grad.is_sparse else grad for grad in grads)
+        tree = Tree(torch.cat([grad.reshape(-1) for grad in dense]), params.layout)
         return Gradient(tree, loss.detach(), self.copy_buffers())
 
     def loss(self, batch: Batch, objective: Objective, given: Given) -> Tensor:
