@@ -67,7 +67,7 @@ def leaderboard(
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
             break
         fetch([str(arena.experiment.get("dataset"))], not no_progress)
-        if any(line.superseded and (line.setting, line.method) == (arena.name, name) for line in known):
+        if any(line.superseded and (line.identity, line.method) == (board.identity(arena), name) for line in known):
             note(f"{name} is run again; finished runs in {out} are taken as they are: another --out trains anew")
         try:
             line = board.run(arena, name, execute)

@@ -259,7 +259,7 @@ def keep_result(cell: Cell, run: Run, ledger: Path, again: bool) -> None:
     if again or known is None:
         append(entry, ledger)
     elif known.superseded:
-        complain(f"{cell.label}, seed {entry.seed}: the run in {run.path} is superseded.", "another --out trains anew")
+        note(f"{cell.label}, seed {entry.seed}: the run in {run.path} is superseded; another --out trains anew")
 
 
 def keep_reached(cell: Cell, target: Target, ledger: Path) -> None:

@@ -57,16 +57,12 @@ def spread(size: int) -> np.ndarray:
 
 def list_models(task: Task) -> Iterator[nn.Module | dict[str, Tensor]]:
     """Yield the initial model, and one with other weights: a head or a gate of zeros would hide a lot."""
+    draw = torch.Generator().manual_seed(0)
     for size in (0.0, 0.1):
-        torch.manual_seed(0)
-        model = dict(task.initial.named()) if task.module is None else copy_trained(task.module)
+        model = {n: w.clone() for n, w in task.initial.items()} if task.module is None else copy_trained(task.module)
         weights = model if isinstance(model, dict) else dict(model.named_parameters())
         for name in task.initial if size else ():  # frozen weights are not copied
-            moved = weights[name] + size * torch.randn_like(weights[name])
-            if isinstance(model, dict):
-                model[name] = moved
-            else:
-                weights[name].copy_(moved)
+            weights[name] += size * torch.randn(weights[name].shape, generator=draw).to(weights[name])
         yield model
 
 
