@@ -454,6 +454,8 @@ def test_what_the_readme_says_of_the_papers_is_what_the_ledger_has():
     assert f"FedFFT-D leads FedSAM-D on ResNet-18 {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, _ = sure("filter-plugs-in", "FedDyn, ratio 0.05 − FedDyn, FedFFT's setting", "confirmed")
     assert f"the gradient filter leads plain FedDyn {lead} {ends})" in said
+    lead, ends, found = sure("wmsam-parts", "row 1 − row 7, accuracy", "confirmed")
+    assert f"FedWMSAM leads FedCM on ResNet-18 {lead} {ends}; {found.difference.reported:.2f})" in said
     lead, ends, found = sure("fft-over-feddyn", "FedFFT-D − FedDyn, cifar10, 0.1", "contradicted")
     assert f"FedFFT-D leads FedDyn {lead} {ends}), not by {found.difference.reported:.2f}" in said
     for other in ("MoFedSAM", "FedSpeed"):

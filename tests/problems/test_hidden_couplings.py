@@ -57,7 +57,7 @@ def flat(head):
 
 
 def weighted(output, y):
-    return F.cross_entropy(output, y, weight=torch.tensor([1.0, 5.0, 0.2], dtype=output.dtype))
+    return F.cross_entropy(output, y, weight=torch.tensor([1.0, 5.0, 0.2], dtype=output.dtype, device=output.device))
 
 
 @for_each("zeros, ordered", [(True, False), (False, True), (True, True)])

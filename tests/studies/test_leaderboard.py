@@ -59,10 +59,20 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
 def test_what_was_not_run_is_named_and_not_guessed():
     board = Leaderboard.load(BOARD)
     page = write_page(board, [line(board, "fedprox", [0.5, 0.6])])
-    assert "| fedprox | lr=0.1 | 2 | 55.00 (50.00–60.00) |" in page
+    assert "| fedprox | lr=0.1 (highest) | 2 | 55.00 (50.00–60.00) |" in page
     assert "Not run yet: fedavg, " in page
     assert "| fedavg |" not in page
     assert "Nothing has been run yet." in write_page(board, [])
+
+
+def test_a_chosen_value_at_the_edge_of_those_that_were_tried_is_marked():
+    for tries, marks in ((3, ("0.01 (lowest)", "0.1", "0.2 (highest)")), (2, ("0.01 (lowest)", "0.1 (highest)", "0.2"))):
+        board = Leaderboard.load(BOARD | {"tries": tries})
+        for value, mark in zip((0.01, 0.1, 0.2), marks, strict=True):
+            one = replace(line(board, "fedprox", [0.5, 0.6]), chosen={"lr": value})
+            assert f"| fedprox | lr={mark} | 2 |" in write_page(board, [one])
+    gone = replace(line(board, "fedprox", [0.5, 0.6]), method="of-a-plug-in-that-is-gone")
+    assert "| of-a-plug-in-that-is-gone | lr=0.1 | 2 |" in write_page(board, [gone])
 
 
 def test_a_superseded_line_stays_in_its_file_and_its_method_is_run_again():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
+from fedkeel.errors import RequestError
 from fedkeel.studies.compare import describe_difference, paired_differences
-from fedkeel.studies.grids import describe
+from fedkeel.studies.grids import describe, settings_of
 from fedkeel.studies.leaderboard import Arena, Leaderboard, Line, mean
 
 HEAD = (files("fedkeel.studies") / "leaderboard_page.md").read_text(encoding="utf-8")
@@ -43,10 +45,30 @@ def _table(board: Leaderboard, arena: Arena, known: Mapping[str, Line]) -> list[
     ranked = sorted(
         (line for line in known.values() if not line.reason), key=lambda line: -(mean(line.values("last")) or -1.0)
     )
-    return rows + [f"| {' | '.join(_cells(line, known.get(board.baseline)))} |" for line in ranked]
+    baseline = known.get(board.baseline)
+    return rows + [f"| {' | '.join(_cells(line, baseline, _chosen(board, arena, line)))} |" for line in ranked]
 
 
-def _cells(line: Line, baseline: Line | None) -> list[str]:
+def _chosen(board: Leaderboard, arena: Arena, line: Line) -> str:
+    """The chosen setting, with a word for a number at the edge of those that were tried."""
+    try:
+        tries = [dict(one) for one in settings_of(board.sweep(arena, line.method).grids[line.method])[: board.tries]]
+    except RequestError:  # a method that is gone
+        tries = []
+    return " ".join(
+        describe(((word, value),)) + _edge(value, [one[word] for one in tries if word in one])
+        for word, value in line.chosen.items()
+    )
+
+
+def _edge(value: Any, tried: Sequence[Any]) -> str:
+    numbers = {one for one in tried if isinstance(one, int | float)}
+    if len(numbers) < 2 or value not in (min(numbers), max(numbers)):
+        return ""
+    return " (lowest)" if value == min(numbers) else " (highest)"
+
+
+def _cells(line: Line, baseline: Line | None, chosen: str) -> list[str]:
     if not line.scores:
         failed = "every try failed" if line.validation is None else "failed"
         return [line.method, failed, "0", *["–"] * (len(COLUMNS) - 3)]
@@ -56,7 +78,7 @@ def _cells(line: Line, baseline: Line | None) -> list[str]:
     some = "" if len(reached) == len(line.seeds) else f" ({len(reached)} of {len(line.seeds)})"
     return [
         line.method,
-        describe(tuple(line.chosen.items())),
+        chosen,
         str(len(line.seeds)),
         *(_percent(line.values(name)) for name in ("last", "best", "averaged")),
         *describe_difference(paired_differences(line.values("last"), others), 100, 2),
