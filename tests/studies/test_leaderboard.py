@@ -40,6 +40,7 @@ def test_a_method_has_its_tries_its_fresh_seeds_and_its_line_once(fedkeel):
     assert [one["method"] for one in lines] == ["fedavg", "fedprox"]
     for one in lines:
         assert one["tries"] == 2
+        assert one["place"].startswith("cpu serial float32")
         assert one["seeds"] == [7, 8]
         assert one["chosen"]["lr"] in (0.01, 0.1)  # the third value of the grid is beyond the tries
         assert all(0 < score["last"] <= score["best"] <= 1 for score in one["scores"])
@@ -62,11 +63,15 @@ def test_what_was_not_run_is_named_and_not_guessed():
     assert "| fedprox | lr=0.1 (highest) | 2 | 55.00 (50.00–60.00) |" in page
     assert "Not run yet: fedavg, " in page
     assert "| fedavg |" not in page
+    assert "Computed on: not recorded (1)." in page
+    there = write_page(board, [line(board, "fedprox", [0.5, 0.6], place="cpu serial float32")])
+    assert "Computed on: cpu serial float32 (1)." in there
     assert "Nothing has been run yet." in write_page(board, [])
 
 
 def test_a_chosen_value_at_the_edge_of_those_that_were_tried_is_marked():
-    for tries, marks in ((3, ("0.01 (lowest)", "0.1", "0.2 (highest)")), (2, ("0.01 (lowest)", "0.1 (highest)", "0.2"))):
+    marked = {3: ("0.01 (lowest)", "0.1", "0.2 (highest)"), 2: ("0.01 (lowest)", "0.1 (highest)", "0.2")}
+    for tries, marks in marked.items():
         board = Leaderboard.load(BOARD | {"tries": tries})
         for value, mark in zip((0.01, 0.1, 0.2), marks, strict=True):
             one = replace(line(board, "fedprox", [0.5, 0.6]), chosen={"lr": value})

@@ -21,8 +21,10 @@ from fedkeel.errors import ExperimentError, FolderError, RequestError, RunError,
 from fedkeel.methods import METHODS, build
 from fedkeel.methods.optimisers import find_optimiser
 from fedkeel.ranges import Count, PositiveShare, Seed
+from fedkeel.runs.environment import describe_place
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
+from fedkeel.runs.folder import read_environment
 from fedkeel.runs.line_file import append_line, read_whole_lines
 from fedkeel.runs.record import LAST, by_round
 from fedkeel.studies.cost_to_target import cost_to, spent
@@ -49,7 +51,7 @@ class Line:
     """What a method came to in a setting, `scores` by final run; without them every try or every final run failed.
 
     `reason` says why a method cannot be run there at all, `superseded` why the line no longer counts: it stays, and
-    the method is run again.
+    the method is run again. `place` tells device, engine and precision of the final runs; older lines do not have it.
     """
 
     setting: str
@@ -63,6 +65,7 @@ class Line:
     version: str = __version__
     reason: str = ""
     superseded: str = ""
+    place: str = ""
 
     def values(self, name: str) -> dict[int, float]:
         """A number of each seed that has it."""
@@ -149,7 +152,9 @@ class Leaderboard:
         runs = [run for run in execute(self.finals(arena, method, tuned.best)) if run is not None]
         scores = [score_of(run, arena.target) for run in runs]
         seeds, score = [run.plan.seed for run in runs], tuned.scores[tuned.best]
-        return replace(line, chosen=dict(tuned.best), validation=score, seeds=seeds, scores=scores)
+        place = "; ".join(dict.fromkeys(describe_place(read_environment(run.path), {}) for run in runs if run.path))
+        chosen = dict(tuned.best)
+        return replace(line, chosen=chosen, validation=score, seeds=seeds, scores=scores, place=place)
 
     def failed(self, arena: Arena, method: str, tries: int = 0, reason: str = "") -> Line:
         """The line of a method without a score."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -32,6 +33,8 @@ def write_page(board: Leaderboard, lines: Sequence[Line]) -> str:
         )
         parts += [f"\n## {arena.title}\n", told]
         parts.extend(_table(board, arena, known) if known else ["Nothing has been run yet."])
+        if counted := Counter(line.place or "not recorded" for line in known.values() if line.scores):
+            parts.append(f"\nComputed on: {', '.join(f'{place} ({n})' for place, n in sorted(counted.items()))}.")
         parts.extend(f"\nCannot be run here: {line.reason}" for line in known.values() if line.reason)
         if known and (left := [method for method in board.methods if method not in known.keys() | again.keys()]):
             parts.append(f"\nNot run yet: {', '.join(left)}.")
