@@ -6,7 +6,7 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,10 +86,7 @@ def samples_stay_apart(task: Task) -> bool:
 
 def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
     """Whether the model's outputs for some samples are those of half of them, and of one."""
-    model.train()
-    for part in model.modules():
-        if isinstance(part, _BatchNorm):
-            part.eval()
+    train_but_norms(model)
 
     def predict(count: int) -> list[Any]:
         key = torch.zeros((), dtype=torch.int64, device=task.device)
@@ -109,6 +106,14 @@ def stay_apart(task: Task, model: nn.Module, tensors: Sample) -> bool:
     return True
 
 
+def train_but_norms(model: nn.Module) -> None:
+    """Have the model compute as in training, but for batch norms, which take no batch of one."""
+    model.train()
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.eval()
+
+
 def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
     one, other = one.nan_to_num(), other.nan_to_num()
     return one.shape == other.shape and bool((one - other).norm() <= tolerance * one.norm())
@@ -120,6 +125,7 @@ def try_out(task: Task) -> None:
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     weights = {} if isinstance(model, dict) else dict(model.named_parameters())
     before = {name: (weight.data_ptr(), weight._version) for name, weight in weights.items()}
+    tensors: Sample | None = None
     for whose, sample in list_forms(task):
         tensors = task.prepare(sample)
         try:
@@ -133,6 +139,10 @@ def try_out(task: Task) -> None:
                 f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
                 "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
             ) from error
+    if isinstance(model, nn.Module) and tensors is not None:
+        train_but_norms(model)
+        with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
+            task.predict(model, tensors)
     for name, weight in weights.items():
         if before[name] != (weight.data_ptr(), weight._version):
             raise ModelError(
