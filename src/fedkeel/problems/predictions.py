@@ -11,17 +11,17 @@ from torch import Tensor
 def class_scores(output: Any, target: Tensor) -> Tensor | None:
     """Return scores of several classes with the classes on the last axis; None where outputs are something else.
 
-    Targets are classes, one for each sample or for each of its pixels; the classes lie on the last axis of the output,
-    or, as PyTorch's losses have them, on the second.
+    Targets are classes, one for each sample or for each of its pixels; the classes lie on the second axis of the
+    output, as PyTorch's losses have them, or, where that does not fit, on the last.
     """
     if not isinstance(output, Tensor) or not output.is_floating_point() or target.dtype != torch.int64:
         return None
     if output.dim() != target.dim() + 1:
         return None
-    if output.shape[:-1] != target.shape:
-        if output.shape[:1] + output.shape[2:] != target.shape:
-            return None
+    if output.shape[:1] + output.shape[2:] == target.shape:
         output = output.movedim(1, -1)
+    elif output.shape[:-1] != target.shape:
+        return None
     return output if output.shape[-1] > 1 else None
 
 

@@ -6,7 +6,8 @@ A loss that is not a mean cannot be taken of a padded batch, and a metric that g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,17 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree
 
-from fedkeel.data.clients import Sample, in_memory, join_rows
-from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.data.clients import Sample, join_rows
 from fedkeel.kernels.keyed_dropout import KeyedDropout
 from fedkeel.problems.module_state import copy_trained
-from fedkeel.text import in_one_line
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
 SHOWN = 8  # clients, and samples of each, on which a loss is tried
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}  # of a network's outputs on a CPU, at most
+KEYS = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], dtype=np.uint64)  # of samples, with which `prepare` is tried
 LOW = 0.05  # the same for bfloat16, and for TF32, in which GPUs convolve float32
 
 
@@ -48,6 +48,18 @@ def loss_is_a_mean(task: Task) -> bool:
             if not (is_mean_of(whole, each) if whole.dim() == 0 else are_those_of(whole, each)):
                 return False
     return True
+
+
+@torch.no_grad()
+def loss_is_one_number(task: Task) -> bool:
+    """Whether the loss of two samples is one number and not two."""
+    client = int(task.clients.sizes.argmax())
+    if task.clients.sizes[client] == 0:
+        return False
+    tensors = task.prepare(task.clients.rows(client, np.zeros(2, np.int64)))
+    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
+    with torch.random.fork_rng(devices=[]):
+        return task.losses(model, tensors, task.predict(model, tensors)).dim() == 0
 
 
 def spread(size: int) -> np.ndarray:
@@ -120,52 +132,39 @@ def are_near(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 
 @torch.no_grad()
-def try_out(task: Task) -> None:
-    """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
-    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
-    weights = {} if isinstance(model, dict) else dict(model.named_parameters())
-    before = {name: (weight.data_ptr(), weight._version) for name, weight in weights.items()}
-    tensors: Sample | None = None
-    for whose, sample in list_forms(task):
-        tensors = task.prepare(sample)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                task.losses(model, tensors, task.predict(model, tensors))
-        except FedkeelError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
-            raise ModelError(
-                f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
-                "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
-            ) from error
-    if isinstance(model, nn.Module) and tensors is not None:
+def draws_when_trained(task: Task) -> bool:
+    """Whether a network draws random numbers in training by functions of its own, such as F.dropout or torch.randn."""
+    client = int(task.clients.sizes.argmax())
+    if task.module is None or task.clients.sizes[client] == 0:
+        return False
+    try:
+        model = copy_trained(task.module)
         train_but_norms(model)
-        with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
-            task.predict(model, tensors)
-    for name, weight in weights.items():
-        if before[name] != (weight.data_ptr(), weight._version):
-            raise ModelError(
-                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
-                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
-            )
+        on_gpu = task.device.type == "cuda"
+        with torch.random.fork_rng(devices=[task.device] if on_gpu else []):
+            read = partial(torch.cuda.get_rng_state, task.device) if on_gpu else torch.get_rng_state
+            before = read()
+            task.predict(model, task.prepare(task.clients.rows(client, np.zeros(1, np.int64))))
+            return not torch.equal(before, read())
+    except Exception:  # what does not fit is told when it is tried out
+        return False
 
 
-def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
-    """Yield a sample of the largest client, and of each other part in memory whose samples have another form."""
-    seen = set()
-    sizes, first = task.clients.sizes, np.zeros(1, np.int64)
-    others = np.flatnonzero(sizes).tolist() if in_memory(task.clients) else []
-    parts = [(f"client {c}", task.clients, c) for c in dict.fromkeys([int(sizes.argmax()), *others])]
-    if task.test is not None and in_memory(task.test):
-        parts.append(("the test set", task.test, 0))
-    for whose, data, client in parts:
-        if data.sizes[client]:  # that no client has data is refused elsewhere
-            sample = data.rows(client, first)
-            form = tuple((part.shape[1:], part.dtype) for part in sample)
-            if form not in seen:
-                seen.add(form)
-                yield whose, sample
+def augments_by_keys(task: Task) -> bool:
+    """Whether a problem's own `prepare` gives other samples with keys than without."""
+    client = int(task.clients.sizes.argmax())
+    size = int(task.clients.sizes[client])
+    if task.problem.prepare is None or size == 0:
+        return False
+    rows = spread(size)
+    try:
+        plain, *others = (
+            task.prepare(task.clients.rows(client, rows), keys)
+            for keys in (None, *(np.arange(1, len(rows) + 1, dtype=np.uint64) * factor for factor in KEYS))
+        )
+    except Exception:  # it takes no keys
+        return False
+    return any(not torch.equal(a, b) for other in others for a, b in zip(plain, other, strict=True))
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedkeel.problems.module_state import copy_whole
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
 
+TRIED = 8  # samples with such targets on which a loss is tried
 CLEAN = "leave such samples out, or fill what is missing"
 
 
@@ -27,13 +29,15 @@ def check_data(task: Task) -> None:
     parts = {"the training data": task.clients, "the test set": task.test, "the clients' test sets": task.tests}
     given = {name: data for name, data in parts.items() if data is not None}
     for name, data in given.items():
-        if name != "the training data" and (wrong := find_unsound(data)) is not None:
+        if name != "the training data" and (wrong := find_unsound(data, has_sound_inputs)) is not None:
             raise DataError(f"the inputs of {name} hold numbers that are not finite ({wrong}).", CLEAN)
+        if name != "the training data" and (wrong := find_unsound(data, partial(has_sound_targets, task))) is not None:
+            raise DataError(f"the targets of {name} hold numbers that are not finite ({wrong}).", CLEAN)
     check_labels(task, given)
 
 
-def find_unsound(data: ClientData) -> str | None:
-    """Say whose inputs hold a number that is not finite; None where all are sound or are not in memory."""
+def find_unsound(data: ClientData, is_sound: Callable[[ClientData, int, int], bool]) -> str | None:
+    """Say whose data hold a number that is not finite; None where all are sound or are not in memory."""
     if not in_memory(data):
         return None
     for client, size in enumerate(data.sizes.tolist()):
@@ -42,16 +46,35 @@ def find_unsound(data: ClientData) -> str | None:
     return None
 
 
-def is_sound(data: ClientData, client: int, size: int) -> bool:
+def has_sound_inputs(data: ClientData, client: int, size: int) -> bool:
     """Whether every input of a client is finite."""
     parts = data.rows(client, np.arange(size))
     return all(bool(torch.isfinite(part).all()) for part in parts[:-1] or parts if part.is_floating_point())
 
 
+@torch.no_grad()
+def has_sound_targets(task: Task, data: ClientData, client: int, size: int) -> bool:
+    """Whether every target of a client is finite, or the loss leaves out those that are not."""
+    *inputs, target = data.rows(client, np.arange(size))
+    if task.module is None or not inputs or not target.is_floating_point():
+        return True
+    wrong = np.flatnonzero(~torch.isfinite(target).reshape(size, -1).all(1).cpu().numpy())
+    if not len(wrong):
+        return True
+    tensors = task.prepare(data.rows(client, wrong[:TRIED]))
+    with torch.random.fork_rng(devices=[]):
+        model = copy_whole(task.module).eval()
+        losses = task.losses(model, tensors, task.predict(model, tensors))
+    return bool(torch.isfinite(losses).all())
+
+
 def explain_by_data(task: Task, clients: Sequence[int]) -> str:
-    """Say whose input data explain that clients diverged, to be put behind the error; empty where none do."""
-    wrong = [c for c in clients if not is_sound(task.clients, c, int(task.clients.sizes[c]))]
-    return f": the input data of client {wrong[0]} hold NaN or infinite numbers" if wrong else ""
+    """Say whose data explain that clients diverged, to be put behind the error; empty where none do."""
+    for kind, is_sound in (("input data", has_sound_inputs), ("targets", partial(has_sound_targets, task))):
+        for client in clients:
+            if not is_sound(task.clients, client, int(task.clients.sizes[client])):
+                return f": the {kind} of client {client} hold NaN or infinite numbers"
+    return ""
 
 
 def explain_divergence(task: Task, clients: Sequence[int], trained: int, round: int) -> RunError:

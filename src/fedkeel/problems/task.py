@@ -21,7 +21,13 @@ from fedkeel.problems.calling import as_given, call_mixed, call_network, find_cl
 from fedkeel.problems.module_state import Place
 from fedkeel.problems.predictions import find_hits
 from fedkeel.problems.problem import Problem, digest_tensors
-from fedkeel.problems.separability import find_whole_metrics, loss_is_a_mean
+from fedkeel.problems.separability import (
+    augments_by_keys,
+    draws_when_trained,
+    find_whole_metrics,
+    loss_is_a_mean,
+    loss_is_one_number,
+)
 
 CLIENT = "client "
 """The split of one client's own test set is called `client 17`."""
@@ -85,13 +91,18 @@ class Task:
         self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
         self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
         self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
-        self.augments = bool(getattr(problem.prepare, "augments", False))
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
         self.counters = module_state.read_counters(self.module)
         self.classifier = None if self.module is None else find_classifier(self.module, problem.head)
-        self.stochastic = module_state.draws_numbers(self.module)
+        self.stochastic = module_state.draws_numbers(self.module) or draws_when_trained(self)
         self.needs_keys = self.stochastic or "key" in asks  # of steps
+
+    @cached_property
+    def augments(self) -> bool:
+        """Whether samples depend on keys in training: the problem's `prepare` says so, or some samples show it."""
+        said = getattr(self.problem.prepare, "augments", None)
+        return augments_by_keys(self) if said is None else bool(said)
 
     def _read_weights(self) -> Tree:
         leaves: Mapping[str, Tensor]
@@ -229,6 +240,11 @@ class Task:
         """Whether the loss of a batch is the mean over its samples: the problem says so, and some samples show it."""
         known = not self.problem.separable or hasattr(self.problem.loss, "batch_mean")
         return self.problem.separable if known else loss_is_a_mean(self)
+
+    @cached_property
+    def whole_loss(self) -> bool:
+        """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
+        return not self.separable and loss_is_one_number(self)
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property

@@ -1,8 +1,9 @@
-"""Metrics that see all predictions of a split at once: taken of a copy of the model, the same whoever trains."""
+"""Measures that see all predictions of a split at once: taken of a copy of the model, the same whoever trains."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -16,12 +17,18 @@ from fedkeel.problems.prepared_samples import PreparedSamples
 from fedkeel.problems.task import Scores, Task
 from fedkeel.text import in_one_line
 
+MOST = 20_000  # samples of which a loss is taken at once: it may compare each with each
+
 
 class WholeMetrics:
-    """Adds to the scores of a model what its problem measures of all samples together."""
+    """Adds to the scores of a model what its problem measures of all samples together.
+
+    Among it is a loss that is no mean over samples, as with class weights; beyond `MOST` samples it stays a mean over
+    parts of the split.
+    """
 
     def __init__(self, task: Task):
-        self.names = sorted(task.whole_metrics)
+        self.names = sorted(task.whole_metrics) + ["loss"] * task.whole_loss
         self.task = copy.copy(task)
         self.task.module = copy_whole(task.module) if self.names and task.module is not None else None
         self.workspace = Workspace(self.task) if self.names else None
@@ -31,7 +38,9 @@ class WholeMetrics:
         """Return the scores of the parts of a split with these metrics: each part has the value of the whole."""
         if self.workspace is None or not scores:
             return scores
-        values = self.measure(self.workspace, params, buffers, split)
+        samples = sum(part["loss"][1] for part in scores)
+        names = [name for name in self.names if name != "loss" or (len(scores) > 1 and samples <= MOST)]
+        values = self.measure(self.workspace, params, buffers, split, names) if names else {}
 
         def of(part: Scores) -> Scores:
             count = part["loss"][1]
@@ -40,7 +49,9 @@ class WholeMetrics:
         return [part | of(part) for part in scores]
 
     @torch.no_grad()
-    def measure(self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str) -> dict[str, float]:
+    def measure(
+        self, workspace: Workspace, params: Tree, buffers: Tree | None, split: str, names: Iterable[str]
+    ) -> dict[str, float]:
         workspace.load(params, buffers)
         model, task = workspace.model, self.task
         parts = [self.samples(part) for part in task.parts(split)]
@@ -49,11 +60,13 @@ class WholeMetrics:
             model.eval()  # it trains nothing
             outputs = [task.predict(model, part) for part in parts]
             output = _pytree.tree_map(lambda *pieces: torch.cat(pieces), *outputs)
-        return {name: self.value(name, model, tensors, output) for name in self.names}
+        return {name: self.value(name, model, tensors, output) for name in names}
 
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
+        problem = self.task.problem
         try:
-            return float(self.task.apply(self.task.problem.metrics[name], model, tensors, output))
+            measure = problem.loss if name == "loss" else problem.metrics[name]
+            return float(self.task.apply(measure, model, tensors, output))
         except FedkeelError:
             raise
         except Exception as error:  # a function of someone's own may do anything

@@ -25,9 +25,9 @@ from fedkeel.methods import composition
 from fedkeel.problems.metrics import Given as Metrics
 from fedkeel.problems.metrics import Metric, find_metrics, name_metrics
 from fedkeel.problems.problem import Problem
-from fedkeel.problems.separability import try_out
 from fedkeel.problems.sound_data import check_data
 from fedkeel.problems.task import Task
+from fedkeel.problems.try_out import try_out
 from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback

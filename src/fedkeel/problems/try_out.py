@@ -1,0 +1,98 @@
+"""Put samples through a network and its loss before training begins, and refuse what does not fit together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedkeel.data.clients import Sample, in_memory
+from fedkeel.errors import FedkeelError, ModelError
+from fedkeel.problems.module_state import copy_trained
+from fedkeel.problems.separability import train_but_norms
+from fedkeel.text import in_one_line
+
+if TYPE_CHECKING:
+    from fedkeel.problems.task import Task
+
+
+@torch.no_grad()
+def try_out(task: Task) -> None:
+    """Put a sample of each form through the model and the loss, and refuse what does not fit before training begins."""
+    check_broadcast(task)
+    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
+    weights = {} if isinstance(model, dict) else dict(model.named_parameters())
+    before = {name: (weight.data_ptr(), weight._version) for name, weight in weights.items()}
+    tensors: Sample | None = None
+    for whose, sample in list_forms(task):
+        tensors = task.prepare(sample)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                task.losses(model, tensors, task.predict(model, tensors))
+        except FedkeelError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
+            raise ModelError(
+                f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
+                "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
+            ) from error
+    if isinstance(model, nn.Module) and tensors is not None:
+        train_but_norms(model)
+        with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
+            task.predict(model, tensors)
+    for name, weight in weights.items():
+        if before[name] != (weight.data_ptr(), weight._version):
+            raise ModelError(
+                f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
+                "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",
+            )
+
+
+def check_broadcast(task: Task) -> None:
+    """Refuse outputs `[n, 1]` with targets `[n]`, or the reverse, where the loss would compare each with each.
+
+    A loss that brings them to one shape itself gives the same without that axis.
+    """
+    client = int(task.clients.sizes.argmax())
+    if task.module is None or task.clients.sizes[client] < 2:
+        return
+    try:
+        tensors = task.prepare(task.clients.rows(client, np.array([0, task.clients.sizes[client] - 1])))
+        model, target = copy_trained(task.module).eval(), tensors[-1]
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):  # PyTorch warns of some
+            output = task.predict(model, tensors)
+            if not isinstance(output, Tensor) or len(tensors) < 2 or {output.dim(), target.dim()} != {1, 2}:
+                return
+            found = task.losses(model, tensors, output)
+            alike = task.losses(model, (*tensors[:-1], target.reshape(2, -1)[:, 0]), output.reshape(2, -1)[:, 0])
+    except Exception:  # a loss may look at shapes itself; what does not fit is told below
+        return
+    shapes = [str(list(part.shape)).replace("2", "n", 1) for part in (output, target)]
+    if output.numel() == target.numel() == 2 and (found.shape != alike.shape or not torch.allclose(found, alike)):
+        raise ModelError(
+            f"the network gives {shapes[0]} and targets are {shapes[1]}: the loss compares all with all.",
+            "give targets a column, y[:, None], or let the network or the loss take that axis away",
+        )
+
+
+def list_forms(task: Task) -> Iterator[tuple[str, Sample]]:
+    """Yield a sample of the largest client, and of each other part in memory whose samples have another form."""
+    seen = set()
+    sizes, first = task.clients.sizes, np.zeros(1, np.int64)
+    others = np.flatnonzero(sizes).tolist() if in_memory(task.clients) else []
+    parts = [(f"client {c}", task.clients, c) for c in dict.fromkeys([int(sizes.argmax()), *others])]
+    if task.test is not None and in_memory(task.test):
+        parts.append(("the test set", task.test, 0))
+    for whose, data, client in parts:
+        if data.sizes[client]:  # that no client has data is refused elsewhere
+            sample = data.rows(client, first)
+            form = tuple((part.shape[1:], part.dtype) for part in sample)
+            if form not in seen:
+                seen.add(form)
+                yield whose, sample

@@ -1,0 +1,129 @@
+"""What a user's own loss, targets, network and `prepare` do that one sample does not show."""
+
+import pytest
+import torch
+from for_each import for_each
+from torch import nn
+from torch.nn import functional as F
+
+import fedkeel as fk
+from fedkeel.errors import DataError, ModelError
+from fedkeel.problems.predictions import class_scores
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X = numbers(90, 3)
+Y = (X.sum(1) > 0.5).long()
+
+
+def problem(loss=F.cross_entropy, network=None, target=Y, test=None, **changes):
+    torch.manual_seed(1)
+    clients = [(X[i::3], target[i::3]) for i in range(3)]
+    return fk.Problem(
+        model=network() if network else nn.Linear(3, 2), loss=loss, clients=clients, test=test or clients[0], **changes
+    )
+
+
+def train(problem, engine="serial", **changes):
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.1} | changes
+    return fk.run(fk.Experiment(problem=problem, **settings), engine=engine, dtype=torch.float64)
+
+
+@for_each("engine", ["serial", "stacked"])
+def test_the_loss_of_a_split_with_class_weights_is_that_of_all_its_samples(engine):
+    x = numbers(1200, 3, seed=2).double()
+    y = (x.sum(1) > 1).long()
+    order = y.argsort(descending=True)
+    x, y = x[order], y[order]
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0], dtype=torch.float64))
+    run = train(problem(loss, test=(x, y)), engine, validation=0.3)
+    with torch.no_grad():
+        outputs = run.model().double()(x)
+        expected = float(loss(outputs, y))
+        chunks = [float(loss(outputs[i : i + 500], y[i : i + 500])) for i in (0, 500, 1000)]
+    assert run.curve("test_loss")[-1] == pytest.approx(expected, rel=1e-6)
+    assert abs((5 * chunks[0] + 5 * chunks[1] + 2 * chunks[2]) / 12 - expected) > 0.01
+
+
+def test_classes_of_pixels_lie_on_the_second_axis_where_both_fit():
+    output, target = numbers(4, 6, 6, 6), torch.zeros(4, 6, 6, dtype=torch.int64)
+    torch.testing.assert_close(class_scores(output, target), output.movedim(1, -1))
+    words = numbers(4, 7, 6)
+    assert class_scores(words, torch.zeros(4, 7, dtype=torch.int64)) is words
+
+
+@for_each("shapes", [((90,), 1), ((90, 1), 0)])
+def test_a_loss_that_would_compare_all_with_all_is_refused(shapes):
+    (shape, width), target = shapes, X[:, 0]
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).reshape((len(x), 1) if width else (len(x),))
+
+    wrong = problem(F.mse_loss, lambda: Net(3, 1), target.reshape(shape))
+    with pytest.raises(ModelError, match=r"the network gives \[n.*targets are \[n.*compares all with all"):
+        train(wrong)
+    own = problem(
+        lambda output, y: (output.flatten() - y.flatten()).square().mean(), lambda: Net(3, 1), target.reshape(shape)
+    )
+    assert train(own).curve("test_loss")[-1] < 1.5
+
+
+def test_targets_that_are_not_finite_are_told_unless_the_loss_leaves_them_out(caplog):
+    target = X[:, :1].clone()
+    holes = target.clone()
+    holes[3] = float("nan")
+
+    def masked(output, y):
+        there = y.isfinite()
+        return (output - y.where(there, 0.0)).square()[there].sum() / there.sum().clamp(min=1)
+
+    def network():
+        return nn.Linear(3, 1)
+
+    with pytest.raises(DataError, match="the targets of the test set hold numbers that are not finite"):
+        train(problem(F.mse_loss, network, target, (X, holes)))
+    train(problem(F.mse_loss, network, holes, (X, target)))
+    assert "the targets of client 0 hold NaN or infinite numbers" in caplog.text
+    assert train(problem(masked, network, holes, (X, holes))).curve("test_loss")[-1] < 2
+
+
+@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5, True), lambda x: x + torch.randn_like(x)])
+def test_random_numbers_that_no_module_announces_are_those_of_the_step(draw, tmp_path):
+    class Net(nn.Linear):
+        def forward(self, x):
+            return super().forward(draw(x) if self.training else x)
+
+    experiment = fk.Experiment(
+        problem=problem(network=lambda: Net(3, 2)), rounds=3, participation=1.0, epochs=1, batch_size=8, lr=0.1
+    )
+    whole = fk.run(experiment, engine="serial", dtype=torch.float64)
+    fk.run(experiment.with_(rounds=1), engine="serial", dtype=torch.float64, out=tmp_path / "run")
+    torch.manual_seed(12)
+    again = fk.run(experiment, engine="serial", dtype=torch.float64, out=tmp_path / "run")
+    assert all(torch.equal(whole.params[name], again.params[name]) for name in whole.params)
+
+
+def test_prepare_gets_keys_if_it_looks_at_them():
+    seen = []
+
+    def shift(raw, keys):
+        seen.append(keys is not None)
+        x, y = raw
+        if keys is None:
+            return raw
+        return x + torch.from_numpy((keys % 7).astype("float64"))[:, None].to(x), y
+
+    def plain(raw, keys):
+        return raw[0] * 2, raw[1]
+
+    runs = {of: [train(problem(prepare=of), engine) for engine in ("serial", "stacked")] for of in (shift, plain)}
+    assert sum(seen) > 20
+    for one, other in runs.values():
+        for name in one.params:
+            torch.testing.assert_close(one.params[name], other.params[name], rtol=1e-9, atol=1e-12)
+    still = train(problem(prepare=lambda raw, keys: raw))
+    assert not torch.equal(runs[shift][0].params["weight"], still.params["weight"])
