@@ -50,3 +50,18 @@ def test_a_captured_graph_orthogonalises_as_the_cpu_does(dtype: torch.dtype, tol
         graph.replay()
         wanted = 2 * orthogonalise(stacks, scales, 5, 128)
         assert (found.cpu().double() - wanted).norm() < tolerance * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_singular_value_grows_beyond_what_newton_schulz_allows(dtype: torch.dtype) -> None:
+    """Of small matrices with falling singular values, of which rounding may make negative squares."""
+    for rows, columns in ((32, 9), (10, 128), (16, 27), (24, 200)):
+        inner = min(rows, columns)
+        generator = torch.Generator().manual_seed(rows)
+        left = torch.linalg.qr(torch.randn(60, rows, inner, generator=generator)).Q
+        right = torch.linalg.qr(torch.randn(60, columns, inner, generator=generator)).Q
+        for fall in (1.0, 2.0):
+            values = torch.arange(1, inner + 1) ** -fall * (0.5 + torch.rand(60, inner, generator=generator))
+            given = (left * values[:, None]) @ right.mT
+            found = orthogonalise([given[:, None].to(dtype)], [1.0], 5, 128).view(60, rows, columns)
+            assert torch.linalg.matrix_norm(found.double(), 2).max() < 1.25

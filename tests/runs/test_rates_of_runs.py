@@ -189,3 +189,11 @@ def test_the_command_line_spells_schedules(trained):
     saved = tomllib.loads((Path(one["folder"]) / "experiment.toml").read_text(encoding="utf-8"))
     assert saved["schedule"] == {"name": "cosine", "warmup": 1, "by": "round", "end": 0.0, "rounds": 2}
     assert saved["server_schedule"]["name"] == "linear"
+
+
+def test_what_follows_the_last_round_has_its_rate_with_lr_decay_too():
+    plain, scheduled = (
+        fk.Experiment(dataset="digits", model="logistic", rounds=3, lr=0.4, **rate).plan
+        for rate in ({"lr_decay": 0.5}, {"schedule": {"name": "exponential", "decay": 0.5}})
+    )
+    assert [plain.lr_at(t) for t in range(5)] == [scheduled.lr_at(t) for t in range(5)] == [0.4, 0.2, 0.1, 0.1, 0.1]

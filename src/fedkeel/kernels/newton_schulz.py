@@ -16,7 +16,7 @@ from fedkeel.kernels.side_stream import SideStream
 A, B, C = 3.4445, -4.7750, 2.0315  # of the polynomial that Newton–Schulz iterates: fast at small singular values
 SMALLEST = 1e-7  # norm of a matrix
 WIDE = 1.5  # from this ratio of the sides on, steps on the smaller one take less arithmetic
-AT_ONCE = 3  # steps
+AT_ONCE = 3  # steps; in bfloat16 two
 TOGETHER = 128  # rows: on a GPU products of fewer take as long
 
 
@@ -54,12 +54,12 @@ def orthogonalise(stacks: Sequence[Tensor], scales: Sequence[float], steps: int,
     """Orthogonalise matrices `[clients, leaves, rows, columns]`, times a scale for each stack: `[clients, numbers]`.
 
     Each matrix X is first divided by its norm; then X ← Q X, Q = a I + b P + c P², P = X Xᵀ. Where there are more
-    columns than rows (or the other way round), three steps and then two are made at once on the smaller P, which a step
-    takes to Q P Q: half the arithmetic. P is then made anew from X: its small eigenvalues, squares of small singular
-    values, are lost in rounding and grow tenfold with every step. The result is as accurate as that of single steps;
-    with five at once it is not. Stacks with as many rows share the products of their P; so do all stacks of up to
-    `together` rows, each P filled up with zeros. In a captured graph all but the longest chain of products are a branch
-    beside it.
+    columns than rows (or the other way round), three steps and then two (in bfloat16 two, two and one) are made at once
+    on the smaller P, which a step takes to Q P Q: less arithmetic. P is then made anew from X: its small eigenvalues,
+    squares of small singular values, are lost in rounding, may become negative, and grow tenfold with every step. The
+    result is as accurate as that of single steps; with five at once, or three in bfloat16, it is not. Stacks with as
+    many rows share the products of their P; so do all stacks of up to `together` rows, each P filled up with zeros. In
+    a captured graph all but the longest chain of products are a branch beside it.
     """
     row = empty_row(stacks)
     alike: dict[tuple[int, bool], list[Matrices]] = {}
@@ -69,7 +69,7 @@ def orthogonalise(stacks: Sequence[Tensor], scales: Sequence[float], steps: int,
         rows, columns = x.shape[-2:]
         members = alike.setdefault((max(rows, together), columns >= WIDE * rows), [])
         members.append(Matrices(x.reshape(-1, rows, columns), place, scale))
-    ways = [(members, cut_steps(steps) if wide else [1] * steps) for (_, wide), members in alike.items()]
+    ways = [(members, cut_steps(steps, row.dtype) if wide else [1] * steps) for (_, wide), members in alike.items()]
     *others, longest = sorted(ways, key=lambda way: sum(one.x.numel() * one.x.shape[-2] for one in way[0]))
     side = SideStream(row.device)
     for members, stretches in others:  # chains of small products, which leave most of a GPU idle
@@ -79,9 +79,10 @@ def orthogonalise(stacks: Sequence[Tensor], scales: Sequence[float], steps: int,
     return row
 
 
-def cut_steps(steps: int) -> list[int]:
-    """Cut steps into stretches that are made at once."""
-    return [min(AT_ONCE, steps - done) for done in range(0, steps, AT_ONCE)]
+def cut_steps(steps: int, dtype: torch.dtype) -> list[int]:
+    """Cut steps into stretches that are made at once: so few that what rounding makes of P = 0 stays small."""
+    most = AT_ONCE if torch.finfo(dtype).bits >= 32 else 2
+    return [min(most, steps - done) for done in range(0, steps, most)]
 
 
 def orthogonalise_alike(members: Sequence[Matrices], stretches: Sequence[int]) -> None:

@@ -163,7 +163,7 @@ def fedgloss_released(
 
     Paper: see fedgloss. Released code: divides the server's dual by N and by |S|; averages the updates by size, though
     not the duals; during the warm-up the server's ρ is ρ_local + (ρ − ρ_0) / T, taken from the clients' list. Here: as
-    released; warmup = 0 keeps both ρ constant.
+    released; warmup = 0 keeps both ρ constant, and so does a warm-up of one round.
     """
     warmup = warmup if warmup > 1 else 0
     before = rho_local + (rho - rho0) / warmup if warmup else rho0
@@ -198,7 +198,7 @@ def fedgmt(gamma: NonNegative = 1.0, temperature: Positive = 3.0, alpha: Share =
 
     Paper: known by its abstract and a transcription of its algorithm: each client sends w_i + h_i, so that the duals of
     the selected are averaged; λ = 1 / β. Released code: averages by size and adds the mean dual of all clients, and has
-    local momentum 0.9. Here: the paper's, with plain steps; the teacher judges with the statistics that the client has;
+    local momentum 0.9. Here: the paper's, with plain steps; the teacher judges with the statistics that the server sent;
     fedgmt@released is the other.
     """
     gradient, server = [ActiveDual(lam, pull=False)], [Trajectory(alpha)]
@@ -218,7 +218,7 @@ def fedgmt_released(
     gamma = 0 trains on the loss alone. temperature = 1 compares outputs as they are.
 
     Paper: see fedgmt. Released code: FedDyn's server; local momentum 0.9, anew in each round; the teacher's batch norms
-    stay as they began. Here: as released, but the teacher judges with the statistics that the client has.
+    stay as they began. Here: as released, but the teacher judges with the statistics that the server sent.
     """
     gradient, server = [DynamicDual(lam, pull=False), LocalMomentum(momentum)], [Trajectory(alpha)]
     return method("fedgmt@released", gradient=gradient, weights=BySize(), server=server,
@@ -233,7 +233,8 @@ def fedlwsam(rho: NonNegative = 0.05) -> Method:
 def plgu(rho: NonNegative = 0.05, head: tuple[str, ...] = (HEAD,)) -> Method:
     """Layer-wise SAM, weaker on layers that a client has made its own; the head is private. Experimental.
 
-    Paper: known by its abstract only. Released code: none. Here: a reconstruction, one formula in one rule.
+    Paper: known by its abstract only. Released code: none. Here: a reconstruction, one formula in one rule. The head is
+    compared with that of the server, which stays as it began, so it differs most, and the other layers by little.
     """
     personal = [PrivateLayers(tuple(head))]
     return method("plgu", perturb=[SharedLayers(rho)], weights=BySize(), personal=personal, papers=["plgu"])

@@ -89,6 +89,8 @@ def specgradfilter(
 ) -> Method:
     """Any method with the low-frequency part of each data gradient removed; over FedAvg it averages uniformly.
 
+    So it does over every base that averages by size: at ratio = 0, too, it is that base with uniform weights.
+
     `specgradfilter+scaffold` names the base; layers=("patch_embed.*",) restricts it, as the paper does for
     transformers.
 

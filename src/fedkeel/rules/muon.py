@@ -27,16 +27,16 @@ __all__ = ["Muon"]
 class Muon(Optimiser, stackable=True):
     """Step along the orthogonalised momentum of each matrix, O(U): all its singular values near 1. The rest: AdamW.
 
-    M ← μ M + (1 − μ) G; U = μ M + (1 − μ) G with nesterov = True, else M. O by `steps` of Newton–Schulz,
-    X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from U / ‖U‖: singular values end in [0.68, 1.13]. A convolution is the matrix of
-    its outputs times all else; vectors, and what one row holds, are no matrices; nor are parameters that match
-    `without`. scale = match_rms_adamw steps by 0.2 √(longer side), so that AdamW's learning rates fit; original by
-    √max(1, rows / columns). momentum = 0 orthogonalises the gradient. precision = full multiplies in the type of the
-    model, bfloat16 faster and to a few per cent; auto takes bfloat16 where the network computes in it. beta1, beta2 and
-    eps are those of the AdamW; other_rate = 1 gives it the same learning rate. moments = reset begins every round anew;
-    keep goes on with the client's own; average has the server average and send them. The experiment's weight decay is
-    decoupled: it stands behind. others = same treats the AdamW's moments alike; reset begins them anew in every round.
-    (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
+    M ← μ M + (1 − μ) G; U = μ M + (1 − μ) G with nesterov = True, else M. O by `steps` of Newton–Schulz, X ← a X + (b X
+    Xᵀ + c (X Xᵀ)²) X from U / ‖U‖: singular values of ‖U‖ / 100 or more end in [0.68, 1.13], smaller ones below 1.2. A
+    convolution is the matrix of its outputs times all else; vectors, and what one row holds, are no matrices; nor are
+    parameters that match `without`. scale = match_rms_adamw steps by 0.2 √(longer side), so that AdamW's learning rates
+    fit; original by √max(1, rows / columns). momentum = 0 orthogonalises the gradient. precision = full multiplies in
+    the type of the model, bfloat16 faster and to a few per cent; auto takes bfloat16 where the network computes in it.
+    beta1, beta2 and eps are those of the AdamW; other_rate = 1 gives it the same learning rate. moments = reset begins
+    every round anew; keep goes on with the client's own; average has the server average and send them. The experiment's
+    weight decay is decoupled: it stands behind. others = same treats the AdamW's moments alike; reset begins them anew
+    in every round. (Muon, Jordan et al. 2024; the scale: Liu et al. 2025)
     """
 
     momentum: ShareBelowOne = 0.95

@@ -119,9 +119,10 @@ class Plan:
         return share > 0 and isinstance(self.source, Division) and may_repeat(self.source.partition)
 
     def lr_at(self, round: int) -> float:
-        """Return η_t = η_0 γ^t, or what the schedule says; after the last round the schedule stays where it is."""
+        """Return η_t = η_0 γ^t, or what the schedule says; after the last round the rate stays where it is."""
+        round = min(round, self.rounds - 1)
         if self.schedule is not None:
-            return self.lr * self.schedule.share_at(min(round, self.rounds - 1))
+            return self.lr * self.schedule.share_at(round)
         return float(self.lr * self.lr_decay**round)
 
     def server_share_at(self, round: int) -> float:
