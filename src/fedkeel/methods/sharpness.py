@@ -198,7 +198,7 @@ def fedgmt(gamma: NonNegative = 1.0, temperature: Positive = 3.0, alpha: Share =
 
     Paper: known by its abstract and a transcription of its algorithm: each client sends w_i + h_i, so that the duals of
     the selected are averaged; λ = 1 / β. Released code: averages by size and adds the mean dual of all clients, and has
-    local momentum 0.9. Here: the paper's, with plain steps; the teacher judges with the statistics that the server sent;
+    local momentum 0.9. Here: the paper's, with plain steps; the teacher judges with statistics that the server sent;
     fedgmt@released is the other.
     """
     gradient, server = [ActiveDual(lam, pull=False)], [Trajectory(alpha)]
