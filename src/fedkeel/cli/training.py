@@ -18,7 +18,7 @@ from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, dev
 from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
 from fedkeel.runs.callbacks import Callback, KeepBest
-from fedkeel.runs.environment import check_same_data, edited, leaks, names_before
+from fedkeel.runs.environment import changed_functions, check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json, read_sums
@@ -141,7 +141,8 @@ def find_finished(target: Target, callbacks: Sequence[Callback] = (), track: Seq
     except FolderError as error:
         log.warning("%s; it is made again", error.message.rstrip("."))
         return None
-    if leaks(target.folder, target.experiment.plan):
+    plan = target.experiment.plan
+    if leaks(target.folder, plan) or changed_functions(target.folder, plan):
         return None
     check_same_data(target.folder, target.experiment.plan)
     made = load_run(target.folder)

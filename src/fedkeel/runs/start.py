@@ -32,8 +32,10 @@ from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.environment import (
+    changed_functions,
     check_same_data,
     data_digest,
+    describe_functions,
     describe_leak,
     edited,
     engines_before,
@@ -166,7 +168,8 @@ class Prepared:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            loop.folder.write_json(ENVIRONMENT, made_with | asked | {"data": data_digest(loop.plan)})
+            made_of = {"data": data_digest(loop.plan), "functions": describe_functions(loop.plan)}
+            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
@@ -267,11 +270,12 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
             other["method"] = composition.rewrite(there["method"])
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
-        if mine != other and not has_rounds and read_environment(folder.path):
+        keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+        keys = keys or changed_functions(folder.path, experiment.plan)
+        if keys and not has_rounds and read_environment(folder.path):
             for path in saved:
                 checkpoint.remove(path)
-        elif mine != other:
-            keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+        elif keys:
             raise FolderError(
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",
