@@ -95,6 +95,28 @@ def test_losses_and_validation_shares_choose_too():
     assert (run.kept["test"].round, run.kept["own"].round) == (of_test, found.index(max(found)) + 1)
 
 
+def waiting_time(output, target):
+    return (output.argmax(-1) != target).float()
+
+
+def test_a_mode_says_what_is_better_where_a_name_does_not(caplog):
+    """The share of wrong answers is best where the accuracy is; without a mode its name asks for a note, once."""
+    kinds = [fk.KeepBest("waiting_time", name=f"of_{mode}", mode=mode) for mode in ("auto", "min", "max")]
+    asked = {"callbacks": [*kinds, "EarlyStop:metric=waiting_time,patience=3,mode=min"], "metrics": [waiting_time]}
+    for _ in range(2):
+        run = fk.run(experiment(rounds=20), engine="serial", **asked)
+    times = run.curve("waiting_time")
+    assert run.kept["of_min"].round == times.index(min(times)) + 1 == run.result["best_round"]
+    assert run.kept["of_max"].round == run.kept["of_auto"].round == times.index(max(times)) + 1
+    assert run.result["stopped"]["round"] == run.kept["of_min"].round + 3
+    notes = [line for line in caplog.messages if "waiting_time" in line]
+    assert notes == ['KeepBest takes a higher waiting_time for a better one; if lower is better, give it mode="min"']
+    assert fk.KeepBest() == fk.KeepBest(mode="auto")
+    assert describe(fk.EarlyStop(mode="auto")) == "EarlyStop"
+    with pytest.raises(RequestError, match="mode"):
+        fk.KeepBest(mode="lower")
+
+
 def test_buffers_and_averages_are_kept_as_they_were_deployed():
     run = train(method="fedswa", callbacks=fk.KeepBest())
     assert run.at("best").deployed.keys() == run.deployed.keys()
