@@ -10,8 +10,8 @@ from fedkeel.errors import RequestError, RunError
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
-from fedkeel.runs import checkpoint
-from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks
+from fedkeel.runs import checkpoint, following
+from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks, memory_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import group_runs, unfinished
 from problems import small_problem
@@ -203,6 +203,23 @@ def test_patience_counts_the_rounds_since_the_best():
         measure = "accuracy" if callback.metric == "accuracy" else name
         reasons = [callback.round(at) for at in moments(values, measure)]
         assert [number for number, reason in enumerate(reasons, 1) if reason][:1] == ([stop] if stop else []), callback
+
+
+def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):
+    """Also in the checkpoint of a version that kept the memory of each patience apart."""
+    steps = {"rounds": 40, "lr": 0.5, "epochs": 2}
+    ends = [train(None, [fk.EarlyStop(patience=n)], **steps).result["stopped"]["round"] for n in (2, 6)]
+    assert ends[0] < ends[1] < 40
+    for number, key_of in enumerate((memory_of, str)):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(following, "memory_of", key_of)
+            assert train(folder, [fk.EarlyStop(patience=2)], **steps).result["stopped"]["round"] == ends[0]
+        assert train(folder, [fk.EarlyStop(patience=6)], **steps).result["stopped"]["round"] == ends[1]
+    fields = {"metric": "loss", "on": "validation", "least": 0.5, "mode": "min"}
+    for given in ({}, fields, {"on": "validation"}, {"metric": "loss"}):
+        names = {memory_of(describe(fk.EarlyStop(**given, **more))) for more in ({}, {"patience": 3}, {"patience": 40})}
+        assert names == {describe(fk.EarlyStop(**given))}
 
 
 def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tmp_path):

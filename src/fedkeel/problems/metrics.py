@@ -106,9 +106,9 @@ HIGHER = frozenset(("neg", "d2"))
 """What scikit-learn puts before such a word where the higher is better."""
 PLAINLY_HIGHER = frozenset((
     "accuracy", "acc", "correct", "right", "score", "precision", "recall", "sensitivity", "specificity", "tpr", "tnr",
-    "f1", "fbeta", "auc", "auroc", "auprc", "roc", "ap", "iou", "dice", "jaccard", "kappa", "mcc", "matthews", "correlation",
-    "corr", "corrcoef", "pearson", "spearman", "r2", "explained", "likelihood", "ndcg", "mrr", "hits", "bleu", "rouge",
-    "psnr", "ssim", "cosine", "agreement",
+    "f1", "fbeta", "auc", "auroc", "auprc", "roc", "ap", "iou", "dice", "jaccard", "kappa", "mcc", "matthews",
+    "correlation", "corr", "corrcoef", "pearson", "spearman", "r2", "explained", "likelihood", "ndcg", "mrr", "hits",
+    "bleu", "rouge", "psnr", "ssim", "cosine", "agreement",
 ))  # fmt: skip
 """Words in the names of measures that nobody would take for one of the others."""
 
