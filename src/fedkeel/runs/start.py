@@ -42,6 +42,7 @@ from fedkeel.runs.environment import (
     environment,
     leaks,
     precision_before,
+    undivided_data,
 )
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
@@ -168,7 +169,8 @@ class Prepared:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            made_of = {"data": data_digest(loop.plan), "functions": describe_functions(loop.plan)}
+            made_of: dict[str, Any] = {"data": data_digest(loop.plan), "functions": describe_functions(loop.plan)}
+            made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
