@@ -117,6 +117,24 @@ def test_a_mode_says_what_is_better_where_a_name_does_not(caplog):
         fk.KeepBest(mode="lower")
 
 
+def test_what_a_finished_run_did_not_keep_or_measure_is_said(tmp_path, trained, fedkeel, caplog):
+    """In Python and on the command line; not what it did, and not where rounds are to come."""
+    asked = {"callbacks": [fk.KeepBest()], "metrics": [waiting_time]}
+    missing = ["without keeping its best model", "without measuring waiting_time"]
+    train(tmp_path, rounds=2)
+    fk.run(experiment(rounds=2), out=tmp_path, engine="serial", **asked)
+    assert [part for part in missing if part in caplog.text] == missing
+    caplog.clear()
+    for rounds in (3, 3):
+        run = fk.run(experiment(rounds=rounds), out=tmp_path, engine="serial", **asked)
+    assert run.curve("waiting_time")
+    assert "without" not in caplog.text
+    trained("--method", "fedavg", "--out", "there", "--metrics", "ece")
+    for metric in ("iou", "ece"):
+        told = fedkeel("resume", "there", "--metrics", metric).err
+        assert ("there was made without measuring iou" in told) == (metric == "iou")
+
+
 def test_buffers_and_averages_are_kept_as_they_were_deployed():
     run = train(method="fedswa", callbacks=fk.KeepBest())
     assert run.at("best").deployed.keys() == run.deployed.keys()

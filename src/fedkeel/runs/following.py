@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,6 +27,8 @@ from fedkeel.written_values import parse_fields
 
 if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
+
+log = logging.getLogger("fedkeel")
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,23 @@ def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
 def list_callbacks(callbacks: Iterable[Callback]) -> list[str]:
     """List the callbacks that a name brings back: not those of a script or inside a function."""
     return [name for name in map(describe, callbacks) if "<" not in name and not name.startswith("__main__:")]
+
+
+def warn_of_unmade(
+    folder: Path,
+    records: Sequence[RoundRecord],
+    kept: Iterable[str],
+    callbacks: Iterable[Callback],
+    metrics: Iterable[str],
+) -> None:
+    """Warn of what is asked of a run that has no rounds to come, and that its rounds did not keep or measure."""
+    for one in callbacks:
+        if isinstance(one, KeepBest) and one.name not in kept:
+            log.warning("%s was made without keeping its %s model: give another --out", folder, one.name)
+    measured = {name for record in records for name in record.extra} | {"accuracy"}
+    for metric in metrics:
+        if not measured & {metric, f"validation_{metric}", f"client_{metric}"}:
+            log.warning("%s was made without measuring %s: give another --out", folder, metric)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ from fedkeel.runs.environment import (
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
-from fedkeel.runs.following import Given, find_callbacks, list_callbacks
+from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
@@ -214,6 +214,8 @@ def prepare(
     loop.restore()
     if folder is not None and loop.done:
         warn_of_changes(folder.path, plan, on.dtype)
+        if loop.rounds_left() == 0:
+            warn_of_unmade(folder.path, loop.records, loop.callbacks.state.kept, on.callbacks, on.metrics)
     engines = [] if folder is None else engines_before(folder.path, loop.done)
     seen = engines if folder is None else engines_before(folder.path, max(made, loop.done))
     return Prepared(loop, on, make_task, engines, seen[-1]["engine"] if seen else None, began)
