@@ -167,6 +167,7 @@ def test_the_folder_of_a_version_that_did_not_see_options_goes_on_and_sees_them_
     assert with_loss(before()).fingerprint() == with_loss(now()).fingerprint()
     there = tmp_path / "environment.json"
     there.write_text(json.dumps({k: v for k, v in json.loads(there.read_text()).items() if k != "functions"}))
+    fk.run(with_loss(now()), out=tmp_path, engine="serial")  # no round is made with it
     assert fk.run(with_loss(before(), 2), out=tmp_path, engine="serial").result["rounds"] == 2
     with pytest.raises(FolderError, match="differs in: loss"):
         fk.run(with_loss(now(), 3), out=tmp_path, engine="serial")

@@ -169,8 +169,12 @@ class Prepared:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            made_of: dict[str, Any] = {"data": data_digest(loop.plan), "functions": describe_functions(loop.plan)}
+            made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
             made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
+            if loop.rounds_left():
+                made_of["functions"] = describe_functions(loop.plan)
+            else:  # rounds of an older version do not say what made them
+                made_of["functions"] = read_environment(loop.folder.path).get("functions")
             loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
