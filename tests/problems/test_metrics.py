@@ -12,7 +12,7 @@ from sklearn.metrics import get_scorer_names
 
 import fedkeel as fk
 from fedkeel.errors import ExperimentError, RequestError
-from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics
+from fedkeel.problems.metrics import find_metrics, lower_is_better, name_metrics, tells_direction
 from problems import small_problem
 
 NAMES = ["f1", "auc", "balanced_accuracy", "neg_log_loss", "ece", "matthews_corrcoef"]
@@ -100,13 +100,17 @@ def test_which_way_is_up():
     fall = ("ece", "validation_ece", "client_max_error", "test_loss", "neighbour_loss", "distance", "client_distance",
             "client_accuracy_std", "perplexity", "gradient-divergence/before/fc", "spectrum/distance/1",
             "update/spread", "MeanSquaredError", "MulticlassHammingDistance", "KLDivergence",
-            "validation_MulticlassHingeLoss")  # fmt: skip
+            "validation_MulticlassHingeLoss", "cost", "client_cost", "logloss", "wer", "cer", "rmsle", "hinge",
+            "hamming", "false_positive_rate", "fpr", "fnr", "misclassified", "bce", "cross_entropy", "smape", "huber",
+            "regret", "nrmse", "crps", "pinball")  # fmt: skip
     rise = {"validation_neg_log_loss", "client_d2_log_loss_score", "auc", "iou", "MulticlassF1Score", "MulticlassAUROC",
             "update/cosine", "update/agreement", *get_scorer_names()} - {"max_error"}  # fmt: skip
     for name in fall:
         assert lower_is_better(name), name
     for name in rise:
         assert not lower_is_better(name), name
+    assert all(map(tells_direction, (*fall, *rise)))
+    assert not any(map(tells_direction, ("waiting_time", "mean", "of_mine", "costly")))
 
 
 def test_torchmetrics_by_name(monkeypatch):

@@ -1,6 +1,8 @@
 """The digest of a problem: another one for whatever changes results, at a cost that does not grow with the data."""
 
+import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from for_each import for_each
 
 import fedkeel as fk
 import fedkeel.problems.problem
-from fedkeel.errors import FolderError
+from fedkeel.errors import FedkeelError, FolderError
 from problems import small_problem
 
 
@@ -102,3 +104,75 @@ def test_a_network_given_from_python_is_known_by_its_layers_and_weights(tmp_path
     with pytest.raises(FolderError, match="differs in: model"):
         fk.run(others[0], out=tmp_path / "a", engine="serial")
     assert fk.run(experiment(flat, small, rounds=2), out=tmp_path / "a", engine="serial").result["rounds"] == 2
+
+
+# ---- what functions are made of ------------------------------------------------------------------------------------
+class Focal(torch.nn.Module):
+    """A loss of one's own, whose options are plain fields."""
+
+    def __init__(self, gamma, *weights):
+        super().__init__()
+        self.gamma, self.weights, self.inner = gamma, torch.tensor(weights), torch.nn.CrossEntropyLoss(reduction="none")
+
+    def forward(self, output, target):
+        return self.weights[target] * self.inner(output, target) * self.gamma
+
+
+class Scaled:
+    """A loss that is neither a function nor a module."""
+
+    def __init__(self, scale):
+        self.scale, self.called, self.other = scale, "", object()
+
+    def __call__(self, output, target):
+        return self.scale * torch.nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def weighted(*weights, **options):
+    return torch.nn.CrossEntropyLoss(weight=torch.tensor(weights), **options)
+
+
+def smoothed(share):
+    return partial(torch.nn.functional.cross_entropy, label_smoothing=share, weight=torch.ones(3))
+
+
+OTHER_OPTIONS = [
+    (lambda: weighted(1.0, 1.0, 1.0), lambda: weighted(1.0, 1.0, 50.0)),
+    (lambda: weighted(1.0, 1.0, 1.0), lambda: weighted(1.0, 1.0, 1.0, label_smoothing=0.2)),
+    (lambda: smoothed(0.0), lambda: smoothed(0.1)),
+    (lambda: Focal(2.0, 1.0, 1.0, 1.0), lambda: Focal(3.0, 1.0, 1.0, 1.0)),
+    (lambda: Focal(2.0, 1.0, 1.0, 1.0), lambda: Focal(2.0, 1.0, 1.0, 4.0)),
+    (lambda: Scaled(1.0), lambda: Scaled(2.0)),
+]
+
+
+def with_loss(loss, rounds=1):
+    return fk.Experiment(problem=replace(small_problem(), loss=loss), rounds=rounds, participation=0.5, lr=0.1)
+
+
+@pytest.mark.parametrize(("before", "now"), OTHER_OPTIONS)
+def test_another_weight_or_option_of_a_loss_is_another_experiment(before, now, tmp_path):
+    fk.run(with_loss(before()), out=tmp_path, engine="serial")
+    with pytest.raises(FolderError, match=r"another experiment \(it differs in: loss\)"):
+        fk.run(with_loss(now()), out=tmp_path, engine="serial")
+    with pytest.raises(FedkeelError, match=r"another problem \(it differs in: loss\)"):
+        fk.load_run(tmp_path, problem=with_loss(now()).problem)
+    assert fk.load_run(tmp_path, problem=with_loss(before()).problem).result["rounds"] == 1
+    assert fk.run(with_loss(before(), 2), out=tmp_path, engine="serial").result["rounds"] == 2
+
+
+@pytest.mark.parametrize(("before", "now"), OTHER_OPTIONS)
+def test_the_folder_of_a_version_that_did_not_see_options_goes_on_and_sees_them_from_then_on(before, now, tmp_path):
+    fk.run(with_loss(before()), out=tmp_path, engine="serial")
+    assert with_loss(before()).fingerprint() == with_loss(now()).fingerprint()
+    there = tmp_path / "environment.json"
+    there.write_text(json.dumps({k: v for k, v in json.loads(there.read_text()).items() if k != "functions"}))
+    fk.run(with_loss(now()), out=tmp_path, engine="serial")  # no round is made with it
+    assert fk.run(with_loss(before(), 2), out=tmp_path, engine="serial").result["rounds"] == 2
+    with pytest.raises(FolderError, match="differs in: loss"):
+        fk.run(with_loss(now(), 3), out=tmp_path, engine="serial")
+
+
+def test_functions_and_metrics_by_name_are_made_of_their_names():
+    problem = replace(small_problem(), metrics=["ece", "iou"], loss=lambda output, target: output.mean())
+    assert problem.made_of == {}

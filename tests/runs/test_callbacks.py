@@ -10,8 +10,8 @@ from fedkeel.errors import RequestError, RunError
 from fedkeel.report.content import content
 from fedkeel.report.source import Source
 from fedkeel.report.tables import summary
-from fedkeel.runs import checkpoint
-from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks
+from fedkeel.runs import checkpoint, following
+from fedkeel.runs.following import EveryRound, describe, find_callbacks, list_callbacks, memory_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import group_runs, unfinished
 from problems import small_problem
@@ -93,6 +93,46 @@ def test_losses_and_validation_shares_choose_too():
     of_test = min(zip(run.curve("test_loss"), run.rounds("test_loss"), strict=True))[1]
     found = run.curve("validation_accuracy")
     assert (run.kept["test"].round, run.kept["own"].round) == (of_test, found.index(max(found)) + 1)
+
+
+def waiting_time(output, target):
+    return (output.argmax(-1) != target).float()
+
+
+def test_a_mode_says_what_is_better_where_a_name_does_not(caplog):
+    """The share of wrong answers is best where the accuracy is; without a mode its name asks for a note, once."""
+    kinds = [fk.KeepBest("waiting_time", name=f"of_{mode}", mode=mode) for mode in ("auto", "min", "max")]
+    asked = {"callbacks": [*kinds, "EarlyStop:metric=waiting_time,patience=3,mode=min"], "metrics": [waiting_time]}
+    for _ in range(2):
+        run = fk.run(experiment(rounds=20), engine="serial", **asked)
+    times = run.curve("waiting_time")
+    assert run.kept["of_min"].round == times.index(min(times)) + 1 == run.result["best_round"]
+    assert run.kept["of_max"].round == run.kept["of_auto"].round == times.index(max(times)) + 1
+    assert run.result["stopped"]["round"] == run.kept["of_min"].round + 3
+    notes = [line for line in caplog.messages if "waiting_time" in line]
+    assert notes == ['KeepBest takes a higher waiting_time for a better one; if lower is better, give it mode="min"']
+    assert fk.KeepBest() == fk.KeepBest(mode="auto")
+    assert describe(fk.EarlyStop(mode="auto")) == "EarlyStop"
+    with pytest.raises(RequestError, match="mode"):
+        fk.KeepBest(mode="lower")
+
+
+def test_what_a_finished_run_did_not_keep_or_measure_is_said(tmp_path, trained, fedkeel, caplog):
+    """In Python and on the command line; not what it did, and not where rounds are to come."""
+    asked = {"callbacks": [fk.KeepBest()], "metrics": [waiting_time]}
+    missing = ["without keeping its best model", "without measuring waiting_time"]
+    train(tmp_path, rounds=2)
+    fk.run(experiment(rounds=2), out=tmp_path, engine="serial", **asked)
+    assert [part for part in missing if part in caplog.text] == missing
+    caplog.clear()
+    for rounds in (3, 3):
+        run = fk.run(experiment(rounds=rounds), out=tmp_path, engine="serial", **asked)
+    assert run.curve("waiting_time")
+    assert "without" not in caplog.text
+    trained("--method", "fedavg", "--out", "there", "--metrics", "ece")
+    for metric in ("iou", "ece"):
+        told = fedkeel("resume", "there", "--metrics", metric).err
+        assert ("there was made without measuring iou" in told) == (metric == "iou")
 
 
 def test_buffers_and_averages_are_kept_as_they_were_deployed():
@@ -181,6 +221,23 @@ def test_patience_counts_the_rounds_since_the_best():
         measure = "accuracy" if callback.metric == "accuracy" else name
         reasons = [callback.round(at) for at in moments(values, measure)]
         assert [number for number, reason in enumerate(reasons, 1) if reason][:1] == ([stop] if stop else []), callback
+
+
+def test_another_patience_remembers_what_was_best(tmp_path, monkeypatch):
+    """Also in the checkpoint of a version that kept the memory of each patience apart."""
+    steps = {"rounds": 40, "lr": 0.5, "epochs": 2}
+    ends = [train(None, [fk.EarlyStop(patience=n)], **steps).result["stopped"]["round"] for n in (2, 6)]
+    assert ends[0] < ends[1] < 40
+    for number, key_of in enumerate((memory_of, str)):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(following, "memory_of", key_of)
+            assert train(folder, [fk.EarlyStop(patience=2)], **steps).result["stopped"]["round"] == ends[0]
+        assert train(folder, [fk.EarlyStop(patience=6)], **steps).result["stopped"]["round"] == ends[1]
+    fields = {"metric": "loss", "on": "validation", "least": 0.5, "mode": "min"}
+    for given in ({}, fields, {"on": "validation"}, {"metric": "loss"}):
+        names = {memory_of(describe(fk.EarlyStop(**given, **more))) for more in ({}, {"patience": 3}, {"patience": 40})}
+        assert names == {describe(fk.EarlyStop(**given))}
 
 
 def test_a_stopped_run_says_so_stays_stopped_and_goes_on_without_the_callback(tmp_path):

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import SMALL
 
 import fedkeel as fk
 from fedkeel.cli.main import call
+from fedkeel.report.content import content
+from fedkeel.report.source import Source
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.compare import (
@@ -41,6 +44,45 @@ def test_runs_are_grouped_by_all_but_their_seed():
     groups = group_runs(runs)
     assert [group.label for group in groups] == ["fedavg", "fedsam (lr=0.1)", "fedsam (lr=0.01)"]
     assert list(groups[0].runs) == [0, 1]
+
+
+def test_seeds_that_divide_the_same_data_of_ones_own_are_one_method(tmp_path):
+    """In memory and read from folders; other data, another partition or network are told apart, and a folder that does
+    not say what was divided is compared by its own digest."""
+    target = torch.arange(60) % 3
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)) + target[:, None]
+    small = {"rounds": 1, "participation": 1.0, "epochs": 1, "lr": 0.05, "batch_size": 20}
+
+    def train(seed, method="fedavg", shift=0.0, partition="iid:clients=3", model="logistic"):
+        data = {"train": (x[:40] + shift, target[:40]), "test": (x[40:], target[40:])}
+        asked = fk.Experiment(data=data, model=model, partition=partition, method=method, seed=seed, **small)
+        return fk.run(asked, out=tmp_path / f"{len([*tmp_path.iterdir()])}", engine="serial")
+
+    runs = [train(seed, method) for seed in (0, 1, 2) for method in ("fedavg", "feddyn")]
+    assert len({run.experiment.fingerprint() for run in runs}) == 6
+    for found in (runs, [fk.load_run(run.path) for run in runs]):
+        groups = group_runs(found)
+        assert [(group.label, list(group.runs)) for group in groups] == [("fedavg", [0, 1, 2]), ("feddyn", [0, 1, 2])]
+        assert Comparison.of(groups).difference(groups[1]).pairs == 3
+        assert unfair(groups) == []
+    assert content([Source.read(run.path) for run in runs]).repeated
+    others = [train(3, shift=1.0), train(3, partition="iid:clients=4"), train(3, model="mlp")]
+    assert len(group_runs([runs[0], *others])) == 4
+    for run in runs:
+        there = run.path / "environment.json"
+        there.write_text(json.dumps({k: v for k, v in json.loads(there.read_text()).items() if k != "undivided"}))
+    assert len(group_runs([fk.load_run(run.path) for run in runs])) == 6
+
+
+def test_losses_with_other_weights_are_not_taken_for_one_run():
+    losses = [torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, last])) for last in (1.0, 5.0)]
+    runs = [replace(made("fedavg", 0, [0.5]), experiment=with_loss(loss)) for loss in losses]
+    assert len(group_runs(runs)) == 2
+    assert unfair(group_runs(runs)) == ["functions"]
+
+
+def with_loss(loss):
+    return fk.Experiment(problem=replace(small_problem(), loss=loss), method="fedavg", rounds=1)
 
 
 def test_differences_are_paired_by_seed():

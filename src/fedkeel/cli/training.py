@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from fedkeel.engines.choose import check_name
 from fedkeel.engines.machine import PRECISIONS, check_device, check_workers, device_of
 from fedkeel.errors import FolderError, RunError, require_known
 from fedkeel.problems.metrics import Metric
-from fedkeel.runs.callbacks import Callback, KeepBest
-from fedkeel.runs.environment import check_same_data, edited, leaks, names_before
+from fedkeel.runs.callbacks import Callback
+from fedkeel.runs.environment import changed_functions, check_same_data, edited, leaks, names_before
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import EXPERIMENT, RESULT, folder_name, read_experiment, read_json, read_sums
-from fedkeel.runs.following import name_callbacks
+from fedkeel.runs.following import name_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Progress
 from fedkeel.runs.shared_engine import Asked, choose_for_all
 from fedkeel.runs.start import run
@@ -131,7 +131,9 @@ def name_runs(targets: Sequence[Target]) -> list[str]:
     return [f"{target.label} seed {target.experiment.seed}" if several else target.label for target in targets]
 
 
-def find_finished(target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = ()) -> Run | None:
+def find_finished(
+    target: Target, callbacks: Sequence[Callback] = (), track: Sequence[str] = (), metrics: Iterable[str] = ()
+) -> Run | None:
     """The run of exactly this experiment, if its folder holds it complete, or stopped by one of these callbacks."""
     if not (target.folder / RESULT).exists() or read_experiment(target.folder) != target.experiment.save():
         return None
@@ -141,16 +143,15 @@ def find_finished(target: Target, callbacks: Sequence[Callback] = (), track: Seq
     except FolderError as error:
         log.warning("%s; it is made again", error.message.rstrip("."))
         return None
-    if leaks(target.folder, target.experiment.plan):
+    plan = target.experiment.plan
+    if leaks(target.folder, plan) or changed_functions(target.folder, plan):
         return None
     check_same_data(target.folder, target.experiment.plan)
     made = load_run(target.folder)
     stopped = made.result.get("stopped", {}).get("by") in name_callbacks(callbacks)
     if len(made.records) != target.experiment.plan.rounds and not stopped:
         return None
-    for one in callbacks:
-        if isinstance(one, KeepBest) and one.name not in made.kept:
-            log.warning("%s was made without keeping its %s model: give another --out", target.folder, one.name)
+    warn_of_unmade(target.folder, made.records, made.kept, callbacks, metrics)
     before = {name.partition("@")[0] for name in names_before(target.folder, "track")}
     for name in track:
         if name.partition("@")[0] not in before:
@@ -166,7 +167,7 @@ def train(targets: Sequence[Target], machine: Machine, display: Display) -> list
     One that fails is reported, and the others go on.
     """
     machine = settle_engine(targets, machine) if len(targets) > 1 else machine
-    watched = machine.callbacks, machine.tracking.track
+    watched = machine.callbacks, machine.tracking.track, machine.metrics
     named = {id(target): title for target, title in zip(targets, name_runs(targets), strict=True)}
     outcomes: dict[int, Outcome] = {}
     for target in targets:

@@ -95,19 +95,39 @@ def find_metric(given: str | Metric, trust: Trust) -> Metric:
 
 
 LOWER = frozenset((
-    "loss", "nll", "perplexity", "error", "ece", "brier", "mse", "mae", "rmse", "mape", "deviance",
+    "loss", "losses", "logloss", "nll", "bce", "entropy", "perplexity", "ppl", "hinge", "huber", "pinball", "deviance",
+    "cost", "costs", "regret", "risk", "penalty", "error", "errors", "err", "misclassified", "hamming",
+    "false", "fpr", "fnr", "fdr", "eer", "wer", "cer", "ece", "brier", "crps", "mse", "mae", "rmse", "nrmse", "mape",
+    "smape", "wape", "mase", "msle", "rmsle", "residual", "residuals", "fid", "lpips",
     "drift", "distance", "divergence", "spread", "deviation", "std",
 ))  # fmt: skip
 """Words in the names of measures that are better the lower they are."""
 HIGHER = frozenset(("neg", "d2"))
 """What scikit-learn puts before such a word where the higher is better."""
+PLAINLY_HIGHER = frozenset((
+    "accuracy", "acc", "correct", "right", "score", "precision", "recall", "sensitivity", "specificity", "tpr", "tnr",
+    "f1", "fbeta", "auc", "auroc", "auprc", "roc", "ap", "iou", "dice", "jaccard", "kappa", "mcc", "matthews",
+    "correlation", "corr", "corrcoef", "pearson", "spearman", "r2", "explained", "likelihood", "ndcg", "mrr", "hits",
+    "bleu", "rouge", "psnr", "ssim", "cosine", "agreement",
+))  # fmt: skip
+"""Words in the names of measures that nobody would take for one of the others."""
 
 
 def lower_is_better(measure: str) -> bool:
     """Whether the better of two values of a measure is the lower one: losses, errors and distances, unless `neg_…`."""
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", measure)  # torchmetrics: MeanSquaredError
-    words = re.split(r"[\W_]", apart.lower())
+    words = split_name(measure)
     return not LOWER.isdisjoint(words) and HIGHER.isdisjoint(words)
+
+
+def tells_direction(measure: str) -> bool:
+    """Whether the name of a measure says which of two values is the better one."""
+    return not (LOWER | HIGHER | PLAINLY_HIGHER).isdisjoint(split_name(measure))
+
+
+def split_name(measure: str) -> list[str]:
+    """Split the name of a measure into words: MeanSquaredError, as torchmetrics has it, into three."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", measure)
+    return re.split(r"[\W_]", apart.lower())
 
 
 # ---- scores --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedkeel.randomness import choice, key
 
 MODEL, CLIENTS = "model=torch.nn.Sequential(…)", "clients=[client_0_data, client_1_data, …]"
 SEEN_CLIENTS, SEEN_BYTES = 256, 16 << 20
+OF_MODULE = ("_parameters", "_buffers", "_modules")
 Prepare = Callable[[Sample, "NDArray[np.uint64] | None"], Sample]
 
 
@@ -132,17 +133,31 @@ class Problem:
         check_names({"client 0": self.names, "the test set": names_of(self.test, "the test set")})
         return TensorClients([to_tensors(self.test, "the test set")])
 
+    @property
+    def functions(self) -> dict[str, Callable[..., Any] | None]:
+        return {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
+
+    @cached_property
+    def made_of(self) -> dict[str, str]:
+        """Identity of what a loss, a preparation and metrics are made of beyond their names: the weights and options of
+        a module or another object, the arguments of a partial. Functions are made of nothing else.
+
+        Run folders have it beside the digest, since those up to version 1.0.0 have none.
+        """
+        made = {name: function for name, function in self.functions.items() if _has_parts(function)}
+        return {name: _digest_parts(function) for name, function in made.items()}
+
     def digest(self) -> str:
         """Identity of the problem for run folders: layers, initial weights, what the settings say, and the data.
 
         Data are seen whole up to 256 clients and 16 MB; beyond that all sizes, and as many clients and rows, drawn
-        from everywhere. Of functions only the names are seen.
+        from everywhere. Of functions only the names are seen; what else they are made of, `made_of` says.
         """
         seen = hashlib.sha256()
         if self.model is not None:
             seen.update(repr(self.model).encode())
-        functions = {"loss": self.loss, "prepare": self.prepare} | dict(self.metrics)
-        settings = [self.head, self.classes, self.separable, sorted((n, _name_of(f)) for n, f in functions.items())]
+        functions = sorted((name, _name_of(function)) for name, function in self.functions.items())
+        settings = [self.head, self.classes, self.separable, functions]
         settings += [] if self.names is None else [self.names]
         seen.update(repr(settings).encode())
         weights = self.params if self.params is not None else (self.model.state_dict() if self.model else {})
@@ -166,6 +181,10 @@ class Recorded(Problem):
     def title(self) -> str:
         return f"problem {self.digest()[:6]}"
 
+    @property
+    def made_of(self) -> dict[str, str]:
+        return {}
+
     def digest(self) -> str:
         return vars(self)["known"]
 
@@ -184,6 +203,53 @@ def digest_tensors(named: Mapping[str, Tensor], about: str = "") -> str:
     for name, value in sorted(named.items()):
         _feed(seen, name, value)
     return seen.hexdigest()[:16]
+
+
+def _has_parts(function: Any) -> bool:
+    """Whether a name does not say all of a function: a partial, a module, or an object of someone else's class."""
+    is_object = hasattr(function, "__dict__") and not hasattr(function, "__qualname__")
+    return is_object and type(function).__module__.partition(".")[0] != "fedkeel"
+
+
+def _digest_parts(function: Any) -> str:
+    """Identity of what a function is made of, the same in every process."""
+    seen = hashlib.sha256()
+    _feed_value(
+        seen, function if isinstance(function, partial | nn.Module) else [_name_of(function), _fields(function)]
+    )
+    return seen.hexdigest()[:16]
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """The fields of an object by name, of a module with its tensors and modules; private ones are its own affair."""
+    of_module = OF_MODULE if isinstance(value, nn.Module) else ()
+    public = (name for name in vars(value) if not name.startswith("_") and not (of_module and name == "training"))
+    return [(name, vars(value)[name]) for name in sorted((*public, *of_module))]
+
+
+def _feed_value(seen: Any, value: Any) -> None:
+    """Tensors by their bytes, plain values as they are written, all else by its name: what Python writes of an object
+    is another text in every process."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value.tolist()
+    if isinstance(value, Tensor):
+        _feed(seen, "tensor", value)
+    elif isinstance(value, list | tuple):
+        seen.update(f"{len(value)} of ".encode())
+        for one in value:
+            _feed_value(seen, one)
+    elif isinstance(value, Mapping):
+        _feed_value(seen, [*value.keys(), *value.values()])
+    elif isinstance(value, set | frozenset):
+        _feed_value(seen, sorted(value, key=repr))
+    elif isinstance(value, partial):
+        _feed_value(seen, ["partial", value.func, value.args, sorted(value.keywords.items())])
+    elif isinstance(value, nn.Module):
+        _feed_value(seen, [_name_of(value), _fields(value)])
+    elif isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | None):
+        seen.update(f"{value!r};".encode())
+    else:
+        seen.update(f"{_name_of(value)};".encode())
 
 
 def _name_of(function: Callable[..., Any] | None) -> str:

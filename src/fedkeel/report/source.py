@@ -14,8 +14,17 @@ from fedkeel.errors import FolderError, RequestError
 from fedkeel.problems.policy import Evaluation
 from fedkeel.ranges import Count, Seed
 from fedkeel.runs.environment import ClientFacts, describe_leak, describe_place, keep_one_place, leaks, read_clients
-from fedkeel.runs.experiment import Experiment, from_python
-from fedkeel.runs.folder import EXPERIMENT, RESULT, TIMING, read_experiment, read_json, read_rounds, read_text
+from fedkeel.runs.experiment import PYTHON, Experiment, from_python
+from fedkeel.runs.folder import (
+    EXPERIMENT,
+    RESULT,
+    TIMING,
+    read_environment,
+    read_experiment,
+    read_json,
+    read_rounds,
+    read_text,
+)
 from fedkeel.runs.record import RoundRecord, describe_stop, judged_on, summarise
 from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.text import make_printable, write_value
@@ -51,12 +60,14 @@ class Source:
     def read(path: Path) -> Source:
         experiment = read_experiment(path)
         check_experiment(experiment, path / EXPERIMENT)
+        environment = read_environment(path)
+        whole = environment.get("undivided")  # seeds of one experiment divide the same data
         return Source(
             path,
-            experiment,
+            experiment | ({"problem": f"{PYTHON}{whole}"} if isinstance(whole, str) else {}),
             read_text(path / EXPERIMENT),
             read_rounds(path),
-            read_json(path / "environment.json"),
+            environment,
             read_diagnostics(path),
             read_json(path / RESULT),
             read_json(path / TIMING),

@@ -6,14 +6,16 @@ callback too, and so is the name of one, `module:name`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedkeel.core.rule import State
 from fedkeel.errors import RequestError, explain_typos, nearest
-from fedkeel.problems.metrics import lower_is_better
+from fedkeel.problems.metrics import lower_is_better, tells_direction
 from fedkeel.ranges import Count, NonNegative
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.kept import NAME, KeptModel
@@ -22,6 +24,11 @@ from fedkeel.typed_values import check_fields
 
 if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
+
+log = logging.getLogger("fedkeel")
+
+Mode = Literal["auto", "min", "max"]
+"""Which of two values is the better one: the lower, the higher, or what the name of the metric says."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +91,14 @@ class Callback:
 class KeepBest(Callback):
     """Keep the model of the best round beside the last: `run.model(which="best")`.
 
-    By default the metric is what the run is judged on; on="validation" takes it from the validation share.
+    By default the metric is what the run is judged on; on="validation" takes it from the validation share. mode="min"
+    takes the lower of two values for the better one, "max" the higher; "auto" goes by the metric's name.
     """
 
     metric: str | None = None
     on: Literal["test", "validation"] = "test"
     name: str = "best"
+    mode: Mode = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self, RequestError, "KeepBest")
@@ -98,7 +107,8 @@ class KeepBest(Callback):
         measure, value = at.find(self.metric, self.on)
         before = at.kept.get(self.name)
         last = None if before is None or before.measure != measure else before.score
-        if value is not None and (last is None or is_better(measure, value, last)):
+        if value is not None and (last is None or is_better(measure, value, last, mode=self.mode)):
+            note_direction("KeepBest", measure, self.mode)
             at.keep(self.name, measure, value)
         return None
 
@@ -106,12 +116,16 @@ class KeepBest(Callback):
 @explain_typos("EarlyStop")
 @dataclass(frozen=True)
 class EarlyStop(Callback):
-    """Stop a run when a metric has not become better, by more than `least`, for `patience` rounds."""
+    """Stop a run when a metric has not become better, by more than `least`, for `patience` rounds.
+
+    `mode` says what is better, as for KeepBest.
+    """
 
     metric: str | None = None
     patience: Count = 20
     on: Literal["test", "validation"] = "test"
     least: NonNegative = 0.0
+    mode: Mode = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self, RequestError, "EarlyStop")
@@ -121,7 +135,8 @@ class EarlyStop(Callback):
         if value is None:
             return None
         best, memory = at.memory.get("best"), at.memory
-        if best is None or is_better(measure, value, best, self.least):
+        if best is None or is_better(measure, value, best, self.least, self.mode):
+            note_direction("EarlyStop", measure, self.mode)
             memory |= {"best": value, "round": at.record.round}
         waited = at.record.round - memory["round"]
         if waited < self.patience:
@@ -129,5 +144,13 @@ class EarlyStop(Callback):
         return f"{measure} was best in round {memory['round']}, and not better in the {waited} rounds after it"
 
 
-def is_better(measure: str, value: float, before: float, least: float = 0.0) -> bool:
-    return before - value > least if lower_is_better(measure) else value - before > least
+def is_better(measure: str, value: float, before: float, least: float = 0.0, mode: Mode = "auto") -> bool:
+    falls = lower_is_better(measure) if mode == "auto" else mode == "min"
+    return before - value > least if falls else value - before > least
+
+
+@cache
+def note_direction(name: str, measure: str, mode: Mode) -> None:
+    """Say once which values count as better, where the name of a metric does not tell."""
+    if mode == "auto" and not tells_direction(measure):
+        log.warning('%s takes a higher %s for a better one; if lower is better, give it mode="min"', name, measure)

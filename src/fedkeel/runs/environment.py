@@ -21,6 +21,8 @@ from fedkeel import __version__
 from fedkeel.core.rule import Rule
 from fedkeel.engines.machine import processor
 from fedkeel.errors import FolderError
+from fedkeel.problems.problem import Problem
+from fedkeel.runs.experiment import PYTHON, Experiment
 from fedkeel.runs.folder import CLIENTS, FORMAT, read_environment, read_json
 from fedkeel.runs.plan import Division, Plan
 
@@ -104,6 +106,38 @@ def check_same_data(folder: Path, plan: Plan) -> None:
             f"{folder} was begun on other data: those of {plan.division.dataset} were {before} and are {now} now.",
             "bring the data of that time back, or choose another folder with --out",
         )
+
+
+def describe_functions(plan: Plan) -> dict[str, str]:
+    """Return the identity of what the functions of a plan's own problem are made of, by name."""
+    return plan.source.made_of if isinstance(plan.source, Problem) else {}
+
+
+def changed_functions(folder: Path, plan: Plan) -> list[str]:
+    """Name functions of a problem that are made of something else than when the run there was begun; none where the
+    folder does not say, as up to version 1.0.0."""
+    before, now = read_environment(folder).get("functions"), describe_functions(plan)
+    if not isinstance(before, Mapping):
+        return []
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def undivided_data(experiment: Experiment, folder: Path | None) -> str | None:
+    """Return the identity of data of one's own before a seed divides them: of the experiment, or as its folder says."""
+    if folder is None or experiment.undivided is not None:
+        return experiment.undivided
+    found = read_environment(folder).get("undivided")
+    return found if isinstance(found, str) else None
+
+
+def compared_as(experiment: Experiment, folder: Path | None) -> dict[str, Any]:
+    """An experiment as plain data by which runs of several seeds are held against each other: data of one's own count
+    as they were before a seed divided them, and functions with what they are made of."""
+    whole, functions = undivided_data(experiment, folder), describe_functions(experiment.plan)
+    if not functions and folder is not None:
+        functions = read_environment(folder).get("functions") or {}
+    given = {} if whole is None else {"problem": f"{PYTHON}{whole}"}
+    return experiment.save() | given | ({"functions": functions} if functions else {})
 
 
 def engines_before(folder: Path, done: int) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from fedkeel.methods import composition
 from fedkeel.methods.given import read_method, read_model
 from fedkeel.methods.named import NamedModel, refusal
 from fedkeel.methods.optimisers import read_optimiser
-from fedkeel.problems.divided import OwnData
+from fedkeel.problems.divided import OwnData, make_problem
 from fedkeel.problems.given import find_problem
 from fedkeel.problems.policy import Evaluation
 from fedkeel.problems.problem import Problem, Recorded, digest_of
@@ -116,6 +116,20 @@ class Experiment:
     def plan(self) -> Plan:
         """Every value in its final form: as it was asked for here, as the data set's preset says, or plain."""
         return plan({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @cached_property
+    def undivided(self) -> str | None:
+        """Identity of data of one's own, as they were given, with their network and partition: the same for all seeds,
+        each of which divides and begins anew. None where `data` are not given."""
+        if self.data is None:
+            return None
+        data, partition = self.data.given, None
+        if self.partition is not None:  # all of them as the data of one client
+            partition = save_partition(load_partition(self.partition))
+            parts = dict(data) if isinstance(data, Mapping) and "train" in data else {"train": data}
+            data = parts | {"train": [parts["train"]]}
+        whole = make_problem(data, self.model, None, 0, 0).digest()
+        return hashlib.sha256(json.dumps([whole, partition], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def with_(self, **changes: Any) -> Experiment:
         """This experiment with some fields changed; those never given follow: another seed has another split."""

@@ -23,7 +23,7 @@ from fedkeel.problems.module_state import copy_whole, read_frozen
 from fedkeel.problems.problem import Problem, Recorded, digest_tensors
 from fedkeel.runs import checkpoint
 from fedkeel.runs.checkpoint import check_base
-from fedkeel.runs.environment import describe_leak, leaks, read_clients
+from fedkeel.runs.environment import changed_functions, describe_leak, leaks, read_clients
 from fedkeel.runs.experiment import Experiment, fingerprint_of
 from fedkeel.runs.folder import RESULT, read_experiment, read_json, read_rounds, resume_command
 from fedkeel.runs.kept import Followed, KeptModel, read_kept
@@ -235,7 +235,13 @@ def with_problem(experiment: Experiment, problem: Problem, folder: Path) -> Expe
             f"{folder} was trained on another problem: {experiment.problem.digest()}, not {problem.digest()}.",
             "give the one that it was made with: the same data, network, initial weights and functions",
         )
-    return replace(experiment, problem=problem)
+    given = replace(experiment, problem=problem)
+    if changed := changed_functions(folder, given.plan):
+        raise RequestError(
+            f"{folder} was trained on another problem (it differs in: {', '.join(changed)}).",
+            "give the functions that it was made with: the same weights, options and arguments",
+        )
+    return given
 
 
 # ---- what settings are chosen by -----------------------------------------------------------------------------------

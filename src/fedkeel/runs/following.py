@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from fedkeel.written_values import parse_fields
 
 if TYPE_CHECKING:
     from fedkeel.runs.finished_run import Run
+
+log = logging.getLogger("fedkeel")
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,12 @@ def describe(callback: Callback) -> str:
     return kind.__name__ + ":" * bool(changed) + ",".join(f"{name}={value}" for name, value in changed.items())
 
 
+def memory_of(name: str) -> str:
+    """What the memory of a callback is called: not by the patience of an EarlyStop, which says when to stop, and
+    nothing of what was best. Up to version 1.0.0 it was called as the callback is."""
+    return re.sub("patience=[0-9]+,?", "", name).rstrip(":,") if name.startswith("EarlyStop:") else name
+
+
 def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     """Name each callback; those that share a name are numbered."""
     found: dict[str, Callback] = {}
@@ -117,6 +127,23 @@ def name_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:
 def list_callbacks(callbacks: Iterable[Callback]) -> list[str]:
     """List the callbacks that a name brings back: not those of a script or inside a function."""
     return [name for name in map(describe, callbacks) if "<" not in name and not name.startswith("__main__:")]
+
+
+def warn_of_unmade(
+    folder: Path,
+    records: Sequence[RoundRecord],
+    kept: Iterable[str],
+    callbacks: Iterable[Callback],
+    metrics: Iterable[str],
+) -> None:
+    """Warn of what is asked of a run that has no rounds to come, and that its rounds did not keep or measure."""
+    for one in callbacks:
+        if isinstance(one, KeepBest) and one.name not in kept:
+            log.warning("%s was made without keeping its %s model: give another --out", folder, one.name)
+    measured = {name for record in records for name in record.extra} | {"accuracy"}
+    for metric in metrics:
+        if not measured & {metric, f"validation_{metric}", f"client_{metric}"}:
+            log.warning("%s was made without measuring %s: give another --out", folder, metric)
 
 
 @contextlib.contextmanager
@@ -149,7 +176,8 @@ class Callbacks:
 
     def restore(self, state: Followed | None, done: int) -> None:
         """Go back to what a checkpoint says; of a run that had none, callbacks see the rounds that come."""
-        self.state = Followed(seen=done) if state is None else state
+        state = Followed(seen=done) if state is None else state
+        self.state = replace(state, memory={memory_of(name): values for name, values in state.memory.items()})
 
     def save(self, folder: Path, fingerprint: str) -> Followed | None:
         """Write the models that are kept since the last checkpoint; return what the next one holds, if anything."""
@@ -165,11 +193,12 @@ class Callbacks:
         """Tell all callbacks of the last round."""
         memory, kept, stopped = copy.deepcopy(dict(self.state.memory)), dict(self.state.kept), None
         for name, callback in self.named.items():
-            at = Moment(experiment, records, model, self.folder, memory.setdefault(name, {}), kept)
+            own = memory_of(name)
+            at = Moment(experiment, records, model, self.folder, memory.setdefault(own, {}), kept)
             with explain(name, f"in round {at.record.round}"):
                 reason = callback.round(at)
                 # as it would be after a pause
-                memory[name] = json.loads(json.dumps(at.memory, allow_nan=False))
+                memory[own] = json.loads(json.dumps(at.memory, allow_nan=False))
             if reason is not None and not isinstance(reason, str):
                 raise RequestError(f"the callback {name} returned {reason!r}.", "a text stops the run, None does not")
             if reason and stopped is None:
@@ -183,7 +212,7 @@ class Callbacks:
     def see_checkpoint(self, experiment: Experiment, records: Sequence[RoundRecord], model: State) -> None:
         """Tell all callbacks that a checkpoint was written; what they change of the copies they get is lost."""
         for name, callback in self.named.items():
-            memory, kept = copy.deepcopy(dict(self.state.memory.get(name, {}))), dict(self.state.kept)
+            memory, kept = copy.deepcopy(dict(self.state.memory.get(memory_of(name), {}))), dict(self.state.kept)
             with explain(name, "at a checkpoint"):
                 callback.checkpoint(Moment(experiment, records, model, self.folder, memory, kept))
 

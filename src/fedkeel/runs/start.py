@@ -32,19 +32,22 @@ from fedkeel.ranges import NonNegative
 from fedkeel.runs import checkpoint
 from fedkeel.runs.callbacks import Callback
 from fedkeel.runs.environment import (
+    changed_functions,
     check_same_data,
     data_digest,
+    describe_functions,
     describe_leak,
     edited,
     engines_before,
     environment,
     leaks,
     precision_before,
+    undivided_data,
 )
 from fedkeel.runs.experiment import Experiment
 from fedkeel.runs.finished_run import Run
 from fedkeel.runs.folder import CLIENTS, ENVIRONMENT, read_environment, rounds_in
-from fedkeel.runs.following import Given, find_callbacks, list_callbacks
+from fedkeel.runs.following import Given, find_callbacks, list_callbacks, warn_of_unmade
 from fedkeel.runs.loop import Loop, Progress, RunInProgress
 from fedkeel.runs.observers import Observer, as_list, find_observers
 from fedkeel.runs.plan import Plan
@@ -166,7 +169,13 @@ class Prepared:
             engines = [*self.engines, choice.record(loop.done)]
             made_with = environment(on.device, on.dtype, engine.name, on.command, engines, loop.method.rules, on.track)
             asked = {"callbacks": list_callbacks(on.callbacks), "metrics": name_metrics(on.metrics)}
-            loop.folder.write_json(ENVIRONMENT, made_with | asked | {"data": data_digest(loop.plan)})
+            made_of: dict[str, Any] = {"data": data_digest(loop.plan)}
+            made_of["undivided"] = undivided_data(loop.experiment, loop.folder.path)
+            if loop.rounds_left():
+                made_of["functions"] = describe_functions(loop.plan)
+            else:  # rounds of an older version do not say what made them
+                made_of["functions"] = read_environment(loop.folder.path).get("functions")
+            loop.folder.write_json(ENVIRONMENT, made_with | asked | made_of)
             source = loop.plan.source
             title = source.title if isinstance(source, Problem) else source.dataset
             loop.folder.write_json(CLIENTS, {"problem": title, "sizes": loop.task.problem.data.sizes.tolist()})
@@ -209,6 +218,8 @@ def prepare(
     loop.restore()
     if folder is not None and loop.done:
         warn_of_changes(folder.path, plan, on.dtype)
+        if loop.rounds_left() == 0:
+            warn_of_unmade(folder.path, loop.records, loop.callbacks.state.kept, on.callbacks, on.metrics)
     engines = [] if folder is None else engines_before(folder.path, loop.done)
     seen = engines if folder is None else engines_before(folder.path, max(made, loop.done))
     return Prepared(loop, on, make_task, engines, seen[-1]["engine"] if seen else None, began)
@@ -267,11 +278,12 @@ def claim(folder: RunFolder, experiment: Experiment) -> None:
             other["method"] = composition.rewrite(there["method"])
         made, saved = rounds_in(folder.path), checkpoint.list_checkpoints(folder.checkpoints)
         has_rounds = made.lines or made.problem or any(map(checkpoint.round_of, saved))
-        if mine != other and not has_rounds and read_environment(folder.path):
+        keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+        keys = keys or changed_functions(folder.path, experiment.plan)
+        if keys and not has_rounds and read_environment(folder.path):
             for path in saved:
                 checkpoint.remove(path)
-        elif mine != other:
-            keys = sorted(k for k in {*mine, *other} if mine.get(k) != other.get(k))
+        elif keys:
             raise FolderError(
                 f"{folder.path} holds another experiment (it differs in: {', '.join(keys)}).",
                 "choose another folder with --out, or `fedkeel resume` that one",

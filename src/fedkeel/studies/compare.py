@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.analysis.intervals import Interval, paired_interval
 from fedkeel.errors import RequestError, explain_typos, require_known
 from fedkeel.runs.checkpoint import list_checkpoints
-from fedkeel.runs.environment import describe_place, keep_one_place
+from fedkeel.runs.environment import compared_as, describe_place, keep_one_place
 from fedkeel.runs.finished_run import Run, load_run
 from fedkeel.runs.folder import TIMING, read_environment, read_json
 from fedkeel.runs.record import describe_stop, judged_on, make_frame
@@ -145,14 +145,18 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 def _identity(run: Run) -> str:
-    data = run.experiment.save()
+    data = _settings(run)
     return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed", "rounds")))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return compared_as(run.experiment, run.path)
 
 
 def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
     """Say what sets a run apart from the others of its method."""
-    mine = flatten(run.experiment.save())
-    others = [flatten(other.experiment.save()) for other in runs if other.plan.method.name == name]
+    mine = flatten(_settings(run))
+    others = [flatten(_settings(other)) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
     return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
 
@@ -162,7 +166,7 @@ def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]
     and for a seed that groups share, the split and the selected clients. Each compares more than methods."""
     aside = {"method", "seed", "partition_seed", *tuned}
     settings = [
-        {k: repr(v) for k, v in run.experiment.save().items() if k not in aside}
+        {k: repr(v) for k, v in _settings(run).items() if k not in aside}
         for group in groups
         for run in group.runs.values()
     ]
