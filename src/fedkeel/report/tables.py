@@ -43,13 +43,21 @@ def summary(setting: Setting) -> str:
         note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
+    if any(len({run.seed for run in group.runs}) < len(group.runs) for group in setting.groups):
+        note += " Runs of one seed differ in their partition seeds."
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
     named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
     stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
+    repeats = [
+        f"{group.label}, seed {run.seed}: {run.path} is left out; another run has the same experiment and seeds."
+        for group in setting.groups
+        for run in group.repeats
+    ]
     leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
-    return sortable_table(setting.index, [note, *differences(setting, measure), *stopped, *leaks], heads, body)
+    notes = [note, *differences(setting, measure), *repeats, *stopped, *leaks]
+    return sortable_table(setting.index, notes, heads, body)
 
 
 def differences(setting: Setting, measure: str) -> list[str]:
