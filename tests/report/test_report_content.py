@@ -103,6 +103,16 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     assert told == "Best of fedprox less best of fedavg: -1 points; 95 % interval -5.3 to +3.3, 3 seeds paired."
     [alone] = content(read(folders[0], folders[3])).settings
     assert differences(alone, "accuracy") == []
+    for folder, number in zip(folders, (0.5, 0.5, 0.5, 0.6, 0.5, 0.4), strict=True):  # as an evaluation reports them
+        (folder / "result.json").write_text(json.dumps({"rounds": 20, "reported": number}))
+    [setting] = content(read(*folders)).settings
+    [told] = differences(setting, "accuracy")
+    # +10, 0 and −10 points: the standard error is 10 / √3
+    names = "Reported number of fedprox less reported number of fedavg"
+    assert told == f"{names}: +0 points; 95 % interval -24.8 to +24.8, 3 seeds paired."
+    (folders[0] / "result.json").unlink()  # not every run has one
+    [setting] = content(read(*folders)).settings
+    assert differences(setting, "accuracy")[0].startswith("Best of fedprox")
 
 
 def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of, drawn_only):

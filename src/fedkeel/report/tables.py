@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from operator import attrgetter, itemgetter
 
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
+from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
-from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -61,19 +62,27 @@ def summary(setting: Setting) -> str:
 
 
 def differences(setting: Setting, measure: str) -> list[str]:
-    """Say of a few methods how their best rounds differ from the first one's, where seeds can be paired."""
+    """Say of a few methods how their results differ from the first one's, where seeds can be paired: the reported
+    numbers where all runs have them, or the best rounds."""
     if len(setting.groups) > COMPARED:
         return []
     scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
-    bests = [
-        {run.seed: found["best"] for run in group.runs if (found := run.summarise(measure))} for group in setting.groups
-    ]
-    told = []
-    for group, values in zip(setting.groups[1:], bests[1:], strict=True):
-        pairs = paired_differences(values, bests[0])
+    reports = all(
+        group.measure == measure and run.reported is not None for group in setting.groups for run in group.runs
+    )
+    word = "reported number" if reports else "best"
+
+    def results(group: Group) -> dict[tuple[int, int], float]:
+        found = {run.seeds: run.reported if reports else run.summarise(measure).get("best") for run in group.runs}
+        return {seeds: value for seeds, value in found.items() if value is not None}
+
+    first, told = results(setting.groups[0]), []
+    for group in setting.groups[1:]:
+        both = [value - first[seeds] for seeds, value in results(group).items() if seeds in first]
+        pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
-            names = f"Best of {group.label} less best of {setting.groups[0].label}"
+            names = f"{word.capitalize()} of {group.label} less {word} of {setting.groups[0].label}"
             told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.pairs} seeds paired.")
     return told
 
