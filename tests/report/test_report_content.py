@@ -15,12 +15,14 @@ from fedkeel.report import figures
 from fedkeel.report.content import SPENT, content, look
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import write_figures
+from fedkeel.report.labels import label_tables
 from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
 from fedkeel.report.series import Spread, common_target, critical, curve, measures, row, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
 from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences
+from fedkeel.runs.prepare import problem_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.diagnose import write_diagnostic
 
@@ -264,6 +266,37 @@ def test_label_tables_are_those_of_the_partition(real_run):
     (table,) = made.settings[0].labels
     assert len(table.histogram) == 20
     assert table.histogram.sum() > 1000
+
+
+def count_labels(clients):
+    """The labels that clients train on, [clients, 10], counted sample by sample."""
+    rows = [clients.rows(i, np.arange(size))[1].numpy() for i, size in enumerate(clients.sizes)]
+    return np.stack([np.bincount(labels, minlength=10) for labels in rows])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"evaluation": {"share": 0.3}},
+        {"evaluation": {"pool": False}, "partition": fk.FeatureShift(fk.Dirichlet(alpha=0.3, clients=10))},
+        {"method": "fedlaw"},
+    ],
+)
+def test_labels_are_those_that_the_run_trains_on(tmp_path, settings):
+    folder = made_up(tmp_path, rounds=1, tracked=False, **settings)
+    (source,) = read(folder)
+    problem = problem_of(fk.Experiment.recall(source.experiment).plan)
+    ((table,), notes) = label_tables([source])
+    assert np.array_equal(table.histogram, count_labels(problem.data))
+    assert notes == []
+
+
+def test_a_run_that_sets_other_samples_aside_has_a_table_of_its_own(tmp_path):
+    policies = ({}, {"evaluation": {"share": 0.3}}, {"evaluation": {"share": 0.3, "report": "last"}})
+    folders = [made_up(tmp_path / str(i), rounds=1, tracked=False, **given) for i, given in enumerate(policies)]
+    tables, _ = label_tables(read(*folders))
+    assert len(tables) == 2
+    assert len({table.note.split(";")[1] for table in tables}) == 2  # they say of how many samples
 
 
 @pytest.mark.slow
