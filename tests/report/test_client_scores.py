@@ -29,6 +29,23 @@ def test_a_report_shows_every_client_and_the_worst(tmp_path):
     assert list(line.get_ydata()) == [100 * value for value in sorted(there)]
     assert scores_of("f1", setting.groups[0]).sizes.tolist() == [7, 5, 1, 9, 16]
     assert found["client-sizes"].note == "6 clients with 1 to 16 samples, 50 in all"
+    assert found["clients-accuracy"].note.startswith("round 2; worst")
+    # of several seeds the first is shown, and named
+    source = Source.read(tmp_path)
+    (setting,) = content([source, replace(source, experiment=dict(source.experiment, seed=1))]).settings
+    found = {chart.file: chart for chart in client_charts(setting)}
+    assert found["clients-accuracy"].note.startswith("seed 0, round 2; worst client: fedavg")
+    assert found["clients-accuracy-by-size"].note == "seed 0, round 2; each point is a client"
+    method = dict(source.experiment["method"], name="fedprox")
+    (setting,) = content(
+        [
+            source,
+            replace(source, experiment=source.experiment | {"method": method, "seed": 3}),
+            replace(source, experiment=source.experiment | {"method": method, "seed": 4}),
+        ]
+    ).settings
+    notes = [chart.note for chart in client_charts(setting)]
+    assert notes[0].startswith("fedavg: round 2; fedprox: seed 3, round 2; worst client: ")
 
 
 def test_a_run_that_judges_no_client_has_no_such_chart(tmp_path):

@@ -10,15 +10,19 @@ import pytest
 from invented import made_up
 
 import fedkeel as fk
+from fedkeel.cli.training import runs_in
 from fedkeel.report import figures
 from fedkeel.report.content import SPENT, content, look
 from fedkeel.report.drawing import embed
 from fedkeel.report.figures import write_figures
+from fedkeel.report.labels import label_tables
 from fedkeel.report.numbers import numbers
 from fedkeel.report.page import MOST_BYTES, page, write_report
 from fedkeel.report.series import Spread, common_target, critical, curve, measures, row, spent_by, thinned
 from fedkeel.report.source import Group, Source, groups_of
+from fedkeel.report.sweeps import find_sweeps, trials_of_runs
 from fedkeel.report.tables import differences
+from fedkeel.runs.prepare import problem_of
 from fedkeel.runs.record import RoundRecord
 from fedkeel.studies.diagnose import write_diagnostic
 
@@ -35,6 +39,39 @@ def test_seeds_are_gathered_and_methods_told_apart(tmp_path):
     assert [group.label for group in groups] == ["fedavg", "fedsam rho=0.05", "fedsam rho=0.1", "fedprox"]
     assert [len(group.runs) for group in groups] == [3, 1, 1, 1]
     assert len({group.setting for group in groups}) == 1
+
+
+def test_a_repeat_is_left_out_and_the_page_says_so(tmp_path, drawn_only):
+    """Of runs with the same seeds the one that went furthest counts, of those that went as far the last."""
+    folders = [made_up(tmp_path / name, seed=seed) for name, seed in (("0", 0), ("0-again", 0), ("1", 1))]
+    folders.append(made_up(tmp_path / "0-begun", tracked=False))
+    lines = (folders[3] / "rounds.jsonl").read_text().splitlines()
+    (folders[3] / "rounds.jsonl").write_text("\n".join(lines[:5]) + "\n")
+    folders.append(made_up(tmp_path / "2", seed=0))
+    text = (folders[4] / "experiment.toml").read_text()
+    (folders[4] / "experiment.toml").write_text(text.replace("partition_seed = 0", "partition_seed = 2"))
+    made = content(read(*folders))
+    (group,) = made.settings[0].groups
+    assert [run.path.name for run in group.runs] == ["0-again", "1", "2"]
+    assert [run.path.name for run in group.repeats] == ["0", "0-begun"]
+    text = page(made)
+    assert made.runs == 3
+    assert f"fedavg, seed 0: {folders[0]} is left out" in text
+    assert "Runs of one seed differ in their partition seeds." in text
+
+
+def test_a_repeat_that_was_analysed_is_kept(tmp_path):
+    folders = [made_up(tmp_path / name) for name in ("0", "0-again")]
+    write_diagnostic(folders[0], "drift", {"mean": 2.0})
+    (group,) = groups_of(read(*folders))
+    assert [run.path.name for run in group.runs] == ["0"]
+
+
+def test_runs_of_another_length_are_no_seeds_of_the_same_experiment(tmp_path):
+    made = content(read(made_up(tmp_path / "a", rounds=3), made_up(tmp_path / "b", rounds=8)))
+    assert [group.label for group in made.settings[0].groups] == ["fedavg rounds=3", "fedavg rounds=8"]
+    assert not made.repeated
+    assert not find_sweeps(trials_of_runs(made))
 
 
 def test_settings_are_kept_apart(tmp_path):
@@ -68,6 +105,16 @@ def test_differences_are_told_with_their_interval_where_seeds_can_be_paired(tmp_
     assert told == "Best of fedprox less best of fedavg: -1 points; 95 % interval -5.3 to +3.3, 3 seeds paired."
     [alone] = content(read(folders[0], folders[3])).settings
     assert differences(alone, "accuracy") == []
+    for folder, number in zip(folders, (0.5, 0.5, 0.5, 0.6, 0.5, 0.4), strict=True):  # as an evaluation reports them
+        (folder / "result.json").write_text(json.dumps({"rounds": 20, "reported": number}))
+    [setting] = content(read(*folders)).settings
+    [told] = differences(setting, "accuracy")
+    # +10, 0 and −10 points: the standard error is 10 / √3
+    names = "Reported number of fedprox less reported number of fedavg"
+    assert told == f"{names}: +0 points; 95 % interval -24.8 to +24.8, 3 seeds paired."
+    (folders[0] / "result.json").unlink()  # not every run has one
+    [setting] = content(read(*folders)).settings
+    assert differences(setting, "accuracy")[0].startswith("Best of fedprox")
 
 
 def test_seconds_of_several_engines_are_not_averaged_and_the_page_says_so(tmp_path, data_of, drawn_only):
@@ -122,12 +169,21 @@ def test_a_round_that_was_scored_only_because_the_run_ended_there_does_not_count
 
 
 def test_commands_reproduce_each_run(tmp_path, drawn_only):
-    folders = [made_up(tmp_path / f"run {seed}", seed=seed, rounds=2, tracked=False) for seed in range(2)]
+    folders = [made_up(tmp_path / "e" / f"run {seed}", seed=seed, rounds=2, tracked=False) for seed in range(2)]
     text = page(content(read(*folders)))
     for folder in folders:
-        assert (
-            f"fedkeel run &#x27;{folder}/experiment.toml&#x27; --engine serial --out &#x27;{folder}-again&#x27;" in text
-        )
+        again = f"again/{tmp_path.name}/e/{folder.name}"
+        assert f"fedkeel run &#x27;{folder}/experiment.toml&#x27; --engine serial --out &#x27;{again}&#x27;" in text
+
+
+def test_a_run_made_again_is_not_among_those_reported(tmp_path, monkeypatch):
+    """Also where the folder that is reported is the current one."""
+    made_up(tmp_path / "fedavg" / "0", rounds=2, tracked=False)
+    monkeypatch.chdir(tmp_path)
+    before = runs_in(Path())
+    command = Source.read(before[0]).command
+    made_up(Path(command.split()[-1]), rounds=2, tracked=False)
+    assert [runs_in(Path(folder)) for folder in ("", "fedavg", "fedavg/0")] == [before] * 3
 
 
 def test_nothing_in_a_run_can_end_the_pages_script(tmp_path, data_of, drawn_only):
@@ -210,6 +266,37 @@ def test_label_tables_are_those_of_the_partition(real_run):
     (table,) = made.settings[0].labels
     assert len(table.histogram) == 20
     assert table.histogram.sum() > 1000
+
+
+def count_labels(clients):
+    """The labels that clients train on, [clients, 10], counted sample by sample."""
+    rows = [clients.rows(i, np.arange(size))[1].numpy() for i, size in enumerate(clients.sizes)]
+    return np.stack([np.bincount(labels, minlength=10) for labels in rows])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"evaluation": {"share": 0.3}},
+        {"evaluation": {"pool": False}, "partition": fk.FeatureShift(fk.Dirichlet(alpha=0.3, clients=10))},
+        {"method": "fedlaw"},
+    ],
+)
+def test_labels_are_those_that_the_run_trains_on(tmp_path, settings):
+    folder = made_up(tmp_path, rounds=1, tracked=False, **settings)
+    (source,) = read(folder)
+    problem = problem_of(fk.Experiment.recall(source.experiment).plan)
+    ((table,), notes) = label_tables([source])
+    assert np.array_equal(table.histogram, count_labels(problem.data))
+    assert notes == []
+
+
+def test_a_run_that_sets_other_samples_aside_has_a_table_of_its_own(tmp_path):
+    policies = ({}, {"evaluation": {"share": 0.3}}, {"evaluation": {"share": 0.3, "report": "last"}})
+    folders = [made_up(tmp_path / str(i), rounds=1, tracked=False, **given) for i, given in enumerate(policies)]
+    tables, _ = label_tables(read(*folders))
+    assert len(tables) == 2
+    assert len({table.note.split(";")[1] for table in tables}) == 2  # they say of how many samples
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from fedkeel.cli.compare import check_share
-from fedkeel.cli.console import say, stderr
+from fedkeel.cli.console import note, say, stderr
 from fedkeel.cli.pages import argument, examples, option
-from fedkeel.text import byte_size, split_words
+from fedkeel.text import byte_size, plural, split_words
 
 
 @examples(
@@ -75,7 +75,9 @@ def report(
     else:
         folders = list(dict.fromkeys(path for given in runs or () for path in runs_in(given)))
         made = write_report(folders, out, target=target, title=title)
-        say(stderr(), "report", "bold green", f"{len(folders)} runs, {byte_size(out.stat().st_size)}")
+        if again := len(folders) - made.runs:
+            note(f"{plural(again, 'run')} left out: another has the same experiment and seeds; the page names them")
+        say(stderr(), "report", "bold green", f"{plural(made.runs, 'run')}, {byte_size(out.stat().st_size)}")
         typer.echo(out)
         drawn = [] if figures is None else write_figures(made, figures, kinds, style)
     for file in drawn:

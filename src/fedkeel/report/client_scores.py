@@ -22,9 +22,9 @@ DOT = {"marker": "o", "linestyle": "none", "markersize": 3, "alpha": 0.7}
 
 
 class ClientScores(NamedTuple):
-    """The scores of the clients that have one, in the last round that has any, and the clients' sizes if known."""
+    """The scores of the clients that have one, when they were reached, and the clients' sizes if known."""
 
-    round: int
+    when: str
     values: Any
     sizes: Any
 
@@ -37,13 +37,16 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
         if not found:
             continue
         word, file = name.replace("_", " "), name.replace("/", "-").replace("_", "-")
+        whens = {one.label: one.data.when for one in found}
+        alike = len({*whens.values()}) == 1
+        when = found[0].data.when if alike else "; ".join(f"{label}: {when}" for label, when in whens.items())
         worst = ", ".join(f"{one.label} {write_worst(name, one.data.values)}" for one in found)
-        note = f"round {found[0].data.round}; worst client: {worst}"
         title = f"{word[:1].upper()}{word[1:]} of every client"
-        yield Chart(f"clients-{file}", "clients", title, note, spread(found, name))
+        yield Chart(f"clients-{file}", "clients", title, f"{when}; worst client: {worst}", spread(found, name))
         if sized := [one for one in found if one.data.sizes is not None and len({*one.data.sizes}) > 1]:
             title = f"{word[:1].upper()}{word[1:]} by size of client"
-            yield Chart(f"clients-{file}-by-size", "clients", title, "each point is a client", by_size(sized, name))
+            note = f"{when}; each point is a client"
+            yield Chart(f"clients-{file}-by-size", "clients", title, note, by_size(sized, name))
     sizes = setting.groups[0].runs[0].clients.sizes
     if sizes and not setting.labels:
         note = f"{len(sizes)} clients with {min(sizes)} to {max(sizes)} samples, {sum(sizes)} in all"
@@ -51,7 +54,7 @@ def client_charts(setting: Setting) -> Iterator[Chart]:
 
 
 def scores_of(name: str, group: Group) -> ClientScores | None:
-    """What the clients of a group's first run reached."""
+    """What the clients of a group's first run reached in the last round that has their scores."""
     run = group.runs[0]
     record = next((one for one in reversed(run.records) if name in one.clients), None)
     if record is None:
@@ -59,7 +62,10 @@ def scores_of(name: str, group: Group) -> ClientScores | None:
     values = np.array([np.nan if value is None else value for value in record.clients[name]], dtype=float)
     sizes, there = run.clients.sizes, np.isfinite(values)
     known = sizes is not None and len(sizes) == len(values)
-    return ClientScores(record.round, values[there], np.array(sizes)[there] if known else None) if there.any() else None
+    if not there.any():
+        return None
+    when = f"seed {run.seed}, round {record.round}" if len(group.runs) > 1 else f"round {record.round}"
+    return ClientScores(when, values[there], np.array(sizes)[there] if known else None)
 
 
 def write_worst(name: str, values: Any) -> str:

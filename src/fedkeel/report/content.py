@@ -57,7 +57,7 @@ def content(sources: Sequence[Source], target: float | None = None) -> Content:
         aim = target if target is not None else common_target(here)
         rows = [row(group, aim) for group in here]
         settings.append(Setting(index, name, here, rows, [table for table in tables if table.setting == name], aim))
-    return Content(settings, notes, len(sources))
+    return Content(settings, notes, sum(len(group.runs) for group in groups))
 
 
 def look(number: int) -> tuple[str, int]:

@@ -1,15 +1,16 @@
-"""How many samples of each class each client holds, for data sets that are here already: a report fetches nothing."""
+"""How many samples of each class each client trains on, for data sets that are here already: a report fetches
+nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
+from torch import nn
 
-from fedkeel.data import load
+from fedkeel.data.partition.feature_shift import FeatureShift
 from fedkeel.data.partition.heatmap import plot_clients
 from fedkeel.data.partition.heterogeneity import score
 from fedkeel.data.partition.partition import Integers
@@ -17,7 +18,7 @@ from fedkeel.data.storage.loading import is_here, is_known
 from fedkeel.errors import FedkeelError
 from fedkeel.report.source import Source, setting_of
 from fedkeel.runs.experiment import Experiment
-from fedkeel.runs.prepare import divide
+from fedkeel.runs.prepare import problem_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +29,8 @@ COLUMNS = 200  # more clients than this are added up in neighbouring groups
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """One partition: `histogram` [clients, classes] counts samples."""
+    """One partition: `histogram` [clients, classes] counts samples, without those of the clients' own tests and of the
+    server."""
 
     setting: str
     seed: int
@@ -37,7 +39,7 @@ class Labels:
     @property
     def note(self) -> str:
         heterogeneity = f"heterogeneity {score(self.histogram):.4g} (0: iid, 1: one class per client)"
-        return f"partition seed {self.seed}; {heterogeneity}"
+        return f"partition seed {self.seed}; {self.histogram.sum()} training samples; {heterogeneity}"
 
     def draw(self) -> Figure:
         """Classes by clients, the share of a client's samples as a shade, and the clients' sizes above."""
@@ -46,11 +48,11 @@ class Labels:
 
 def label_tables(sources: Sequence[Source]) -> tuple[list[Labels], list[str]]:
     """One table per partition, at most MOST for a setting, and what could not be shown."""
-    first: dict[tuple[str, int], Source] = {}
+    first: dict[tuple[str, int, object], Source] = {}
     for source in sources:
-        first.setdefault((setting_of(source), int(source.experiment.get("partition_seed", source.seed))), source)
+        first.setdefault((setting_of(source), source.partition_seed, set_aside(source)), source)
     found, notes, counts = list[Labels](), dict[str, None](), Counter[str]()
-    for (setting, seed), source in first.items():
+    for (setting, seed, _), source in first.items():
         counts[setting] += 1
         name = source.experiment.get("dataset")
         if counts[setting] > MOST:
@@ -69,8 +71,17 @@ def label_tables(sources: Sequence[Source]) -> tuple[list[Labels], list[str]]:
     return found, list(notes)
 
 
+def set_aside(source: Source) -> object:
+    """What of a partition is not trained on: the share of the clients' own tests, and what the server takes."""
+    policy = source.experiment.get("evaluation", {})
+    return policy.get("share"), policy.get("pool"), "server_phase" in source.experiment.get("method", {})
+
+
 def table(source: Source, setting: str, seed: int) -> Labels:
+    """Divide the data set as the run did."""
     plan = Experiment.recall(source.experiment).plan
-    data = load(plan.division.dataset)
-    labels = np.asarray(data.train_labels)
-    return Labels(setting, seed, divide(plan, data, labels).histogram(labels, data.classes))
+    way = plan.division.partition
+    way = way.base if isinstance(way, FeatureShift) else way  # it changes images, which takes long, and no labels
+    problem = problem_of(replace(plan, source=replace(plan.division, partition=way, model=nn.Identity())))
+    clients = problem.clients
+    return Labels(setting, seed, clients.partition.histogram(clients.labels, problem.classes))

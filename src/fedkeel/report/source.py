@@ -30,7 +30,7 @@ from fedkeel.studies.diagnose import read_diagnostics
 from fedkeel.text import make_printable, write_value
 from fedkeel.typed_values import flatten, read_values
 
-ASIDE = ("seed", "partition_seed", "rounds")  # runs that differ in nothing else repeat one experiment
+ASIDE = ("seed", "partition_seed")  # runs that differ in nothing else repeat one experiment
 SETTING = ("dataset", "problem", "model", "partition")  # what is learned, by which model, from whom
 
 Tables = list[Mapping[str, Any]]
@@ -87,6 +87,15 @@ class Source:
         return int(self.experiment.get("seed", 0))
 
     @property
+    def partition_seed(self) -> int:
+        return int(self.experiment.get("partition_seed", self.seed))
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """What tells it from the other runs of its experiment."""
+        return self.seed, self.partition_seed
+
+    @property
     def unfinished(self) -> bool:
         return len(self.records) < int(self.experiment.get("rounds", 0)) and self.stopped is None
 
@@ -126,11 +135,14 @@ class Source:
 
     @property
     def command(self) -> str | None:
-        """The command that makes this run again, bit for bit on the same machine; None for problems made in Python."""
+        """The command that makes this run again, bit for bit on the same machine; None for problems made in Python.
+
+        It writes below `again`, too deep to be found beside the runs that are reported.
+        """
         if any(from_python(self.experiment.get(word)) for word in ("problem", "model")):
             return None
         engine = self.environment.get("engine", "auto")
-        again = self.path.with_name(f"{self.path.name}-again")
+        again = Path("again", *self.path.resolve().parts[1:][-3:])
         words = ["fedkeel", "run", str(self.path / EXPERIMENT), "--engine", str(engine), "--out", str(again)]
         return shlex.join(words)
 
@@ -146,11 +158,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one experiment that differ in their seeds alone; a line in every chart."""
+    """Runs of one experiment that differ in their seeds alone; a line in every chart. `repeats` are left out."""
 
     label: str
     setting: str
     runs: Sequence[Source]
+    repeats: Sequence[Source] = ()
 
     @property
     def measure(self) -> str | None:
@@ -186,7 +199,7 @@ def groups_of(sources: Sequence[Source]) -> list[Group]:
     for source in sources:
         kept = {name: value for name, value in source.experiment.items() if name not in ASIDE}
         gathered.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(source)
-    members = list(gathered.values())
+    members = [keep_one_of_each(runs) for runs in gathered.values()]
     settings = [setting_of(runs[0]) for runs in members]
     labels = [""] * len(members)
     for setting in dict.fromkeys(settings):
@@ -195,7 +208,18 @@ def groups_of(sources: Sequence[Source]) -> list[Group]:
             alike = [i for i in here if members[i][0].method == method]
             for i, words in zip(alike, differences([members[i][0] for i in alike]), strict=True):
                 labels[i] = " ".join([method, *words])
-    return [Group(*facts) for facts in zip(unique(labels, settings), settings, members, strict=True)]
+    named = zip(unique(labels, settings), settings, members, gathered.values(), strict=True)
+    return [
+        Group(label, setting, runs, [run for run in every if run not in runs]) for label, setting, runs, every in named
+    ]
+
+
+def keep_one_of_each(runs: Sequence[Source]) -> list[Source]:
+    """Of runs with the same seeds the one that went furthest, of those the one with most diagnostics, or the last."""
+    kept: dict[tuple[int, int], Source] = {}
+    for run in runs:
+        kept[run.seeds] = max(run, kept.get(run.seeds, run), key=lambda one: (len(one.records), len(one.diagnostics)))
+    return list(kept.values())
 
 
 def unique(labels: Sequence[str], settings: Sequence[str]) -> list[str]:

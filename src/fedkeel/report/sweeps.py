@@ -110,7 +110,9 @@ def trials_of_runs(made: Content) -> list[Trial]:
 def trial_of(group: Group, best: Spread) -> Trial:
     drawn = curve(group, "accuracy")
     scaled = Spread(100 * best.mean, 100 * best.deviation, best.count)
-    settings = simplify({name: value for name, value in group.runs[0].experiment.items() if name not in ASIDE})
+    experiment = group.runs[0].experiment
+    settings = simplify({name: value for name, value in experiment.items() if name not in ASIDE})
+    settings["rounds"] = str(experiment.get("rounds"))  # lengths are told apart, not drawn against
     rounds, accuracy = (drawn.rounds, [100 * value for value in drawn.mean]) if drawn else ([], [])
     return Trial(group.runs[0].method, settings, scaled, rounds, accuracy)
 

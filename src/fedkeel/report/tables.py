@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from operator import attrgetter, itemgetter
 
+from fedkeel.analysis.intervals import paired_interval
 from fedkeel.problems.metrics import lower_is_better
 from fedkeel.report.content import Setting, group_id
 from fedkeel.report.series import RESULTS, Row, Spread
+from fedkeel.report.source import Group
 from fedkeel.runs.environment import NOT_AVERAGED, keep_one_place
-from fedkeel.studies.compare import paired_differences
 from fedkeel.studies.cost_to_target import Spending
 from fedkeel.text import byte_size, duration
 
@@ -43,29 +44,45 @@ def summary(setting: Setting) -> str:
         note += f" Reported is {policy.report_in_words}."
     if any(len(group.runs) > 1 for group in setting.groups):
         note += " Mean ± standard deviation over seeds."
+    if any(len({run.seed for run in group.runs}) < len(group.runs) for group in setting.groups):
+        note += " Runs of one seed differ in their partition seeds."
     places = sorted({run.place for group in setting.groups for run in group.runs if run.place})
     if len(places) > 1:
         note += f" Times are of different machines: {'; '.join(places)}; {NOT_AVERAGED}."
     named = [(f"{group.label}, seed {run.seed}", run) for group in setting.groups for run in group.runs]
     stopped = [f"{name}: {run.stopped}" for name, run in named if run.stopped]
+    repeats = [
+        f"{group.label}, seed {run.seed}: {run.path} is left out; another run has the same experiment and seeds."
+        for group in setting.groups
+        for run in group.repeats
+    ]
     leaks = [told for group in setting.groups for run in group.runs if (told := run.leak) is not None]
-    return sortable_table(setting.index, [note, *differences(setting, measure), *stopped, *leaks], heads, body)
+    notes = [note, *differences(setting, measure), *repeats, *stopped, *leaks]
+    return sortable_table(setting.index, notes, heads, body)
 
 
 def differences(setting: Setting, measure: str) -> list[str]:
-    """Say of a few methods how their best rounds differ from the first one's, where seeds can be paired."""
+    """Say of a few methods how their results differ from the first one's, where seeds can be paired: the reported
+    numbers where all runs have them, or the best rounds."""
     if len(setting.groups) > COMPARED:
         return []
     scale, unit = (1, "") if measure.endswith("loss") else (100, " points")
-    bests = [
-        {run.seed: found["best"] for run in group.runs if (found := run.summarise(measure))} for group in setting.groups
-    ]
-    told = []
-    for group, values in zip(setting.groups[1:], bests[1:], strict=True):
-        pairs = paired_differences(values, bests[0])
+    reports = all(
+        group.measure == measure and run.reported is not None for group in setting.groups for run in group.runs
+    )
+    word = "reported number" if reports else "best"
+
+    def results(group: Group) -> dict[tuple[int, int], float]:
+        found = {run.seeds: run.reported if reports else run.summarise(measure).get("best") for run in group.runs}
+        return {seeds: value for seeds, value in found.items() if value is not None}
+
+    first, told = results(setting.groups[0]), []
+    for group in setting.groups[1:]:
+        both = [value - first[seeds] for seeds, value in results(group).items() if seeds in first]
+        pairs = paired_interval(both) if both else None
         if pairs is not None and pairs.low is not None and pairs.high is not None:
             mean, low, high = (f"{scale * value:+.3g}" for value in (pairs.mean, pairs.low, pairs.high))
-            names = f"Best of {group.label} less best of {setting.groups[0].label}"
+            names = f"{word.capitalize()} of {group.label} less {word} of {setting.groups[0].label}"
             told.append(f"{names}: {mean}{unit}; 95 % interval {low} to {high}, {pairs.pairs} seeds paired.")
     return told
 
