@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -443,6 +444,30 @@ def test_a_model_that_a_client_would_begin_with_has_the_statistics_it_keeps():
     run = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "received"})
     own = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "local"})
     assert run.curve("client_loss")[-1] == pytest.approx(own.curve("client_loss")[-1], rel=1e-9)
+
+
+@for_each("engine", ENGINES)
+def test_the_statistics_of_a_personal_model_do_not_reach_the_server(engine):
+    """Ditto sends what FedAvg sends, bit for bit."""
+    problem = replace(small_problem(sizes=(8, 12, 7)), model=normed())
+    ditto, fedavg = (trained(problem, engine, rounds=3, method=name) for name in ("ditto", "fedavg"))
+    assert all(torch.equal(ditto.server[name].buffer, fedavg.server[name].buffer) for name in ("params", "buffers"))
+
+
+@for_each(("engine", "model"), product(ENGINES, ("received", "local")))
+def test_a_personal_model_is_scored_with_statistics_of_its_own(engine, model):
+    """Without its pull, Ditto's personal models are those of clients that train alone."""
+    problem = replace(small_problem(sizes=(8, 8)), model=normed())
+    settings = {"rounds": 3, "batch_size": 8, "evaluation": {"model": model}}
+
+    def loss_of(method, *clients):
+        data = [problem.clients[client] for client in clients]
+        run = trained(replace(problem, clients=data, tests=data), engine, method=method, **settings)
+        return run.curve("client_loss")
+
+    alone = zip(loss_of("fedavg", 0), loss_of("fedavg", 1), strict=True)
+    expected = [(one + other) / 2 for one, other in alone]
+    assert loss_of({"name": "ditto", "lam": 0.0}, 0, 1) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("report", ["best", "mean-last"])
