@@ -444,6 +444,21 @@ def test_a_model_that_a_client_would_begin_with_has_the_statistics_it_keeps():
     run = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "received"})
     own = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "local"})
     assert run.curve("client_loss")[-1] == pytest.approx(own.curve("client_loss")[-1], rel=1e-9)
+    server = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "global"})
+    assert server.curve("client_loss") == run.curve("client_loss")
+
+
+def test_a_run_says_that_the_server_lacks_the_buffers_that_clients_keep(caplog):
+    problem = replace(small_problem(sizes=(8, 12)), model=normed())
+    for changes, words in (
+        ({"buffers": "keep"}, ("with the buffers that the run began with", 'evaluation = {"model"')),
+        ({"buffers": "average"}, ()),
+        ({"buffers": "keep", "problem": replace(problem, test=None)}, ()),
+    ):
+        caplog.clear()
+        trained(**{"problem": problem, "rounds": 1} | changes)
+        assert ("keep" in caplog.text) == bool(words)
+        assert all(word in caplog.text for word in words)
 
 
 @for_each("engine", ENGINES)
