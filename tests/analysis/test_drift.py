@@ -67,3 +67,10 @@ def test_cost_to_a_target():
     assert cost_to(records, 0.5, "loss").rounds == 2  # losses fall: 1, 1/2, 1/3
     assert spent(records).bytes == 440
     assert cost_to(records, 0.5) == spent(records[:3])
+
+
+def test_a_round_in_which_a_run_once_ended_does_not_reach_a_target():
+    records = [record(n, 0.5 if n > 4 else 0.2) if n in (4, 6, 8, 9) else record(n, None) for n in range(1, 10)]
+    assert cost_to(records, 0.5, every=4) == spent(records[:8])
+    assert cost_to(records[:6], 0.5, every=4).rounds == 6  # its end
+    assert cost_to(records, 0.5, "loss", every=4).rounds == 2

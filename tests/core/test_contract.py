@@ -182,7 +182,9 @@ def slots(**kept):
     return {f"{side}_slots": lambda self, params, name=name: {name: params.zeros()} for side, name in kept.items()}
 
 
-@pytest.mark.parametrize("slot", ["params", "buffers", "delta", "update", "weights", "loss", "population", "learned"])
+@pytest.mark.parametrize(
+    "slot", ["params", "buffers", "own_buffers", "delta", "update", "weights", "loss", "population", "learned"]
+)
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_reserved_slots_are_refused(side, slot):
     keeps = rule("Keeps", **slots(**{side: slot}))

@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -443,6 +444,45 @@ def test_a_model_that_a_client_would_begin_with_has_the_statistics_it_keeps():
     run = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "received"})
     own = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "local"})
     assert run.curve("client_loss")[-1] == pytest.approx(own.curve("client_loss")[-1], rel=1e-9)
+    server = trained(problem, rounds=3, lr=1e-12, buffers="keep", evaluation={"model": "global"})
+    assert server.curve("client_loss") == run.curve("client_loss")
+
+
+def test_a_run_says_that_the_server_lacks_the_buffers_that_clients_keep(caplog):
+    problem = replace(small_problem(sizes=(8, 12)), model=normed())
+    for changes, words in (
+        ({"buffers": "keep"}, ("with the buffers that the run began with", 'evaluation = {"model"')),
+        ({"buffers": "average"}, ()),
+        ({"buffers": "keep", "problem": replace(problem, test=None)}, ()),
+    ):
+        caplog.clear()
+        trained(**{"problem": problem, "rounds": 1} | changes)
+        assert ("keep" in caplog.text) == bool(words)
+        assert all(word in caplog.text for word in words)
+
+
+@for_each("engine", ENGINES)
+def test_the_statistics_of_a_personal_model_do_not_reach_the_server(engine):
+    """Ditto sends what FedAvg sends, bit for bit."""
+    problem = replace(small_problem(sizes=(8, 12, 7)), model=normed())
+    ditto, fedavg = (trained(problem, engine, rounds=3, method=name) for name in ("ditto", "fedavg"))
+    assert all(torch.equal(ditto.server[name].buffer, fedavg.server[name].buffer) for name in ("params", "buffers"))
+
+
+@for_each(("engine", "model"), product(ENGINES, ("received", "local")))
+def test_a_personal_model_is_scored_with_statistics_of_its_own(engine, model):
+    """Without its pull, Ditto's personal models are those of clients that train alone."""
+    problem = replace(small_problem(sizes=(8, 8)), model=normed())
+    settings = {"rounds": 3, "batch_size": 8, "evaluation": {"model": model}}
+
+    def loss_of(method, *clients):
+        data = [problem.clients[client] for client in clients]
+        run = trained(replace(problem, clients=data, tests=data), engine, method=method, **settings)
+        return run.curve("client_loss")
+
+    alone = zip(loss_of("fedavg", 0), loss_of("fedavg", 1), strict=True)
+    expected = [(one + other) / 2 for one, other in alone]
+    assert loss_of({"name": "ditto", "lam": 0.0}, 0, 1) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("report", ["best", "mean-last"])
@@ -454,5 +494,7 @@ def test_what_an_extended_run_reports_is_what_the_whole_one_does(tmp_path, repor
         for _ in range(2)
     )
     fk.run(longer.with_(rounds=4), out=tmp_path, engine="serial")
-    found = fk.run(longer, out=tmp_path, engine="serial").result
-    assert found["reported"] == fk.run(whole, engine="serial").result["reported"]
+    found = fk.run(longer, out=tmp_path, engine="serial")
+    assert found.result["reported"] == fk.run(whole, engine="serial").result["reported"]
+    found.records[3] = replace(found.records[3], accuracy=2.0)  # scored because the run ended there
+    assert found.rounds_to(1.5) is None

@@ -21,8 +21,8 @@ CLIENT_FACTS = ("size", "steps", "lr", "client", "histogram")
 FACTS = (*CLIENT_FACTS, "population", "loss", "learned", "weights", "update", "delta")
 """Names that reports hold beside the slots of rules."""
 
-RESERVED = ("params", "buffers")
-"""Slots of the model itself."""
+RESERVED = ("params", "buffers", "own_buffers")
+"""Slots of the model itself; "own_buffers" are those of a model that a client does not send."""
 
 GRADIENT = "gradient"
 """The name that a rule lists in `reads` when it uses `at.gradient`."""

@@ -115,9 +115,16 @@ def broadcast(method: Method, server: State) -> State:
     return message
 
 
+def note_own_buffers(method: Method, client: State) -> State:
+    """Where a client ends a round with a model that it does not send, note the buffers that this model had so far."""
+    apart = "buffers" in client and not method.phases[-1].uploads
+    return client | {"own_buffers": client["buffers"]} if apart else client
+
+
 def start_client(method: Method, message: State, client: State) -> tuple[Tree, State]:
     """Return the model and state with which a client that has just received `message` would start its last phase."""
     params: Tree = message["params"]
+    client = note_own_buffers(method, client)
     for rule in (*method.personal, *(rule for phase in method.phases for rule in phase.rules)):
         params, client = rule.start(params, client, message)
     return params, client
@@ -239,10 +246,11 @@ def local_round(
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
     params: Tree = lift(lambda message, steps: message["params"], (message_axis, 0))(message, steps)
     lasting = client.keys()
+    client = note_own_buffers(method, client)
     if any("round_slots" in rule.stages for rule in method.local_rules):
         client = client | lift(lambda params: init_round(method, params), (0,))(params)
     params, client = enter(method.personal, params, client)
-    began, report, loss = params, State(), torch.zeros_like(steps)
+    began, report, loss, sent = params, State(), torch.zeros_like(steps), client
     for phase, phase_work in zip(method.phases, work, strict=True):
         params, client = enter(phase.rules, params, client)
         start = params
@@ -253,10 +261,13 @@ def local_round(
         mean = torch.where(phase_work.shares > 0, losses * phase_work.shares, 0.0).sum(-1)
         if phase.uploads:
             report["delta"] = lift(lambda p, m: p - m["params"], (0, message_axis))(params, message)
-            loss = mean
+            loss, sent = mean, client
         report, client = leave(phase.rules, report, client, params, start, mean)
+    own = {}
+    if "own_buffers" in client:  # those of the model that is sent are reported, those of the client's own stay
+        own, client = {"buffers": client["buffers"]}, client | {"buffers": sent["buffers"]}
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
-    return report | facts | {"loss": loss}, {name: client[name] for name in lasting}
+    return report | facts | {"loss": loss}, {name: client[name] for name in lasting} | own
 
 
 # ---- the server's half ---------------------------------------------------------------------------------------------

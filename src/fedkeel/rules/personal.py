@@ -62,7 +62,8 @@ class OwnModel(Rule, stackable=True):
         return {"own": params}
 
     def start(self, params: Tree, client: State, message: State) -> tuple[Tree, State]:
-        return client["own"], client
+        buffers = {"buffers": client["own_buffers"]} if "own_buffers" in client else {}
+        return client["own"], client | buffers
 
     def step(self, tree: Tree, client: State, at: Local) -> tuple[Tree, State]:
         return tree + self.lam * (at.params - at.message["params"]), client

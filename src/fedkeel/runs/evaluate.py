@@ -125,6 +125,8 @@ class Judge:
             elif policy.model == "received":
                 params, state = start_client(self.method, message, state)
                 buffers = state.get("buffers", buffers)
+            elif self.plan.buffers == "keep":  # the server has none of its own
+                buffers = state.get("buffers")
             return ScoreRequest(params, buffers, f"{CLIENT}{client}")
 
         vectors: dict[str, list[float | None]] = {}

@@ -133,7 +133,8 @@ class Run:
 
     @property
     def sizes(self) -> list[int] | None:
-        """How many training samples each client has, where that is known."""
+        """How many samples each client has without its test share, where that is known; those that it sets aside for
+        validation are counted."""
         if self.problem is not None:
             return [int(size) for size in self.problem.data.sizes]
         return None if self.path is None else read_clients(self.path).sizes
@@ -155,7 +156,8 @@ class Run:
 
     def rounds_to(self, accuracy: float) -> int | None:
         """Find the first round that reaches an accuracy."""
-        return next((r.round for r in self.records if r.accuracy is not None and r.accuracy >= accuracy), None)
+        scored = counted(self.records, self.plan.evaluate_every)
+        return next((r.round for r in scored if r.accuracy is not None and r.accuracy >= accuracy), None)
 
     def model(self, which: str = "last", *, trust: bool = False) -> nn.Module:
         """The deployed module: a copy, in evaluation mode; `which` is "last", or "best" where a run keeps it.

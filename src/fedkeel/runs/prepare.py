@@ -145,6 +145,14 @@ def describe_task(task: Task) -> str:
     return describe_clients(task.problem.data, task.tests, task.validation, server)
 
 
+def describe_kept_buffers(plan: Plan, task: Task) -> str | None:
+    """Say that the server's model is scored without the buffers that clients keep; None where it is not scored."""
+    if task.buffers is None or plan.buffers == "average" or (task.test is None and task.validation is None):
+        return None
+    told = 'buffers = "keep": the server scores its model with the buffers that the run began with, which says little'
+    return told + ("" if plan.evaluation else '; evaluation = {"model": "global"} takes those of each client')
+
+
 def start_weights(path: Path) -> dict[str, Tensor]:
     """Weights to begin from, by name."""
     try:

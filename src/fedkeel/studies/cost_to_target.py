@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedkeel.problems.metrics import lower_is_better
-from fedkeel.runs.record import RoundRecord
+from fedkeel.runs.record import RoundRecord, counted
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,17 @@ def spent(records: Sequence[RoundRecord]) -> Spending:
     )
 
 
-def cost_to(records: Sequence[RoundRecord], target: float, measure: str = "accuracy") -> Spending | None:
+def cost_to(
+    records: Sequence[RoundRecord], target: float, measure: str = "accuracy", every: int = 1
+) -> Spending | None:
     """Add up the cost until the measure first reaches the target; None when it never does.  (FedFFT Tables 4, 5)
 
-    Accuracies reach a target from below, losses from above.
+    Accuracies reach a target from below, losses from above. `every` is the experiment's evaluate_every: a round that
+    was scored only because a run once ended there does not count. The training loss is known of every round.
     """
     falls = lower_is_better(measure)
-    for number, record in enumerate(records, 1):
+    for record in records if measure == "loss" else counted(records, every):
         value = record.measure(measure)
         if value is not None and (value <= target if falls else value >= target):
-            return spent(records[:number])
+            return spent([one for one in records if one.round <= record.round])
     return None
