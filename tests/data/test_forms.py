@@ -6,7 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import fedkeel as fk
 from problems import small_problem
@@ -131,6 +142,57 @@ def test_fractions_and_several_labels_are_columns(small):
     assert torch.equal(several.clients[0][1][:, 0] > 0, x[:, 0] > 0)
     shuffled = replace(small, clients=[table, table[list(reversed(table.columns))]], test=None, label="b")
     assert torch.equal(*(x for x, _ in shuffled.clients))
+
+
+class Every(torch.utils.data.Sampler):
+    """A sampler of one's own: every second row, or round and round for ever."""
+
+    def __init__(self, size, ends=True):
+        self.size, self.ends = size, ends
+
+    def __iter__(self):
+        yield from range(self.size - 1, -1, -2)
+        while not self.ends:
+            yield from range(self.size)
+
+
+def test_the_sampler_of_a_loader_says_which_rows_are_its_clients(small):
+    x, y = small.test
+    whole = TensorDataset(x, y)
+    parts = torch.randperm(len(y)).split(len(y) // 3)
+    before = torch.random.get_rng_state()
+    loaders = [DataLoader(whole, batch_size=2, sampler=SubsetRandomSampler(part.tolist())) for part in parts]
+    loaders.append(DataLoader(whole, sampler=Every(len(y))))
+    given = replace(small, clients=loaders, test=loaders[0])
+    assert torch.equal(before, torch.random.get_rng_state())
+    expected = [part.sort().values for part in parts] + [torch.tensor(sorted(Every(len(y))))]
+    for rows, client in zip(expected, given.clients, strict=True):
+        assert torch.equal(client[0], x[rows])
+        assert torch.equal(client[1], y[rows])
+    assert torch.equal(given.test[1], y[expected[0]])
+
+
+def test_what_a_loader_does_and_a_run_would_not_is_refused(small):
+    whole = TensorDataset(*small.test)
+    size, twice = len(whole), [0, 1, 1]
+    lost = {
+        "draws other samples": [
+            dict(sampler=WeightedRandomSampler([1.0] * size, size, replacement=False)),
+            dict(sampler=RandomSampler(whole, replacement=True)),
+            dict(sampler=RandomSampler(whole, num_samples=2)),
+            dict(sampler=SubsetRandomSampler(twice)),
+            dict(sampler=Every(size, ends=False)),
+        ],
+        "has a batch sampler of its own": [dict(batch_sampler=BatchSampler(SequentialSampler(whole), 2, False))],
+        "(collate_fn)": [dict(collate_fn=lambda samples: samples)],
+    }
+    for line, cases in lost.items():
+        for options in cases:
+            with pytest.raises(fk.DataError) as error:
+                replace(small, clients=[small.test, DataLoader(whole, **options)])
+            assert line in error.value.message
+            assert "client 1" in error.value.message
+            assert error.value.hint
 
 
 class Stream(IterableDataset):
