@@ -127,6 +127,22 @@ def test_words_are_the_same_classes_for_all(small):
     assert torch.equal(given.test[1], places(tables[1].label))
 
 
+def test_numbers_beside_words_are_words(small):
+    """As they are in one file of all clients: "3+" makes words of 1 and 2."""
+    tables = [frame(small.test)[: len(labels)].assign(label=labels) for labels in ([1, 2, 1], ["3+", "2"], [2.0, 1.0])]
+    given = replace(small, clients=tables, test=tables[0])
+    assert [y.tolist() for _, y in given.clients] == [[0, 1, 0], [2, 1], [1, 0]]
+
+
+def test_targets_that_are_fractions_in_one_table_are_fractions_in_all(small):
+    """Also where another holds whole numbers by chance, and one none at all."""
+    tables = [frame(small.test).assign(label=value) for value in (0.5, 2, True)]
+    given = replace(small, clients=[*tables, tables[0][:0]], test=tables[1])
+    assert {(y.dtype, y.shape[1:]) for _, y in (*given.clients, given.test)} == {(torch.float32, (1,))}
+    whole = replace(small, clients=[tables[1], tables[0][:0]], test=None)
+    assert [y.dtype for _, y in whole.clients] == [torch.int64] * 2
+
+
 def places(words):
     return torch.tensor([["cured", "ill", "well"].index(word) for word in words])
 

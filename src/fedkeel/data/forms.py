@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from fedkeel.data.clients import TARGETS
-from fedkeel.data.tables import Label, Table, is_frame, open_folder, open_table
+from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
 
@@ -47,7 +47,7 @@ class Forms:
 
 
 def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | None) -> Forms:
-    """Read all data of a problem; labels that are words get the same numbers in all of them."""
+    """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers."""
     if isinstance(clients, str | Path):
         clients, inside = open_folder(Path(clients).expanduser())
         test = inside if test is None else test
@@ -55,11 +55,11 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
     tables = [one for part in (opened.clients, opened.tests) if isinstance(part, list) for one in part]
     tables = [one for one in (*tables, opened.test, opened.proxy) if isinstance(one, Table)]
     columns = tables[0].columns(label) if tables else ()
-    words = sorted({word for table in tables for word in table.words(label)})
+    targets = find_targets(tables, label)
 
     def read(one: Any, whose: str) -> Any:
         if isinstance(one, Table):
-            return one.tensors(label, columns, words)
+            return one.tensors(label, columns, targets)
         return one if hasattr(one, "rows") else read_data(one, whose, label)
 
     def read_each(part: Any, word: str) -> Any:

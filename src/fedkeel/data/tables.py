@@ -100,20 +100,13 @@ class Table:
         labels = self.labels(label)
         return tuple(name for name in map(str, self.frame.columns) if name not in labels)
 
-    def words(self, label: Label | None) -> list[str]:
-        """The labels that are words, each once."""
-        names = self.labels(label)
-        if len(names) > 1 or is_numeric(self.column(names[0])):
-            return []
-        return [str(word) for word in self.column(names[0]).unique()]
-
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]
         if found.shape[1] != 1:
             raise DataError(f"{self.whose} has more than one column called {name}.", "give each its own name")
         return found.iloc[:, 0]
 
-    def tensors(self, label: Label | None, columns: Sequence[str], words: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def tensors(self, label: Label | None, columns: Sequence[str], targets: Targets) -> tuple[Tensor, Tensor]:
         """Inputs as floats; labels as classes, or as one column for each where they are fractions or several."""
         here = self.columns(label)
         if set(here) != set(columns):
@@ -137,18 +130,40 @@ class Table:
                     "fill them (frame.fillna), or leave them out (frame.dropna)",
                 )
         inputs = np.stack([self.column(name).to_numpy(np.float32) for name in columns], 1)
-        return torch.from_numpy(inputs), self.target(self.labels(label), words)
+        return torch.from_numpy(inputs), self.target(self.labels(label), targets)
 
-    def target(self, names: Sequence[str], words: Sequence[str]) -> Tensor:
+    def target(self, names: Sequence[str], targets: Targets) -> Tensor:
         if len(names) > 1:
             return torch.from_numpy(np.stack([self.column(name).to_numpy(np.float32) for name in names], 1))
         column = self.column(names[0])
-        if words:
-            places = {word: place for place, word in enumerate(words)}
-            return torch.tensor([places[str(word)] for word in column], dtype=torch.int64)
-        if is_fraction(column):
+        if targets.words:
+            places = {word: place for place, word in enumerate(targets.words)}
+            return torch.tensor([places[spell(word)] for word in column], dtype=torch.int64)
+        if targets.fractions:
             return torch.from_numpy(np.array(column.to_numpy(np.float32))[:, None])
         return torch.from_numpy(np.array(column.to_numpy(np.int64)))
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the labels of all tables of a problem are: words, fractions, or else whole numbers."""
+
+    words: Sequence[str] = ()
+    fractions: bool = False
+
+
+def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
+    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all."""
+    columns = [table.column(names[0]) for table in tables if len(names := table.labels(label)) == 1]
+    columns = [column for column in columns if len(column)]
+    if not all(map(is_numeric, columns)):
+        return Targets(words=sorted({spell(word) for column in columns for word in column.unique().tolist()}))
+    return Targets(fractions=any(map(is_fraction, columns)))
+
+
+def spell(label: Any) -> str:
+    """A label as a word; a whole number is written without a point."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
 def is_numeric(column: Any) -> bool:
