@@ -18,8 +18,11 @@ from fedkeel.text import in_one_line
 
 Label = str | Sequence[str]
 SUFFIXES = (".csv", ".parquet")
+OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz",
+          ".zip", ".zst")  # fmt: skip
+"""How files end that are likely to be tables, too."""
 TEST = "test"
-"""A file of this name in a folder of clients is the test set."""
+"""A file of this name in a folder of clients, in small or capital letters, is the test set."""
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
@@ -33,14 +36,25 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     """Open the tables of clients in a folder, a file or a folder of files each, and that of the test set, if any."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
+    refuse_others(folder)
     inside = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in SUFFIXES or holds_tables(one)]
-    clients = [one for one in inside if one.stem != TEST]
+    clients = [one for one in inside if one.stem.lower() != TEST]
     if not clients:
         raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
-    tests = [one for one in inside if one.stem == TEST]
+    tests = [one for one in inside if one.stem.lower() == TEST]
     if len(tests) > 1:
         raise DataError(f"{folder} holds more than one test set: {', '.join(one.name for one in tests)}.", "keep one")
     return [open_table(one) for one in clients], open_table(tests[0]) if tests else None
+
+
+def refuse_others(folder: Path) -> None:
+    """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client."""
+    files = [one for one in sorted([*folder.glob("*"), *folder.glob("*/*")]) if one.suffix.lower() in OTHERS]
+    if names := [str(one.relative_to(folder)) for one in files if one.is_file() and one.name[0] not in ".~"]:
+        raise DataError(
+            f"{folder} holds files that would not be read: {', '.join(names)}.",
+            f"write tables as {' or '.join(SUFFIXES)}, and keep other files elsewhere",
+        )
 
 
 def holds_tables(path: Path) -> bool:
