@@ -117,6 +117,33 @@ def test_a_folder_of_tables_is_a_problem(small, tmp_path):
     assert torch.equal(named.test[0], small.test[0])
 
 
+def test_a_table_that_is_not_read_is_named(small, tmp_path):
+    """And `Test.csv` is the test set in capital letters, too."""
+    frame(small.clients[0]).to_csv(tmp_path / "berlin.csv", index=False)
+    frame(small.test).to_csv(tmp_path / "Test.CSV", index=False)
+    (tmp_path / "lyon").mkdir()
+    given = replace(small, clients=tmp_path, test=None)
+    assert (len(given.clients), len(given.test[1])) == (1, len(small.test[1]))
+    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(fk.DataError, match="would not be read: ") as error:
+            replace(small, clients=tmp_path, test=None)
+        assert error.value.message.endswith(f"{name}.")
+        (tmp_path / name).unlink()
+
+
+def test_columns_of_pandas_are_read_in_their_order(small):
+    """Not by the names of their rows, which a shuffled table has in disorder."""
+    table = frame(small.test).sample(frac=1, random_state=1)[3:9]
+    x, y = table.drop(columns="label"), table["label"]
+    arrays = np.array(x), np.array(y)
+    expected = replace(small, clients=[arrays], test=arrays).digest()
+    for form in ((x, y), (arrays[0], y)):
+        assert replace(small, clients=[form], test=form).digest() == expected
+    named = replace(small, clients=[{"x": x, "y": y}], test=None).data.rows(0, np.arange(6))
+    assert all(np.array_equal(*pair) for pair in zip(named, arrays, strict=True))
+
+
 def test_words_are_the_same_classes_for_all(small):
     words = np.array(["well", "ill", "cured"])
     tables = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
