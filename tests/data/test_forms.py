@@ -6,7 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import fedkeel as fk
 from problems import small_problem
@@ -106,6 +117,33 @@ def test_a_folder_of_tables_is_a_problem(small, tmp_path):
     assert torch.equal(named.test[0], small.test[0])
 
 
+def test_a_table_that_is_not_read_is_named(small, tmp_path):
+    """And `Test.csv` is the test set in capital letters, too."""
+    frame(small.clients[0]).to_csv(tmp_path / "berlin.csv", index=False)
+    frame(small.test).to_csv(tmp_path / "Test.CSV", index=False)
+    (tmp_path / "lyon").mkdir()
+    given = replace(small, clients=tmp_path, test=None)
+    assert (len(given.clients), len(given.test[1])) == (1, len(small.test[1]))
+    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(fk.DataError, match="would not be read: ") as error:
+            replace(small, clients=tmp_path, test=None)
+        assert error.value.message.endswith(f"{name}.")
+        (tmp_path / name).unlink()
+
+
+def test_columns_of_pandas_are_read_in_their_order(small):
+    """Not by the names of their rows, which a shuffled table has in disorder."""
+    table = frame(small.test).sample(frac=1, random_state=1)[3:9]
+    x, y = table.drop(columns="label"), table["label"]
+    arrays = np.array(x), np.array(y)
+    expected = replace(small, clients=[arrays], test=arrays).digest()
+    for form in ((x, y), (arrays[0], y)):
+        assert replace(small, clients=[form], test=form).digest() == expected
+    named = replace(small, clients=[{"x": x, "y": y}], test=None).data.rows(0, np.arange(6))
+    assert all(np.array_equal(*pair) for pair in zip(named, arrays, strict=True))
+
+
 def test_words_are_the_same_classes_for_all(small):
     words = np.array(["well", "ill", "cured"])
     tables = [frame((x, y)).assign(label=words[y.numpy()]) for x, y in small.clients]
@@ -114,6 +152,22 @@ def test_words_are_the_same_classes_for_all(small):
     assert given.clients[0][1].unique().tolist() == [2]
     assert torch.equal(given.clients[1][1], places(tables[0].label))
     assert torch.equal(given.test[1], places(tables[1].label))
+
+
+def test_numbers_beside_words_are_words(small):
+    """As they are in one file of all clients: "3+" makes words of 1 and 2."""
+    tables = [frame(small.test)[: len(labels)].assign(label=labels) for labels in ([1, 2, 1], ["3+", "2"], [2.0, 1.0])]
+    given = replace(small, clients=tables, test=tables[0])
+    assert [y.tolist() for _, y in given.clients] == [[0, 1, 0], [2, 1], [1, 0]]
+
+
+def test_targets_that_are_fractions_in_one_table_are_fractions_in_all(small):
+    """Also where another holds whole numbers by chance, and one none at all."""
+    tables = [frame(small.test).assign(label=value) for value in (0.5, 2, True)]
+    given = replace(small, clients=[*tables, tables[0][:0]], test=tables[1])
+    assert {(y.dtype, y.shape[1:]) for _, y in (*given.clients, given.test)} == {(torch.float32, (1,))}
+    whole = replace(small, clients=[tables[1], tables[0][:0]], test=None)
+    assert [y.dtype for _, y in whole.clients] == [torch.int64] * 2
 
 
 def places(words):
@@ -131,6 +185,57 @@ def test_fractions_and_several_labels_are_columns(small):
     assert torch.equal(several.clients[0][1][:, 0] > 0, x[:, 0] > 0)
     shuffled = replace(small, clients=[table, table[list(reversed(table.columns))]], test=None, label="b")
     assert torch.equal(*(x for x, _ in shuffled.clients))
+
+
+class Every(torch.utils.data.Sampler):
+    """A sampler of one's own: every second row, or round and round for ever."""
+
+    def __init__(self, size, ends=True):
+        self.size, self.ends = size, ends
+
+    def __iter__(self):
+        yield from range(self.size - 1, -1, -2)
+        while not self.ends:
+            yield from range(self.size)
+
+
+def test_the_sampler_of_a_loader_says_which_rows_are_its_clients(small):
+    x, y = small.test
+    whole = TensorDataset(x, y)
+    parts = torch.randperm(len(y)).split(len(y) // 3)
+    before = torch.random.get_rng_state()
+    loaders = [DataLoader(whole, batch_size=2, sampler=SubsetRandomSampler(part.tolist())) for part in parts]
+    loaders.append(DataLoader(whole, sampler=Every(len(y))))
+    given = replace(small, clients=loaders, test=loaders[0])
+    assert torch.equal(before, torch.random.get_rng_state())
+    expected = [part.sort().values for part in parts] + [torch.tensor(sorted(Every(len(y))))]
+    for rows, client in zip(expected, given.clients, strict=True):
+        assert torch.equal(client[0], x[rows])
+        assert torch.equal(client[1], y[rows])
+    assert torch.equal(given.test[1], y[expected[0]])
+
+
+def test_what_a_loader_does_and_a_run_would_not_is_refused(small):
+    whole = TensorDataset(*small.test)
+    size, twice = len(whole), [0, 1, 1]
+    lost = {
+        "draws other samples": [
+            dict(sampler=WeightedRandomSampler([1.0] * size, size, replacement=False)),
+            dict(sampler=RandomSampler(whole, replacement=True)),
+            dict(sampler=RandomSampler(whole, num_samples=2)),
+            dict(sampler=SubsetRandomSampler(twice)),
+            dict(sampler=Every(size, ends=False)),
+        ],
+        "has a batch sampler of its own": [dict(batch_sampler=BatchSampler(SequentialSampler(whole), 2, False))],
+        "(collate_fn)": [dict(collate_fn=lambda samples: samples)],
+    }
+    for line, cases in lost.items():
+        for options in cases:
+            with pytest.raises(fk.DataError) as error:
+                replace(small, clients=[small.test, DataLoader(whole, **options)])
+            assert line in error.value.message
+            assert "client 1" in error.value.message
+            assert error.value.hint
 
 
 class Stream(IterableDataset):

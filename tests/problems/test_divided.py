@@ -66,6 +66,39 @@ def test_targets_choose_the_loss_and_the_outputs(pool):
         assert next(iter(dict(run.params.items()).values())).shape[0] == outputs
 
 
+def test_targets_in_their_usual_types_train_as_those_that_the_loss_takes(pool):
+    """Flat fractions as a column, booleans and a column of classes as classes, zeros and ones as fractions."""
+    (x, y), (tx, ty) = pool
+    kinds = (lambda x, y: x[:, :1], lambda x, y: (y > 0).long(), lambda x, y: (x[:, :2] > 0) * 1.0)
+    usual = (
+        [lambda y: y.flatten(), lambda y: y.flatten().double().numpy()],
+        [lambda y: y.bool(), lambda y: y[:, None], lambda y: y[:, None].bool().numpy()],
+        [lambda y: y.long(), lambda y: y.bool(), lambda y: y.numpy().astype("uint8")],
+    )
+    for kind, (target, others) in enumerate(zip(kinds, usual, strict=True)):
+
+        def train(change, kind=kind, target=target):
+            data = {"train": (x, change(target(x, y))), "test": (tx, change(target(tx, ty)))}
+            partition = DIRICHLET if kind == 1 else "iid:clients=3"
+            return fk.run(fk.Experiment(data=data, model="logistic", partition=partition, **SETTINGS), engine="serial")
+
+        expected = train(lambda target: target).result
+        for change in others:
+            found = train(change).result
+            assert (found["model_digest"], found["judged_on"]) == (expected["model_digest"], expected["judged_on"])
+
+
+def test_a_network_of_ones_own_gets_targets_in_their_own_shape(pool):
+    (x, _), _ = pool
+    network = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0))
+    flat = fk.Experiment(data=[(x, x[:, 0])], model=network, **SETTINGS)
+    assert flat.plan.source.clients[0][1].shape == (60,)
+    tags = fk.Experiment(data=[(x, (x[:, :3] > 0).long())], model=network, **SETTINGS).plan.source
+    assert (tags.loss.__name__, tags.classes) == ("cross_entropy", 2)
+    flags = fk.Experiment(data=[(x, x[:, 0] > 0)], model=torch.nn.Linear(6, 2), **SETTINGS).plan.source
+    assert (flags.loss.__name__, flags.classes, flags.clients[0][1].dtype) == ("cross_entropy", 2, torch.int64)
+
+
 def test_it_resumes_and_gives_its_model_back(pool, tmp_path):
     train, test = pool
     made = fk.Experiment(data={"train": train, "test": test}, model="logistic", partition=DIRICHLET, **SETTINGS)
@@ -85,6 +118,10 @@ def test_what_does_not_fit_is_refused_in_one_line(pool):
         "data without a model": dict(data=[(x, y)]),
         "have no part: tset": dict(data={"train": (x, y), "tset": (x, y)}, model="logistic", partition="iid:clients=2"),
         "cannot be divided by class: Dirichlet": dict(data=(x, x), model="logistic", partition=DIRICHLET),
+        "from -1 to 1, but classes count from 0": dict(data=[(x, y - 1)], model="logistic"),
+        "60 samples are too few for so many classes": dict(data=[(x, y * 1000)], model="logistic"),
+        "hold no target beside the inputs": dict(data=(x, y), model="logistic"),
+        "hold no client with samples": dict(data=[(x[:0], y[:0])], model="logistic"),
         "is of type int; expected": dict(data=[3, 4], model="logistic"),
         "are not augmented": dict(data=[(x, y)], model="logistic", augment="crop-flip"),
         "unknown model": dict(data=[(x, y)], model="logstic"),

@@ -55,6 +55,23 @@ def test_names_of_scikit_learn_give_what_it_computes():
     assert value_of("r2", margin[:, None], output[:, :1]) == pytest.approx(theirs.r2_score(output[:, :1], margin))
 
 
+def test_one_output_for_zeros_and_ones_of_any_type():
+    """A class is predicted where the output is above 0; numbers are compared as they are."""
+    output, target = predictions(classes=2)
+    margin = output[:, 1:] - output[:, :1]
+    for name in ("f1", "accuracy", "balanced_accuracy", "matthews_corrcoef", "auc"):
+        expected = value_of(name, margin, target)
+        for same in (target.float(), target[:, None].float(), target.bool(), target[:, None].double()):
+            assert value_of(name, margin, same) == expected, (name, same.dtype)
+            assert np.isnan(value_of(name, margin, torch.zeros_like(same))) == np.isnan(
+                value_of(name, margin, torch.zeros_like(target))
+            )
+    for amounts in (target.float(), target + 3):
+        assert value_of("r2", margin, amounts) == pytest.approx(theirs.r2_score(amounts, margin))
+    with pytest.raises(ValueError, match="continuous"):
+        value_of("f1", margin, target + 3)
+
+
 def test_a_scorer_is_only_called(monkeypatch):
     """A scorer is a function of an estimator, its samples and their targets; nothing else of it is public."""
     calls = []

@@ -52,11 +52,12 @@ def names_of(data: Any, whose: str) -> tuple[str, ...] | None:
 
 
 def to_tensors(data: Any, whose: str) -> Sample:
-    """Convert one tensor or array, or a tuple or dict of them, to tensors of equal length."""
+    """Convert one tensor, array or column of pandas, or a tuple or dict of them, to tensors of equal length."""
     names = names_of(data, whose)
     parts = [data[n] for n in names] if names else data if isinstance(data, tuple | list) else (data,)
     try:
-        tensors = tuple(torch.as_tensor(part) for part in parts)
+        # PyTorch would ask a Series for the row called 0; its own array is read-only
+        tensors = tuple(torch.as_tensor(np.array(part) if hasattr(part, "to_numpy") else part) for part in parts)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{whose} is not made of tensors: {error}",

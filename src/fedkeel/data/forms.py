@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    default_convert,
+)
 
 from fedkeel.data.clients import TARGETS
-from fedkeel.data.tables import Label, Table, is_frame, open_folder, open_table
+from fedkeel.data.tables import Label, Table, find_targets, is_frame, open_folder, open_table
 from fedkeel.errors import DataError
 from fedkeel.text import in_one_line
 
@@ -22,6 +33,7 @@ EXPECTED = (
     "a DataFrame with a label column, or the path of a CSV or Parquet file"
 )
 WHOLE = "give one part for each client: clients=[…]"
+BATCHES = "give the data set itself, or a Subset of it: the experiment draws the batches"
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Forms:
 
 
 def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | None) -> Forms:
-    """Read all data of a problem; labels that are words get the same numbers in all of them."""
+    """Read all data of a problem; labels in tables are the same in all of them: words, fractions or whole numbers."""
     if isinstance(clients, str | Path):
         clients, inside = open_folder(Path(clients).expanduser())
         test = inside if test is None else test
@@ -43,11 +55,11 @@ def read_forms(clients: Any, test: Any, tests: Any, proxy: Any, label: Label | N
     tables = [one for part in (opened.clients, opened.tests) if isinstance(part, list) for one in part]
     tables = [one for one in (*tables, opened.test, opened.proxy) if isinstance(one, Table)]
     columns = tables[0].columns(label) if tables else ()
-    words = sorted({word for table in tables for word in table.words(label)})
+    targets = find_targets(tables, label)
 
     def read(one: Any, whose: str) -> Any:
         if isinstance(one, Table):
-            return one.tensors(label, columns, words)
+            return one.tensors(label, columns, targets)
         return one if hasattr(one, "rows") else read_data(one, whose, label)
 
     def read_each(part: Any, word: str) -> Any:
@@ -88,7 +100,7 @@ def open_one(one: Any, whose: str = "the test set") -> Any:
 def read_data(given: Any, whose: str, label: Label | None = None) -> Any:
     """Return the data of one client as tensors: one, a tuple of them or a dict; refuse what is none of these."""
     if isinstance(given, DataLoader):
-        given = given.dataset
+        given = read_loader(given, whose)
     if isinstance(given, TensorDataset):
         given = given.tensors
     elif is_list_of_samples(given):
@@ -103,6 +115,38 @@ def read_data(given: Any, whose: str, label: Label | None = None) -> Any:
     raise DataError(
         f"{whose} is of type {type(given).__name__}; expected: {EXPECTED}.", f"clients=[(x0, y0), …]{extra}"
     )
+
+
+def read_loader(loader: DataLoader[Any], whose: str) -> Any:
+    """Return the data set of a loader, or the rows of it that its sampler names; refuse what cannot be kept of it."""
+    data = loader.dataset
+    if isinstance(data, IterableDataset):
+        return data
+    if loader.collate_fn not in (default_collate, default_convert):
+        raise DataError(
+            f"the DataLoader of {whose} joins samples in a way of its own (collate_fn), which would be lost.",
+            "call it once with all samples, clients=[collate_fn(list(dataset)), …], or write prepare",
+        )
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        raise DataError(f"the DataLoader of {whose} has a batch sampler of its own, which would be lost.", BATCHES)
+    if isinstance(loader.sampler, SequentialSampler):
+        return data
+    rows = find_rows(loader.sampler, len(data))  # type: ignore[arg-type]
+    if rows is None:
+        kind = type(loader.sampler).__name__
+        raise DataError(f"the DataLoader of {whose} draws other samples each time, or some twice ({kind}).", BATCHES)
+    return data if len(rows) == len(data) else Subset(data, rows)  # type: ignore[arg-type]
+
+
+def find_rows(sampler: Any, size: int) -> list[int] | None:
+    """The rows that a sampler goes through each time, in their order; None where it draws others, or one twice."""
+    if isinstance(sampler, RandomSampler):
+        return list(range(size)) if not sampler.replacement and sampler.num_samples == size else None
+    if isinstance(sampler, WeightedRandomSampler):
+        return None
+    with torch.random.fork_rng(devices=[]):
+        first, again = (sorted(map(int, islice(sampler, size + 1))) for _ in range(2))  # it may go on for ever
+    return first if first == again and len({*first}) == len(first) else None
 
 
 def is_list_of_samples(given: Any) -> bool:

@@ -18,8 +18,11 @@ from fedkeel.text import in_one_line
 
 Label = str | Sequence[str]
 SUFFIXES = (".csv", ".parquet")
+OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz",
+          ".zip", ".zst")  # fmt: skip
+"""How files end that are likely to be tables, too."""
 TEST = "test"
-"""A file of this name in a folder of clients is the test set."""
+"""A file of this name in a folder of clients, in small or capital letters, is the test set."""
 SEMICOLONS = "semicolons divide its cells: write it with commas, and numbers with points"
 
 
@@ -33,14 +36,25 @@ def open_folder(folder: Path) -> tuple[list[Table], Table | None]:
     """Open the tables of clients in a folder, a file or a folder of files each, and that of the test set, if any."""
     if not folder.is_dir():
         raise DataError(f"there is no folder of clients: {folder}", "clients=FOLDER holds one CSV or Parquet file each")
+    refuse_others(folder)
     inside = [one for one in sorted(folder.iterdir()) if one.suffix.lower() in SUFFIXES or holds_tables(one)]
-    clients = [one for one in inside if one.stem != TEST]
+    clients = [one for one in inside if one.stem.lower() != TEST]
     if not clients:
         raise DataError(f"{folder} holds no CSV or Parquet file of a client.", "one file, or one folder, for each")
-    tests = [one for one in inside if one.stem == TEST]
+    tests = [one for one in inside if one.stem.lower() == TEST]
     if len(tests) > 1:
         raise DataError(f"{folder} holds more than one test set: {', '.join(one.name for one in tests)}.", "keep one")
     return [open_table(one) for one in clients], open_table(tests[0]) if tests else None
+
+
+def refuse_others(folder: Path) -> None:
+    """Refuse a folder with tables of other kinds, beside those that are read or in a folder of a client."""
+    files = [one for one in sorted([*folder.glob("*"), *folder.glob("*/*")]) if one.suffix.lower() in OTHERS]
+    if names := [str(one.relative_to(folder)) for one in files if one.is_file() and one.name[0] not in ".~"]:
+        raise DataError(
+            f"{folder} holds files that would not be read: {', '.join(names)}.",
+            f"write tables as {' or '.join(SUFFIXES)}, and keep other files elsewhere",
+        )
 
 
 def holds_tables(path: Path) -> bool:
@@ -100,20 +114,13 @@ class Table:
         labels = self.labels(label)
         return tuple(name for name in map(str, self.frame.columns) if name not in labels)
 
-    def words(self, label: Label | None) -> list[str]:
-        """The labels that are words, each once."""
-        names = self.labels(label)
-        if len(names) > 1 or is_numeric(self.column(names[0])):
-            return []
-        return [str(word) for word in self.column(names[0]).unique()]
-
     def column(self, name: str) -> Any:
         found = self.frame.loc[:, [one for one in self.frame.columns if str(one) == name]]
         if found.shape[1] != 1:
             raise DataError(f"{self.whose} has more than one column called {name}.", "give each its own name")
         return found.iloc[:, 0]
 
-    def tensors(self, label: Label | None, columns: Sequence[str], words: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def tensors(self, label: Label | None, columns: Sequence[str], targets: Targets) -> tuple[Tensor, Tensor]:
         """Inputs as floats; labels as classes, or as one column for each where they are fractions or several."""
         here = self.columns(label)
         if set(here) != set(columns):
@@ -137,18 +144,40 @@ class Table:
                     "fill them (frame.fillna), or leave them out (frame.dropna)",
                 )
         inputs = np.stack([self.column(name).to_numpy(np.float32) for name in columns], 1)
-        return torch.from_numpy(inputs), self.target(self.labels(label), words)
+        return torch.from_numpy(inputs), self.target(self.labels(label), targets)
 
-    def target(self, names: Sequence[str], words: Sequence[str]) -> Tensor:
+    def target(self, names: Sequence[str], targets: Targets) -> Tensor:
         if len(names) > 1:
             return torch.from_numpy(np.stack([self.column(name).to_numpy(np.float32) for name in names], 1))
         column = self.column(names[0])
-        if words:
-            places = {word: place for place, word in enumerate(words)}
-            return torch.tensor([places[str(word)] for word in column], dtype=torch.int64)
-        if is_fraction(column):
+        if targets.words:
+            places = {word: place for place, word in enumerate(targets.words)}
+            return torch.tensor([places[spell(word)] for word in column], dtype=torch.int64)
+        if targets.fractions:
             return torch.from_numpy(np.array(column.to_numpy(np.float32))[:, None])
         return torch.from_numpy(np.array(column.to_numpy(np.int64)))
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the labels of all tables of a problem are: words, fractions, or else whole numbers."""
+
+    words: Sequence[str] = ()
+    fractions: bool = False
+
+
+def find_targets(tables: Sequence[Table], label: Label | None) -> Targets:
+    """Decide for all tables together: where one has words, numbers are words, too; fractions in one are so in all."""
+    columns = [table.column(names[0]) for table in tables if len(names := table.labels(label)) == 1]
+    columns = [column for column in columns if len(column)]
+    if not all(map(is_numeric, columns)):
+        return Targets(words=sorted({spell(word) for column in columns for word in column.unique().tolist()}))
+    return Targets(fractions=any(map(is_fraction, columns)))
+
+
+def spell(label: Any) -> str:
+    """A label as a word; a whole number is written without a point."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
 def is_numeric(column: Any) -> bool:

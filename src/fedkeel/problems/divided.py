@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedkeel.data.clients import take_rows, to_tensors
+from fedkeel.data.clients import names_of, take_rows, to_tensors
 from fedkeel.data.forms import read_forms
 from fedkeel.data.partition.iid import Iid, QuantitySkew
 from fedkeel.data.partition.partition import Partitioner
 from fedkeel.data.partition.partition import divide as divide_labels
-from fedkeel.errors import ExperimentError, require_known
+from fedkeel.errors import DataError, ExperimentError, require_known
 from fedkeel.models import build
 from fedkeel.problems.problem import Problem
 from fedkeel.randomness import key
 
 PARTS = ("train", "test", "label", "name")
 MODEL = 'model="logistic", or a torch.nn.Module'
+IGNORED = -100  # a label that cross-entropy leaves out
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
 
     With a partition the training data are one pool, which it divides; without one they are the data of each client. The
     loss is cross-entropy of classes, binary cross-entropy of sets of labels (zeros and ones), else the squared error.
+    Targets get the type that it takes and, where the model is built here, the shape of its outputs.
     """
     given = dict(data) if isinstance(data, Mapping) and "train" in data else {"train": data}
     for word in given:
@@ -49,45 +51,89 @@ def make_problem(data: Any, model: Any, partition: Partitioner | None, partition
     else:
         forms = read_forms(train, given.get("test"), None, None, label)
         train, test, label = forms.clients, forms.test, None
-    parts = [to_tensors(one, "the data") for one in ([*train] if isinstance(train, list | tuple) else [])]
-    parts += [] if test is None or hasattr(test, "rows") else [to_tensors(test, "the test set")]
-    if not parts:
-        raise ExperimentError("the data of an experiment hold no client.", "data=[(x0, y0), …]")
-    targets = [one[-1] for one in parts if len(one[-1])]
-    classes = count_classes(targets)
+    many, named = isinstance(train, list | tuple), isinstance(model, str)
+    targets = read_targets([*train] if many else [], test)
+    if not targets:
+        raise ExperimentError("the data of an experiment hold no client with samples.", "data=[(x0, y0), …]")
+    loss = choose_loss(targets, named)
+    if many:
+        train = [fit_target(one, loss, named, "the data") for one in train]
+        test = test if test is None or hasattr(test, "rows") else fit_target(test, loss, named, "the test data")
+        targets = read_targets(train, test)
+    classes = count_classes(targets, named) if loss is functional.cross_entropy else None
     if isinstance(model, str):
-        shape, outputs = tuple(parts[0][0].shape[1:]), classes or max(1, targets[0][:1].numel())
-        model = build(model, shape=shape, classes=outputs, seed=seed)
+        first = to_tensors([*train, test][0] if many else test, "the data")[0]
+        outputs = classes or max(1, targets[0][:1].numel())
+        model = build(model, shape=tuple(first.shape[1:]), classes=outputs, seed=seed)
     if not isinstance(model, nn.Module):
         raise ExperimentError("data without a model cannot be learned from.", MODEL)
-    return Problem(
-        model=model, loss=choose_loss(targets), clients=train, test=test, classes=classes, name=given.get("name")
-    )
+    return Problem(model=model, loss=loss, clients=train, test=test, classes=classes, name=given.get("name"))
+
+
+def read_targets(clients: list[Any], test: Any) -> list[Tensor]:
+    """The targets of clients and of the test set, of those that have samples and are in memory."""
+    parts = [to_tensors(one, "the data") for one in clients]
+    parts += [] if test is None or hasattr(test, "rows") else [to_tensors(test, "the test set")]
+    return [one[-1] for one in parts if len(one[-1])]
 
 
 def divide(pool: Any, partition: Partitioner, of: int) -> list[Any]:
     """Divide one pool of samples among clients."""
     target = to_tensors(pool, "the training data")[-1]
-    are_classes = target.dim() == 1 and not target.is_floating_point()
+    are_classes = target.shape[1:].numel() == 1 and not target.is_floating_point()
     if not are_classes and not isinstance(partition, Iid | QuantitySkew):
         raise ExperimentError(
             f"targets without classes cannot be divided by class: {type(partition).__name__}.",
             'partition="iid:clients=10" or "quantity-skew:…"',
         )
-    labels = target.to(torch.int64).numpy() if are_classes else np.zeros(len(target), np.int64)
+    labels = target.to(torch.int64).flatten().numpy() if are_classes else np.zeros(len(target), np.int64)
     found = divide_labels(partition, labels, of)
     return [take_rows(pool, np.array(found[client]), "the training data") for client in range(found.clients)]
 
 
-def count_classes(targets: list[Tensor]) -> int | None:
-    """Count the classes of targets that are whole numbers; None where they are something else."""
-    if not targets or any(one.is_floating_point() or one.dtype == torch.bool for one in targets):
-        return None
-    return int(max(int(one.max()) for one in targets)) + 1
-
-
-def choose_loss(targets: list[Tensor]) -> Any:
-    if count_classes(targets) is not None:
-        return functional.cross_entropy
+def choose_loss(targets: list[Tensor], named: bool) -> Any:
+    """The loss that targets ask for; to a module of one's own, whole numbers in several columns may be classes."""
     sets = all(one.dim() == 2 and one.shape[1] > 1 and bool(((one == 0) | (one == 1)).all()) for one in targets)
-    return functional.binary_cross_entropy_with_logits if sets else functional.mse_loss
+    fractions = any(one.is_floating_point() for one in targets)
+    if sets and (named or fractions or any(one.dtype == torch.bool for one in targets)):
+        return functional.binary_cross_entropy_with_logits
+    return functional.mse_loss if fractions else functional.cross_entropy
+
+
+def fit_target(data: Any, loss: Any, named: bool, whose: str) -> Any:
+    """Data with their target as the loss takes it: classes are whole numbers, all else are fractions.
+
+    To the outputs of a network that is built for them, classes are flat and fractions have columns.
+    """
+    *inputs, target = to_tensors(data, whose)
+    if not inputs:
+        raise DataError(
+            f"{whose} hold no target beside the inputs.",
+            'data=[(x0, y0), …] of each client, or one pool (x, y) and partition="iid:clients=10"',
+        )
+    fitting, are_classes = target, loss is functional.cross_entropy
+    if are_classes and target.dtype == torch.bool:
+        fitting = target.to(torch.int64)
+    elif not are_classes and not target.is_floating_point():
+        fitting = target.to(torch.float32)
+    if named and are_classes and target.dim() == 2 and target.shape[1] == 1:
+        fitting = fitting.squeeze(1)
+    elif named and not are_classes and target.dim() == 1:
+        fitting = fitting.unsqueeze(1)
+    if fitting is target:
+        return data
+    names = names_of(data, whose)
+    return (*inputs, fitting) if names is None else dict(zip(names, (*inputs, fitting), strict=True))
+
+
+def count_classes(targets: list[Tensor], named: bool) -> int:
+    """Count the classes of targets that are whole numbers; refuse amounts, which would ask for an output each."""
+    low = min(int(torch.where(one == IGNORED, 0, one).min()) for one in targets)
+    high, labels = max(int(one.max()) for one in targets), sum(one.numel() for one in targets)
+    if low < 0 or (named and high >= labels):
+        why = "classes count from 0" if low < 0 else f"{labels} samples are too few for so many classes"
+        raise DataError(
+            f"the targets are whole numbers from {low} to {high}, but {why}.",
+            'number the classes from 0; for a regression give fractions: y.float(), frame.astype({"price": float})',
+        )
+    return high + 1

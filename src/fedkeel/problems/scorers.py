@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedkeel.problems.predictions import are_label_sets, class_scores, probabilities
 
+NUMBERS = ("error", "deviance", "r2", "explained_variance")
+"""What the names of scorers have in common that compare numbers; all others compare classes."""
 LABELLED = ("log_loss", "brier", "roc_auc", "top_k")
 """What the names of scorers have in common that can be told of classes no sample has."""
 
@@ -21,15 +23,15 @@ LABELLED = ("log_loss", "brier", "roc_auc", "top_k")
 class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier as scorers ask for one, whose samples are the outputs of a network."""
 
-    def __init__(self, target: Tensor, classes: int, sets: bool):
-        self.target, self.classes, self.sets = target, classes, sets
+    def __init__(self, target: Tensor, classes: int, sets: bool, cut: bool):
+        self.target, self.classes, self.sets, self.cut = target, classes, sets, cut
         self.classes_ = np.tile([0, 1], (classes, 1)) if sets else np.arange(max(2, classes))
 
     def predict(self, output: Tensor) -> NDArray[Any]:
         if self.classes > 1 and not self.sets:
             return output.argmax(-1).numpy()
         plain = output.reshape(len(output), -1).squeeze(-1)
-        return (plain > 0 if self.sets or not self.target.is_floating_point() else plain).numpy()
+        return (plain > 0 if self.sets or self.cut else plain).numpy()
 
     def predict_proba(self, output: Tensor) -> NDArray[Any]:
         chance = probabilities(output, self.target).numpy()
@@ -39,7 +41,8 @@ class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     """Score as scikit-learn's scorer of that name does; of more than two classes its macro or one-versus-rest form.
 
-    Of sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
+    One output for zeros and ones says 1 where it is above 0, except to scorers of numbers if targets are fractions. Of
+    sets of labels it is the mean over labels; pixels count as samples. Not a number where the samples hold too few
     classes for it.
     """
     if (scores := class_scores(output, target)) is not None:
@@ -49,12 +52,15 @@ def score_sklearn(name: str, output: Tensor, target: Tensor) -> float:
     many = {"roc_auc": "roc_auc" if sets else "roc_auc_ovr"}.get(name, f"{name}_macro")
     name = many if (classes > 2 or sets) and many in get_scorer_names() else name
     labels = {"labels": np.arange(classes)} if classes > 2 and not sets and any(w in name for w in LABELLED) else {}
+    two = bool(((target == 0) | (target == 1)).all())
+    cut = two and not (target.is_floating_point() and any(word in name for word in NUMBERS))
     truth = target.numpy()
     try:
         with warnings.catch_warnings(), config_context(enable_metadata_routing=True):
             warnings.simplefilter("ignore")
-            return float(get_scorer(name)(Outputs(target, classes, sets), output, truth, **labels))
+            return float(get_scorer(name)(Outputs(target, classes, sets, cut), output, truth, **labels))
     except ValueError:
-        if len(np.unique(truth)) < max(2, classes if scores is not None else 1) and not target.is_floating_point():
+        are_classes = cut or not target.is_floating_point()
+        if are_classes and len(np.unique(truth)) < max(2, classes if scores is not None else 1):
             return float("nan")
         raise
