@@ -124,7 +124,7 @@ def test_a_table_that_is_not_read_is_named(small, tmp_path):
     (tmp_path / "lyon").mkdir()
     given = replace(small, clients=tmp_path, test=None)
     assert (len(given.clients), len(given.test[1])) == (1, len(small.test[1]))
-    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.jsonl"):
+    for name in ("lyon.csv.gz", "oslo.tsv", "rome.XLSX", "lyon/2024.parquet.gz"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(fk.DataError, match="would not be read: ") as error:
             replace(small, clients=tmp_path, test=None)

@@ -99,6 +99,16 @@ def waiting_time(output, target):
     return (output.argmax(-1) != target).float()
 
 
+def test_where_clients_models_are_judged_they_also_choose(monkeypatch):
+    policy = {"model": "local", "share": 0.3}
+    run = train(callbacks=[fk.KeepBest(on="validation")], method="fedper", validation=0.3, evaluation=policy)
+    assert run.kept["best"].measure == "validation_client_accuracy"
+    scores = run.curve("validation_client_accuracy")
+    assert run.kept["best"].score == max(scores)
+    with pytest.raises(RequestError, match="keep another model than the one that was scored"):
+        train(callbacks=[fk.KeepBest()], method="fedper", evaluation=policy | {"when": "before"})
+
+
 def test_a_mode_says_what_is_better_where_a_name_does_not(caplog):
     """The share of wrong answers is best where the accuracy is; without a mode its name asks for a note, once."""
     kinds = [fk.KeepBest("waiting_time", name=f"of_{mode}", mode=mode) for mode in ("auto", "min", "max")]

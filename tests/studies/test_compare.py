@@ -312,3 +312,21 @@ def test_a_failed_run_does_not_change_the_unit_of_the_others(fedkeel, trained):
     assert after["fedavg"].split() == before.split()
     assert after["fedavg"].count("%") == 3
     assert "–" in after["fedprox"]
+
+
+def test_runs_of_one_seed_that_differ_in_split_or_length_are_told_apart():
+    def train(**changes):
+        settings = {"dataset": "digits", "model": "logistic", "rounds": 1, "epochs": 1, "seed": 0} | changes
+        return fk.run(fk.Experiment(partition="dirichlet:alpha=0.5,clients=4", **settings), engine="serial")
+
+    first, split, longer = train(), train(partition_seed=7), train(rounds=2)
+    for runs, words in (
+        ([first, split], ["partition_seed=0", "partition_seed=7"]),
+        ([first, longer], ["rounds=1", "rounds=2"]),
+    ):
+        for order in (runs, runs[::-1]):
+            labels = sorted(group.label for group in fk.compare(order).groups)
+            assert labels == [f"fedavg ({word})" for word in words]
+    seeds = [train(seed=0, partition_seed=7), train(seed=1, partition_seed=8)]
+    (group,) = fk.compare(seeds).groups
+    assert list(group.runs) == [0, 1]

@@ -18,8 +18,7 @@ from fedkeel.text import in_one_line
 
 Label = str | Sequence[str]
 SUFFIXES = (".csv", ".parquet")
-OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz",
-          ".zip", ".zst")  # fmt: skip
+OTHERS = (".tsv", ".xls", ".xlsx", ".ods", ".feather", ".arrow", ".orc", ".pq", ".gz", ".bz2", ".xz", ".zst")
 """How files end that are likely to be tables, too."""
 TEST = "test"
 """A file of this name in a folder of clients, in small or capital letters, is the test set."""

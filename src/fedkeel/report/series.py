@@ -127,7 +127,7 @@ def row(group: Group, target: float | None) -> Row:
         group,
         {name: Spread.of(one.get(name) for one in found) for name in RESULTS},
         [spent(run.records) for run in group.runs],
-        [None if target is None else cost_to(run.records, target, measure) for run in group.runs],
+        [None if target is None else cost_to(run.records, target, measure, run.every) for run in group.runs],
     )
 
 

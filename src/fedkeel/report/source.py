@@ -87,6 +87,11 @@ class Source:
         return int(self.experiment.get("seed", 0))
 
     @property
+    def every(self) -> int:
+        """After how many rounds its model is scored."""
+        return int(self.experiment.get("evaluate_every", 1))
+
+    @property
     def partition_seed(self) -> int:
         return int(self.experiment.get("partition_seed", self.seed))
 
@@ -106,7 +111,7 @@ class Source:
 
     def summarise(self, measure: str) -> dict[str, Any]:
         """Best, last and mean of the last evaluated rounds; empty where it has none."""
-        return summarise(self.records, self.experiment.get("evaluate_every", 1), measure)
+        return summarise(self.records, self.every, measure)
 
     @property
     def policy(self) -> Evaluation | None:

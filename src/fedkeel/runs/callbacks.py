@@ -63,6 +63,8 @@ class Moment:
         if metric is None:
             judged = judged_on([record]) or "accuracy"
             metric = judged.removeprefix("test_") if on == "validation" else judged
+            if on == "validation" and record.measure(f"validation_client_{metric}") is not None:
+                metric = f"client_{metric}"  # clients' models are judged
         known = {name for name in (*record.extra, "accuracy", "loss", "drift") if record.measure(name) is not None}
         name = f"validation_{metric}" if on == "validation" else metric
         name = "test_loss" if name == "loss" and "test_loss" in known else name
@@ -105,6 +107,12 @@ class KeepBest(Callback):
 
     def round(self, at: Moment) -> str | None:
         measure, value = at.find(self.metric, self.on)
+        policy = at.experiment.plan.evaluation
+        if policy is not None and policy.when == "before" and (self.on == "test" or "client_" in measure):
+            raise RequestError(
+                'KeepBest would keep another model than the one that was scored: evaluation.when = "before".',
+                'evaluation.when = "after", or a metric of the server on validation data',
+            )
         before = at.kept.get(self.name)
         last = None if before is None or before.measure != measure else before.score
         if value is not None and (last is None or is_better(measure, value, last, mode=self.mode)):

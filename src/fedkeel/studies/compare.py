@@ -132,10 +132,16 @@ def compare(
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name."""
+    """Group runs that differ in nothing but their seed; labels tell apart what shares a method's name.
+
+    Of two runs of one experiment, seed and split the later one counts; one of another split goes into another group.
+    """
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run), {})[run.plan.seed] = run
+        known = found.get(identity := _identity(run), {}).get(run.plan.seed, run)
+        if known.plan.partition_seed != run.plan.partition_seed:
+            identity += f" split {run.plan.partition_seed}"
+        found.setdefault(identity, {})[run.plan.seed] = run
     names = [next(iter(group.values())).plan.method.name for group in found.values()]
     labels = [
         name if names.count(name) == 1 else f"{name} ({_setting(next(iter(group.values())), name, runs)})"
@@ -146,7 +152,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
 
 def _identity(run: Run) -> str:
     data = _settings(run)
-    return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed", "rounds")))
+    return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed")))
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -158,7 +164,9 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> str:
     mine = flatten(_settings(run))
     others = [flatten(_settings(other)) for other in runs if other.plan.method.name == name]
     told = [key for key in mine if key != "seed" and any(other.get(key) != mine[key] for other in others)]
-    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told if key != "partition_seed") or "again"
+    if told != ["partition_seed"]:
+        told = [key for key in told if key != "partition_seed"]
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in told) or "again"
 
 
 def unfair(groups: Sequence[RunGroup], tuned: Collection[str] = ()) -> list[str]:
@@ -254,7 +262,10 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
 
     Seconds are those of the runs on one machine and engine, of which there are most.
     """
-    reached = [(r, cost.cost_to(r.records, target, judged_on(r.records) or "accuracy")) for r in group.runs.values()]
+    reached = [
+        (run, cost.cost_to(run.records, target, judged_on(run.records) or "accuracy", run.plan.evaluate_every))
+        for run in group.runs.values()
+    ]
     found = [(run, one) for run, one in reached if one is not None]
     if not found:
         return None
