@@ -221,6 +221,7 @@ def test_a_metric_gives_a_value_per_sample_or_sees_all_of_them(monkeypatch):
     [
         ({"loss": lambda output, target: 0.5}, "returns a tensor, not float"),
         ({"model": "cnn"}, "a module, not str"),
+        ({"model": nn.LazyLinear(3)}, "do not know their size yet"),
         ({"clients": None}, "not NoneType"),
         ({"clients": {}}, "not dict"),
         ({"metrics": [3]}, "functions by name"),
