@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from fedkeel.data.clients import ClientData, NamedRows, Sample, TensorClients, check_names, names_of, to_tensors
 from fedkeel.data.forms import read_forms
@@ -73,7 +73,7 @@ class Problem:
             raise ExperimentError("the params of a problem are empty.", 'Problem(params={"w": tensor}, …)')
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ExperimentError(f"the model of a problem is a module, not {type(self.model).__name__}.", MODEL)
-        if self.model is not None and any(isinstance(one, UninitializedTensorMixin) for one in self.model.parameters()):
+        if self.model is not None and any(isinstance(one, UninitializedParameter) for one in self.model.parameters()):
             raise ExperimentError(
                 "the model has layers that do not know their size yet, such as LazyLinear.",
                 "call it once with a sample before: model(x[:1])",

@@ -15,7 +15,7 @@ from fedkeel.core.objectives import Given, Objective
 from fedkeel.core.trees import Tree
 from fedkeel.data.clients import ClientData, Rows, Sample, hold_out
 from fedkeel.data.prepare import widen_labels
-from fedkeel.errors import ExperimentError
+from fedkeel.errors import DataError, ExperimentError
 from fedkeel.problems import module_state
 from fedkeel.problems.calling import as_given, call_mixed, call_network, find_classifier, note_inputs, read_features
 from fedkeel.problems.module_state import Place
@@ -244,7 +244,10 @@ class Task:
     @cached_property
     def whole_loss(self) -> bool:
         """Whether the loss gives one number that is no mean over samples, and so must see all samples."""
-        return not self.separable and loss_is_one_number(self)
+        try:
+            return not self.separable and loss_is_one_number(self)
+        except DataError:  # samples of unequal shape: they cannot be seen at once
+            return False
 
     # ---- scores --------------------------------------------------------------------------------------------------
     @cached_property

@@ -27,7 +27,8 @@ def try_out(task: Task) -> None:
     check_broadcast(task)
     model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
     weights = {} if isinstance(model, dict) else dict(model.named_parameters())
-    before = {name: (weight.data_ptr(), weight._version) for name, weight in weights.items()}
+    # held, so that no new weight can lie where an old one was
+    before = {name: (weight.detach(), weight._version) for name, weight in weights.items()}
     tensors: Sample | None = None
     for whose, sample in list_forms(task):
         tensors = task.prepare(sample)
@@ -47,7 +48,8 @@ def try_out(task: Task) -> None:
         with torch.random.fork_rng(devices=[]), suppress(RuntimeError, ValueError):  # one sample may be too few
             task.predict(model, tensors)
     for name, weight in weights.items():
-        if before[name] != (weight.data_ptr(), weight._version):
+        old, version = before[name]
+        if (old.data_ptr(), version) != (weight.data_ptr(), weight._version):
             raise ModelError(
                 f"the network writes into its weight {name} when it is called, and that would be lost or mixed up.",
                 "let torch.nn.utils.parametrize change weights as they are read; an embedding needs no max_norm",

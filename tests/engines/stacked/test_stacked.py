@@ -441,16 +441,29 @@ def test_random_numbers_without_a_key_are_refused_with_a_way_out() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.randn_like(x)
 
-    class Silent(nn.Module):
+    class Seldom(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.dropout(x, 0.5)
+            return nn.functional.dropout(x, 0.5) if len(x) > 1 else x
 
-    for layer, message in ((Noisy(), "serial"), (Silent(), "stochastic = True")):
+    for layer, message in ((Noisy(), "serial"), (Seldom(), "stochastic = True")):
         task = Task(problem(model=nn.Sequential(network(), layer)))
         method = build("fedavg")
         engine = StackedEngine(task, method, Training(0, 1, 3))
         with pytest.raises(FedkeelError, match=message):
             engine.train(broadcast(method, init_server(method, task.initial)), 0, 0.1, [0, 1], [None] * 2)
+
+
+def test_dropout_by_a_function_is_that_of_the_step_in_every_engine() -> None:
+    class Drops(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x, 0.5, self.training)
+
+    experiment = fk.Experiment(
+        problem=problem(model=nn.Sequential(network(), Drops())), rounds=2, epochs=1, batch_size=3, lr=0.1
+    )
+    one, other = (fk.run(experiment, engine=engine, dtype=torch.float64).params for engine in ("serial", "stacked"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-9, atol=1e-11)
 
 
 def test_whole_runs_agree() -> None:
