@@ -245,8 +245,7 @@ def local_round(
 
     # every client begins where the server says; lifting over the facts gives stacked clients their axis
     params: Tree = lift(lambda message, steps: message["params"], (message_axis, 0))(message, steps)
-    lasting = client.keys()
-    client = note_own_buffers(method, client)
+    lasting, client = client.keys(), note_own_buffers(method, client)
     if any("round_slots" in rule.stages for rule in method.local_rules):
         client = client | lift(lambda params: init_round(method, params), (0,))(params)
     params, client = enter(method.personal, params, client)
@@ -263,9 +262,9 @@ def local_round(
             report["delta"] = lift(lambda p, m: p - m["params"], (0, message_axis))(params, message)
             loss, sent = mean, client
         report, client = leave(phase.rules, report, client, params, start, mean)
-    own = {}
-    if "own_buffers" in client:  # those of the model that is sent are reported, those of the client's own stay
-        own, client = {"buffers": client["buffers"]}, client | {"buffers": sent["buffers"]}
+    # buffers of the model that is sent are reported, those of a client's own model stay with it
+    own = {"buffers": client["buffers"]} if "own_buffers" in client else {}
+    client = client | {"buffers": sent["buffers"]} if own else client
     report, client = leave((*method.personal, *method.server, method.weights), report, client, params, began, loss)
     return report | facts | {"loss": loss}, {name: client[name] for name in lasting} | own
 

@@ -53,13 +53,15 @@ def loss_is_a_mean(task: Task) -> bool:
 @torch.no_grad()
 def loss_is_one_number(task: Task) -> bool:
     """Whether the loss of two samples is one number and not two."""
-    client = int(task.clients.sizes.argmax())
-    if task.clients.sizes[client] == 0:
-        return False
-    tensors = task.prepare(task.clients.rows(client, np.zeros(2, np.int64)))
-    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
+    return bool(task.clients.sizes.max() > 0) and task.losses(*predict_two(task)).dim() == 0
+
+
+def predict_two(task: Task) -> tuple[nn.Module | dict[str, Tensor], Sample, Any]:
+    """The model, twice the first sample of the client that has most, and what the model gives for them."""
+    tensors = task.prepare(task.clients.rows(int(task.clients.sizes.argmax()), np.zeros(2, np.int64)))
+    model = dict(task.initial.named()) if task.module is None else copy_trained(task.module).eval()
     with torch.random.fork_rng(devices=[]):
-        return task.losses(model, tensors, task.predict(model, tensors)).dim() == 0
+        return model, tensors, task.predict(model, tensors)
 
 
 def spread(size: int) -> np.ndarray:
@@ -146,7 +148,7 @@ def draws_when_trained(task: Task) -> bool:
             before = read()
             task.predict(model, task.prepare(task.clients.rows(client, np.zeros(1, np.int64))))
             return not torch.equal(before, read())
-    except Exception:  # what does not fit is told when it is tried out
+    except Exception:  # try_out says what is wrong with such a network
         return False
 
 
@@ -172,13 +174,9 @@ def find_whole_metrics(task: Task) -> frozenset[str]:
     """Find the metrics that do not give one value for each of two samples."""
     asked = {name: metric for name, metric in task.problem.metrics.items() if not getattr(metric, "whole", False)}
     found = task.problem.metrics.keys() - asked.keys()
-    client = int(task.clients.sizes.argmax())
-    if not asked or task.clients.sizes[client] == 0:
+    if not asked or task.clients.sizes.max() == 0:
         return frozenset(found)
-    tensors = task.prepare(task.clients.rows(client, np.zeros(2, np.int64)))
-    model = task.initial.named() if task.module is None else copy_trained(task.module).eval()
-    with torch.random.fork_rng(devices=[]):
-        output = task.predict(model, tensors)
+    model, tensors, output = predict_two(task)
 
     def gives_one_number(metric: Callable[..., Any]) -> bool:
         try:

@@ -73,7 +73,7 @@ def check_broadcast(task: Task) -> None:
                 return
             found = task.losses(model, tensors, output)
             alike = task.losses(model, (*tensors[:-1], target.reshape(2, -1)[:, 0]), output.reshape(2, -1)[:, 0])
-    except Exception:  # a loss may look at shapes itself; what does not fit is told below
+    except Exception:  # a loss may refuse other shapes; try_out says what is wrong with a network
         return
     shapes = [str(list(part.shape)).replace("2", "n", 1) for part in (output, target)]
     if output.numel() == target.numel() == 2 and (found.shape != alike.shape or not torch.allclose(found, alike)):

@@ -112,7 +112,7 @@ def trial_of(group: Group, best: Spread) -> Trial:
     scaled = Spread(100 * best.mean, 100 * best.deviation, best.count)
     experiment = group.runs[0].experiment
     settings = simplify({name: value for name, value in experiment.items() if name not in ASIDE})
-    settings["rounds"] = str(experiment.get("rounds"))  # lengths are told apart, not drawn against
+    settings["rounds"] = str(experiment.get("rounds"))  # a word, not a number: no axis of a chart
     rounds, accuracy = (drawn.rounds, [100 * value for value in drawn.mean]) if drawn else ([], [])
     return Trial(group.runs[0].method, settings, scaled, rounds, accuracy)
 

@@ -151,8 +151,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 def _identity(run: Run) -> str:
-    data = _settings(run)
-    return repr(sorted((k, repr(v)) for k, v in data.items() if k not in ("seed", "partition_seed")))
+    return repr(sorted((k, repr(v)) for k, v in _settings(run).items() if k not in ("seed", "partition_seed")))
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -262,11 +261,9 @@ def cost_to(group: RunGroup, target: float) -> MeanCost | None:
 
     Seconds are those of the runs on one machine and engine, of which there are most.
     """
-    reached = [
-        (run, cost.cost_to(run.records, target, judged_on(run.records) or "accuracy", run.plan.evaluate_every))
-        for run in group.runs.values()
-    ]
-    found = [(run, one) for run, one in reached if one is not None]
+    runs = group.runs.values()
+    costs = [cost.cost_to(r.records, target, judged_on(r.records) or "accuracy", r.plan.evaluate_every) for r in runs]
+    found = [(run, one) for run, one in zip(runs, costs, strict=True) if one is not None]
     if not found:
         return None
     each = [(c.rounds, c.bytes / 1e6, c.backward_passes) for _, c in found]
