@@ -48,6 +48,18 @@ def test_the_loss_of_a_split_with_class_weights_is_that_of_all_its_samples(engin
     assert abs((5 * chunks[0] + 5 * chunks[1] + 2 * chunks[2]) / 12 - expected) > 0.01
 
 
+@for_each("engine", ["serial", "stacked"])
+def test_class_weights_are_brought_to_where_the_loss_is_computed(engine):
+    def weighing(precision):
+        return nn.CrossEntropyLoss(weight=torch.tensor([1.0, 20.0], dtype=precision))
+
+    single, double = weighing(torch.float32), weighing(torch.float64)
+    runs = [train(problem(loss, metrics={"weighed": loss}), engine) for loss in (single, double)]
+    assert runs[0].result["model_digest"] == runs[1].result["model_digest"]
+    assert runs[0].curve("weighed") == runs[1].curve("weighed")
+    assert single.weight.dtype == torch.float32  # the user's own stays as it was
+
+
 def test_classes_of_pixels_lie_on_the_second_axis_where_both_fit():
     output, target = numbers(4, 6, 6, 6), torch.zeros(4, 6, 6, dtype=torch.int64)
     torch.testing.assert_close(class_scores(output, target), output.movedim(1, -1))

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from types import MethodType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class Place(NamedTuple):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.dim() > 1
         return tensor.to(self.device, self.compute if frozen else self.dtype)
 
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """What frozen parameters were converted to, by parameter and place, as long as someone uses it."""
@@ -71,6 +73,13 @@ def copy_network(model: nn.Module, place: Place, start: Mapping[str, Tensor]) ->
             part.flatten_parameters = leave_weights  # type: ignore[method-assign]
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     return made.train()
+
+
+def place_function(function: Function, place: Place) -> Function:
+    """Bring what a loss or a metric that is a module holds, such as weights of classes, to where it is called."""
+    if not isinstance(function, nn.Module) or not [*function.parameters(), *function.buffers()]:
+        return function
+    return copy_whole(function)._apply(place.convert)
 
 
 def copy_trained(module: nn.Module) -> nn.Module:

@@ -172,8 +172,8 @@ def augments_by_keys(task: Task) -> bool:
 @torch.no_grad()
 def find_whole_metrics(task: Task) -> frozenset[str]:
     """Find the metrics that do not give one value for each of two samples."""
-    asked = {name: metric for name, metric in task.problem.metrics.items() if not getattr(metric, "whole", False)}
-    found = task.problem.metrics.keys() - asked.keys()
+    asked = {name: metric for name, metric in task.metrics.items() if not getattr(metric, "whole", False)}
+    found = task.metrics.keys() - asked.keys()
     if not asked or task.clients.sizes.max() == 0:
         return frozenset(found)
     model, tensors, output = predict_two(task)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedkeel.data.clients import ClientData, HeldOut, SharedClients, in_memory
 from fedkeel.errors import DataError, RunError
-from fedkeel.problems.module_state import copy_whole
+from fedkeel.problems.module_state import Place, copy_whole, place_function
 
 if TYPE_CHECKING:
     from fedkeel.problems.task import Task
@@ -113,6 +113,7 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
         return
     data = parts[next(iter(found))]
     model = copy_whole(task.module).cpu().eval()
+    loss = place_function(task.problem.loss, Place(torch.device("cpu"), task.dtype, task.dtype))
     sample = [part.cpu() for part in task.prepare(data.rows(int(data.sizes.argmax()), np.zeros(1, np.int64)))]
     with torch.random.fork_rng(devices=[]):
         output: Any = task.predict(model, tuple(sample))
@@ -122,7 +123,7 @@ def check_labels(task: Task, parts: Mapping[str, ClientData]) -> None:
         for name, labels in found.items():
             for label in labels[(labels < 0) | (labels >= classes)].tolist()[:4]:
                 try:
-                    task.compute_loss(task.problem.loss, model, (*sample[:-1], torch.tensor([label])), output)
+                    task.compute_loss(loss, model, (*sample[:-1], torch.tensor([label])), output)
                 except (IndexError, RuntimeError, ValueError):
                     raise DataError(
                         f"{name} hold{'s' if name.endswith('set') else ''} the label {label}, but the model has "

@@ -90,7 +90,9 @@ class Task:
         self._histograms: dict[int, Tensor] = {}
         self.start, place = start or {}, Place(self.device, self.dtype, self.compute)
         self.module = None if problem.model is None else module_state.copy_network(problem.model, place, self.start)
-        self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", problem.loss)
+        self.own_loss = module_state.place_function(problem.loss, place)
+        self.mean_loss: Callable[..., Tensor] = getattr(problem.loss, "batch_mean", self.own_loss)
+        self.metrics = {name: module_state.place_function(metric, place) for name, metric in problem.metrics.items()}
         self.initial = self._read_weights()
         self.buffers = None if self.module is None else module_state.read_buffers(self.module, self.start)
         self.counters = module_state.read_counters(self.module)
@@ -204,7 +206,7 @@ class Task:
 
     def losses(self, model: nn.Module | Mapping[str, Tensor], tensors: Sample, output: Tensor | None) -> Tensor:
         """One value per sample, or their mean, as the problem's own loss gives them."""
-        return self.compute_loss(self.problem.loss, model, tensors, output)
+        return self.compute_loss(self.own_loss, model, tensors, output)
 
     def loss(self, model: nn.Module | Mapping[str, Tensor], batch: Batch, objective: Objective, given: Given) -> Tensor:
         """The mean of an objective over a batch, or its total."""
@@ -288,7 +290,7 @@ class Task:
         measured = {"loss": self.losses(model, tensors, output)}
         if (hits := find_hits(output, tensors[-1])) is not None:
             measured["accuracy"] = hits
-        for name, metric in self.problem.metrics.items():
+        for name, metric in self.metrics.items():
             if name not in self.whole_metrics:
                 measured[name] = torch.as_tensor(self.apply(metric, model, tensors, output))
         return {name: value.to(torch.float64).mean() for name, value in measured.items()}

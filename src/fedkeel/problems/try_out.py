@@ -41,7 +41,9 @@ def try_out(task: Task) -> None:
             shapes = ", ".join(f"{tuple(part.shape[1:])} of {part.dtype}".replace("torch.", "") for part in tensors)
             raise ModelError(
                 f"the model or the loss does not take a sample of {whose} ({shapes}): {in_one_line(error)}",
-                "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
+                "a module is moved to the device; in a function of your own, write weights.to(output)"
+                if "same device" in str(error)
+                else "do shapes and types of data, model and targets fit together? Classes are whole numbers from 0",
             ) from error
     if isinstance(model, nn.Module) and tensors is not None:
         train_but_norms(model)

@@ -63,9 +63,8 @@ class WholeMetrics:
         return {name: self.value(name, model, tensors, output) for name in names}
 
     def value(self, name: str, model: object, tensors: tuple[torch.Tensor, ...], output: torch.Tensor | None) -> float:
-        problem = self.task.problem
         try:
-            measure = problem.loss if name == "loss" else problem.metrics[name]
+            measure = self.task.own_loss if name == "loss" else self.task.metrics[name]
             return float(self.task.apply(measure, model, tensors, output))
         except FedkeelError:
             raise
