@@ -288,6 +288,19 @@ def test_runs_of_full_length_are_counted_once_and_listed_by_claim():
     assert "| no claim | 1 | specgradfilter:VI FedLWS, cifar10, 300 rounds (0) |" in text
 
 
+def test_a_run_that_serves_only_by_its_spectra_decides_nothing_at_full_length():
+    whole = entry("specgradfilter:I", "FedAvg", "cifar10, 0.1", 50.0)
+    bands = {"gradient-spectrum/distance": {"30": [9.0] + [1.0] * 9}}
+    text = page([whole, replace(whole, rounds=30, spectra=bands)])
+    assert "| gradient-drift |" not in text
+    assert "| filter-over-fedavg | 1 |" in text
+
+
+def test_a_claim_that_cannot_be_run_says_why(capsys):
+    assert call(["reproduce", "claims:scam-speed"]) == 0
+    assert "not run: the paper gives no number for it" in capsys.readouterr().out
+
+
 def test_the_command_writes_the_page(tmp_path, capsys):
     book, out = tmp_path / "ledger.jsonl", tmp_path / "claims.md"
     assert call(["reproduce", "--claims", str(out), "--ledger", str(book)]) == 2

@@ -1,5 +1,7 @@
 """A learning rate that is matched to another method's step length comes from the ledger, and from nothing else."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedkeel.cli.main import call
@@ -55,6 +57,15 @@ def test_what_was_tried_for_it_does_not_replace_its_own_runs():
     assert runs_of(other, [own, tried]) == [tried]
 
 
+def test_a_rate_that_was_tried_is_not_taken_for_the_matched_one():
+    own, older = (
+        replace(entry("FedAvg, matched lr", 0.03, lr=0.06), lr_matches=row) for row in ("SpecGradFilter", None)
+    )
+    tried = replace(entry("FedAvg, matched lr", 0.03, lr=0.9), lr_matches="")
+    assert runs_of(MATCHED, [own, tried]) == [own]
+    assert runs_of(MATCHED, [older, tried]) == [older]
+
+
 def test_a_rate_that_is_given_is_the_only_one_that_counts():
     own = entry("FedAvg, matched lr", 0.03, lr=0.06)
     (given,) = varied([MATCHED], [(("lr",), 0.02)])
@@ -68,5 +79,6 @@ def test_the_command_keeps_the_length_of_steps(tmp_path):
     asked = ["reproduce", "questions:step", "--ledger", str(book), "--out", str(tmp_path / "runs"), "--rounds", "2"]
     assert call([*asked, *small, "--engine", "serial", "--no-progress", "--cell", "FedAvg, cifar10, 0.1"]) == 0
     (line,) = read(book)
+    assert line.lr_matches == ""
     assert line.step is not None
     assert 0 < line.step < 0.1 * (10 + 1)  # no longer than the rate times the clip and a little decay

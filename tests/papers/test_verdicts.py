@@ -7,7 +7,7 @@ from for_each import for_each
 
 from fedkeel.papers import Cell, Table, find
 from fedkeel.papers.discrepancies import contradictions
-from fedkeel.papers.ledger import Entry
+from fedkeel.papers.ledger import Entry, keep_newest
 from fedkeel.papers.noise import NoiseOfLedger
 from fedkeel.papers.reproduce import done, runs_of, settings_of
 from fedkeel.papers.results_page import distinct_leads, page
@@ -102,7 +102,7 @@ def test_one_seed_confirms_nothing():
         assert leads(table, judge(cells, lines))[0].verdict == alone
     # two seeds of one row do not make the order one of two seeds
     lines = [entry("A", 75.0), entry("A", 75.0, seed=1), entry("B", 65.0)]
-    assert judge(cells, lines)[0].verdict == "one seed"
+    assert judge(cells, lines)[0].verdict == "differs (order: one seed)"
 
 
 # ---- runs of another length ----------------------------------------------------------------------------------------
@@ -176,6 +176,14 @@ def test_a_run_made_again_counts_once():
     assert (judged.mean, len(judged.entries)) == (80.0, 1)
 
 
+def test_a_run_that_was_superseded_gives_way_to_one_that_stands_however_old():
+    old, faulty = entry("A", 80.0), entry("A", 10.0, superseded="computed otherwise")
+    for lines in ([old, faulty], [faulty, old]):
+        (judged,) = judge([cell("A", 80.0)], keep_newest(lines))
+        assert judged.mean == 80.0
+    assert "computed otherwise" in page([faulty, old])  # such a line stays, and is shown
+
+
 def test_a_shortened_run_is_never_within_noise():
     cells = [cell("A", 80.0), cell("B", 70.0)]
     short = [entry("A", 80.0, rounds=20), entry("B", 60.0, rounds=20)]
@@ -214,7 +222,7 @@ def test_rows_are_ordered_over_the_seeds_that_both_have():
     cells = [cell("A", 80.0), cell("B", 50.0)]
     lines = [entry("A", 34.5), entry("B", 20.0), entry("B", 32.0, seed=1), entry("B", 32.0, seed=2)]
     # the noise is 6.9: 14.5 points between the first seeds are more than twice that, the 6.5 between the means are not
-    assert verdicts(cells, lines) == ["one seed"] * 2
+    assert verdicts(cells, lines) == ["differs (order: one seed)"] * 2
     assert verdicts(cells, [replace(lines[0], seed=3), *lines[1:]]) == ["differs"] * 2  # none in common: the means
 
 

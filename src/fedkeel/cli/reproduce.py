@@ -148,6 +148,8 @@ def reproduce(
         stdout().print(f"{figure.name} is a schematic, nothing to measure: {figure.says}", soft_wrap=True)
         return
     if tiny:
+        if ledger != Path("results/ledger.jsonl"):
+            raise RequestError("--tiny keeps a ledger of its own.", "leave out --ledger, or --tiny")
         out, rounds = out / "tiny", ROUNDS if rounds is None else rounds
         ledger = out / "ledger.jsonl"
     asked, known = chosen(spec, cell), read(ledger)

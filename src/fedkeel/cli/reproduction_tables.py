@@ -136,10 +136,16 @@ def describe_settings(given: object) -> str:
 
 
 def show_known(spec: str) -> bool:
-    """Of a table that its paper does not explain: what is known, what is not, and its numbers. Whether it is one."""
+    """Of a table or a claim that its paper does not explain: what is known, and what is not. Whether it is one."""
     from fedkeel.papers import PAPERS, tables
+    from fedkeel.papers.claims import CLAIMS, read_claims
 
     paper, _, name = spec.partition(":")
+    claim = read_claims().get(name) if paper == CLAIMS else None
+    if claim is not None and claim.unmeasured:
+        stdout().print(f"{spec}: {claim.says}", style="bold", soft_wrap=True)
+        stdout().print(f"not run: {claim.unmeasured}", soft_wrap=True)
+        return True
     if paper not in PAPERS:
         return False
     found = [one for one in tables(paper) if one.name.lower() == name.lower() and all(c.unmeasured for c in one.cells)]

@@ -64,8 +64,9 @@ def explain(decision: Decision) -> str:
 
 def write_section(decision: Decision) -> list[str]:
     claim = decision.claim
+    unit = "rounds" if claim.cells and claim.cells[0].kind == "rounds" else "points"
     extra = "" if claim.expects == "ahead" or claim.measure != "numbers" else f" Expected: {claim.expects}"
-    extra += f", within {claim.within:g} points." if claim.within else "." if extra else ""
+    extra += f", within {claim.within:g} {unit}." if claim.within else "." if extra else ""
     lines = [f"\n### {claim.name}: {decision.verdict}\n", f"{claim.says} ({claim.where}.){extra}\n"]
     if claim.unmeasured:
         return [*lines, f"Undecided: not run, because {claim.unmeasured}."]
@@ -127,7 +128,8 @@ def list_long_runs(decisions: Sequence[Decision], entries: Sequence[Entry]) -> l
     runs = {run.run: run for run in find_full_length(entries)}
     rows, used = [], set()
     for decision in decisions:
-        served = {entry.run for finding in decision.findings for entry in finding.entries} & runs.keys()
+        sides = [side for finding in decision.findings if not finding.looked_at for side in finding.sides]
+        served = {entry.run for side in sides if not side.shortened for entry in side.entries} & runs.keys()
         used |= served
         if served:
             rows.append(

@@ -30,7 +30,8 @@ class Entry:
     what the experiment's evaluation policy reports; `sent` the bytes both ways over FedAvg's; `step` the mean
     length of a local step, where the method measures it; `bests` each round that was better than all before it, and
     `curve` the accuracy of some rounds by number; `spectra` how much clients disagree by band, where that was
-    tracked. `superseded` says why a run no longer counts for any cell, for instance because its method has computed
+    tracked. `lr_matches` is the row that its rate was matched to, "" where it was not, None in older lines, which do
+    not say. `superseded` says why a run no longer counts for any cell, for instance because its method has computed
     something else since; such a line stays, and is shown.
     """
 
@@ -63,6 +64,7 @@ class Entry:
     bests: list[list[float]] = field(default_factory=list)
     curve: dict[str, float] = field(default_factory=dict)
     spectra: Spectra = field(default_factory=dict)
+    lr_matches: str | None = None
     superseded: str = ""
 
     @property
@@ -176,8 +178,13 @@ def read(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:
 
 
 def keep_newest(entries: Iterable[Entry]) -> list[Entry]:
-    """Keep every run once: where it was made again, the last counts."""
-    return list({entry.identity: entry for entry in entries}.values())
+    """Keep every run once: where it was made again, the last that stands counts."""
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        known = found.setdefault(entry.identity, entry)
+        if known.superseded or not entry.superseded:
+            found[entry.identity] = entry
+    return list(found.values())
 
 
 def read_lines(path: Path = LEDGER, *, needed: bool = False) -> list[Entry]:

@@ -28,7 +28,7 @@ from fedkeel.typed_values import check_keys
 
 SETTINGS = tuple(field.name for field in fields(Experiment) if field.name not in ("seed", "rounds", "problem"))
 OF_CELL = (
-    "paper", "table", "row", "column", "kind", "evaluation", "reported", "spread", "uncertain", "source",
+    "paper", "table", "row", "column", "kind", "evaluation", "reported", "spread", "uncertain", "source", "lr_matches",
 )  # fmt: skip
 """What a line of the ledger repeats of its cell."""
 WORK = ("dataset", "model", "batch_size")  # settings that say how long one gradient takes
@@ -120,11 +120,12 @@ def runs_of(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
 
 def runs_of_any_length(cell: Cell, entries: Iterable[Entry]) -> list[Entry]:
     """The runs of this experiment, however long. A rate that is matched may have changed with what it was matched to,
-    so there those that were made for the cell and differ in nothing else."""
+    so there those that were made for the cell, at a rate that was matched then, and differ in nothing else."""
     wanted, entries = settings_of(cell), standing(entries)
     if cell.lr_matches:
-        rest = wanted | {"lr": None}
-        return [e for e in entries if e.cell == cell.place and (not e.settings or e.settings | {"lr": None} == rest)]
+        rest, own = wanted | {"lr": None}, [e for e in entries if e.cell == cell.place]
+        own = [e for e in own if e.lr_matches in (None, cell.lr_matches)]
+        return [e for e in own if not e.settings or e.settings | {"lr": None} == rest]
     return [e for e in entries if (e.settings == wanted if e.settings else e.cell == cell.place)]
 
 

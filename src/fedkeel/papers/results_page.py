@@ -23,7 +23,7 @@ Judged = list[tuple[Table, list[Judgement]]]
 
 def page(entries: Sequence[Entry]) -> str:
     """Write Markdown: a summary, a section for each table that has a run, contradictions, what is not measured."""
-    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
+    noise, lines, entries = NoiseOfLedger(entries), entries, keep_newest(entries)
     counted = standing(entries)
     every: Judged = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     made = [(table, shown(judged)) for table, judged in every if worth(table, judged, counted)]
@@ -39,7 +39,7 @@ def page(entries: Sequence[Entry]) -> str:
     parts.extend(f"- {' '.join(choice.split())}" for choice in choices(QUESTIONS))
     parts.extend(part for table, judged in every if table.paper == QUESTIONS for part in write_question(table, judged))
     parts.extend(write_contradictions(every, counted))
-    parts.extend(write_superseded(entries))
+    parts.extend(write_superseded(lines))
     parts.extend(write_unmeasured())
     return "\n".join(parts).rstrip() + "\n"
 

@@ -154,7 +154,9 @@ def _verdict(mine: Judgement, judged: Sequence[Judgement]) -> str:
         return WITHIN if len(mine.entries) > 1 else ONE_SEED
     signs = [sign for other in judged if (sign := _same_side(mine, other)) is not None]
     if signs and all(same for same, _ in signs):
-        return ORDERED if any(seeds > 1 for _, seeds in signs) else ONE_SEED
+        if any(seeds > 1 for _, seeds in signs):
+            return ORDERED
+        return ONE_SEED if mine.shortened or len(mine.entries) < 2 else f"{DIFFERS} (order: {ONE_SEED})"
     if signs or (not mine.shortened and cell.kind not in TIMES):
         against = [seeds for same, seeds in signs if not same] + [len(mine.entries)] * (not mine.shortened)
         return DIFFERS + " so far" * mine.shortened + f" ({ONE_SEED})" * (max(against) < 2)

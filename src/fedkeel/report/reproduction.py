@@ -60,7 +60,7 @@ def write_reproduction(ledger: Path, file: Path, title: str | None = None) -> in
 
 
 def page(entries: Sequence[Entry], title: str) -> str:
-    noise, entries = NoiseOfLedger(entries), keep_newest(entries)
+    noise, lines, entries = NoiseOfLedger(entries), entries, keep_newest(entries)
     counted = standing(entries)
     every = [(table, judge(table.cells, counted, noise=noise)) for paper in PAPERS for table in tables(paper)]
     parts = [legend(), section("Leads between methods", show_leads(every))]
@@ -76,7 +76,7 @@ def page(entries: Sequence[Entry], title: str) -> str:
         section("Figures of the papers, made again", show_figures(entries)),
         section("Against one setting", show_sweeps(entries)),
         section("Contradictions, and what was tried", show_contradictions(judgements, counted)),
-        section("Superseded", show_superseded(entries)),
+        section("Superseded", show_superseded(lines)),
         section("Not measured, and why", show_unmeasured()),
     ]
     runs, hours, devices = spent(entries)
